@@ -1,0 +1,79 @@
+"""What one record of the log holds: a frame as it was received, and what admission decided about it.
+
+Owns the payload's layout; the record around it belongs to wal/record.py.
+
+    kind: u8 | header_length: u32 | header: JSON bytes[header_length] | body: bytes (the frame, untouched)
+
+The header repeats what the body says of itself where a reader would otherwise have to decode the body.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+
+from writer.changes import SourceId
+
+# Parts that are written one after the other, so that a large body is never copied into a larger buffer.
+Payload: TypeAlias = tuple[bytes, ...]
+
+_PREFIX = struct.Struct("<BI")
+
+
+class Encoding(enum.IntEnum):
+    """How the body is encoded. The number is stored: never reuse one."""
+
+    JSON_BATCH = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One admitted batch. Changes at or below `after_sequence` were taken before: readers drop them."""
+
+    source: SourceId
+    epoch: int
+    after_sequence: int
+    last_sequence: int
+    received_at_us: int
+    encoding: Encoding
+    body: bytes
+
+
+class _Header(msgspec.Struct, array_like=True):
+    source: str
+    epoch: int
+    after_sequence: int
+    last_sequence: int
+    received_at_us: int
+
+
+_encode_header = msgspec.json.Encoder().encode
+_decode_header = msgspec.json.Decoder(_Header).decode
+
+
+def encode_frame(frame: Frame) -> Payload:
+    """Lay out a frame as the parts of one log payload."""
+    header = _encode_header(
+        _Header(frame.source, frame.epoch, frame.after_sequence, frame.last_sequence, frame.received_at_us)
+    )
+    return (_PREFIX.pack(frame.encoding, len(header)) + header, frame.body)
+
+
+def decode_frame(payload: bytes) -> Frame:
+    """Read a frame back from a payload that the log has already checked."""
+    kind, header_length = _PREFIX.unpack_from(payload)
+    body_start = _PREFIX.size + header_length
+    header = _decode_header(payload[_PREFIX.size : body_start])
+    return Frame(
+        source=SourceId(header.source),
+        epoch=header.epoch,
+        after_sequence=header.after_sequence,
+        last_sequence=header.last_sequence,
+        received_at_us=header.received_at_us,
+        encoding=Encoding(kind),
+        body=payload[body_start:],
+    )
