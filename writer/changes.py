@@ -25,6 +25,18 @@ class Position:
     sequence: int
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The positions of one source that some rows cover, first and last; all of one epoch, so a sequence names one."""
+
+    first: Position
+    last: Position
+
+    def joined(self, later: Span) -> Span:
+        """Reach over a later span of the same source."""
+        return Span(self.first, later.last)
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class TableName:
     """An Iceberg table's name: namespace levels, then the table."""

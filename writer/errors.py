@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from writer.changes import Position, SourceId
+
 
 class WriterError(Exception):
     """Base of all errors that this package raises on purpose."""
@@ -27,8 +31,16 @@ class CatalogError(WriterError):
     """The catalog refused a request for a reason that trying again will not change by itself."""
 
 
+class CatalogUnavailable(CatalogError):
+    """The catalog did not take up the request (it is down, or asks to slow down): try again later."""
+
+
 class TableMissing(CatalogError):
     """The table does not exist (any more): create it."""
+
+
+class TableReplaced(CatalogError):
+    """Another table has taken the name: load it anew, and write the rows again for its columns."""
 
 
 class CommitConflict(CatalogError):
@@ -37,3 +49,11 @@ class CommitConflict(CatalogError):
 
 class CommitUnknown(CatalogError):
     """The catalog may or may not have committed: look for the flush id in the snapshots before trying again."""
+
+
+class RowsAlreadyCommitted(WriterError):
+    """The table holds some of the rows already: drop those at or below the marks, write the rest anew, commit that."""
+
+    def __init__(self, message: str, *, marks: Mapping[SourceId, Position]) -> None:
+        super().__init__(message)
+        self.marks = marks

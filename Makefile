@@ -1,0 +1,40 @@
+# Every target first makes .venv fit by itself (deploy/setup-env), so each works on a fresh clone.
+# ARGS goes to the program behind a target: make run ARGS="--help", make test ARGS="-k wal".
+
+ENV_PYTHON := .venv/bin/python
+COMPILE := $(ENV_PYTHON) -m uv pip compile --universal --python-version 3.11 --no-header --no-emit-index-url --quiet \
+    --annotation-style line
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check bench lock clean service everything
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: service ## Start the service
+	.venv/bin/lakefeed serve $(ARGS)
+
+test: everything ## Run all tests
+	$(ENV_PYTHON) -m pytest $(ARGS)
+
+check: everything ## Check format, style, types and import directions
+	$(ENV_PYTHON) -m ruff format --check
+	$(ENV_PYTHON) -m ruff check
+	$(ENV_PYTHON) -m mypy
+	.venv/bin/lint-imports --no-logo
+
+bench: everything ## Measure throughput and latency
+	$(ENV_PYTHON) -m tests.bench $(ARGS)
+
+# The service's versions are bound to those of everything, so that one .venv serves both.
+lock: everything ## Write the lock files anew (ARGS=--upgrade for newer versions)
+	$(ENV_PYTHON) -m pip install --quiet uv
+	$(COMPILE) $(ARGS) --extra dev -o requirements-dev.lock pyproject.toml
+	$(COMPILE) $(ARGS) -c requirements-dev.lock -o requirements.lock pyproject.toml
+
+clean: ## Remove .venv and what tools left behind; data stays
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+service everything:
+	@deploy/setup-env $@

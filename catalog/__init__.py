@@ -1,0 +1,1 @@
+"""The Iceberg REST catalog: HTTP in, table metadata documents out. Reached over HTTP only."""

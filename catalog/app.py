@@ -1,0 +1,112 @@
+"""The catalog as an aiohttp application. Wiring: builds the parts, owns their lifetime, renders every error.
+
+The caller mounts it under /v1; routes here are relative to that.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from aiohttp import web
+
+from catalog.config import CatalogConfig, Warehouse
+from catalog.errors import BadRequest, CatalogError, MethodNotAllowed, NoSuchRoute
+from catalog.locations import Confinement
+from catalog.metadata_files import MetadataFiles
+from catalog.namespaces import Namespaces
+from catalog.routes import namespaces, tables
+from catalog.routes.config import get_config
+from catalog.routes.requests import json_answer
+from catalog.routes.routing import SERVICES, Handler, Services
+from catalog.storage import Files, LocalFiles, S3Files
+from catalog.store.protocol import Store
+from catalog.store.sqlite import SqliteStore
+from catalog.tables import Tables
+from catalog.turns import Turns
+
+ROUTES = (*namespaces.ROUTES, *tables.ROUTES)
+
+_logger = logging.getLogger(__name__)
+
+_INTERNAL_ERROR = CatalogError("Internal server error")
+
+
+def build_catalog(config: CatalogConfig, warehouse: Warehouse, database: Path) -> web.Application:
+    """Build the catalog over a SQLite file; it opens when the application that it is mounted on starts."""
+    store = SqliteStore(database)
+    files = LocalFiles() if warehouse.is_local else S3Files(warehouse.s3, timeout_s=config.storage_timeout_s)
+    return build_app(config, warehouse, store=store, files=files)
+
+
+def build_app(config: CatalogConfig, warehouse: Warehouse, *, store: Store, files: Files) -> web.Application:
+    """Build the catalog over any store and files."""
+    app = web.Application(middlewares=[render_errors])
+    app[SERVICES] = Services(
+        config=config,
+        warehouse=warehouse,
+        namespaces=Namespaces(store),
+        tables=_build_tables(config, warehouse, store=store, files=files),
+        endpoints=tuple(route.endpoint for route in ROUTES),
+    )
+    app.router.add_route("GET", "/config", get_config)
+    for route in ROUTES:
+        app.router.add_route(route.method, route.pattern, route.handler)
+
+    async def open_parts(_app: web.Application) -> AsyncIterator[None]:
+        await store.open()
+        try:
+            await files.open()
+            yield
+        finally:
+            await files.close()
+            await store.close()
+
+    app.cleanup_ctx.append(open_parts)
+    return app
+
+
+@web.middleware
+async def render_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer every error in Iceberg's shape; unknown ones without detail, which goes to the log."""
+    try:
+        return await handler(request)
+    except CatalogError as error:
+        if error.status >= CatalogError.status:
+            _logger.exception("request_failed", extra=_request_facts(request))
+        return _error_answer(error)
+    except web.HTTPNotFound:
+        return _error_answer(NoSuchRoute(f"No such endpoint: {request.method} {request.path}"))
+    except web.HTTPMethodNotAllowed:
+        return _error_answer(MethodNotAllowed(f"Method is not supported here: {request.method} {request.path}"))
+    except web.HTTPException as error:
+        return _error_answer(BadRequest(error.reason))
+    except Exception:
+        _logger.exception("request_failed", extra=_request_facts(request))
+        return _error_answer(_INTERNAL_ERROR)
+
+
+def _build_tables(config: CatalogConfig, warehouse: Warehouse, *, store: Store, files: Files) -> Tables:
+    return Tables(
+        store=store,
+        files=MetadataFiles(files, max_bytes=config.metadata_max_bytes, cache_bytes=config.metadata_cache_bytes),
+        turns=Turns(waiting_max=config.commit_queue_max),
+        confinement=Confinement(warehouse.location, config.allow_any_location),
+        verify_files=config.verify_metadata_file,
+        clock_ms=lambda: time.time_ns() // 1_000_000,
+        new_uuid=lambda: str(uuid.uuid4()),
+    )
+
+
+def _request_facts(request: web.Request) -> dict[str, str]:
+    return {"method": request.method, "path": request.path}
+
+
+def _error_answer(error: CatalogError) -> web.Response:
+    body = {"error": {"message": str(error), "type": error.type, "code": error.status}}
+    answer = json_answer(body, status=error.status)
+    answer.headers.update(error.headers)
+    return answer

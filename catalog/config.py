@@ -1,0 +1,96 @@
+"""Settings of the catalog. Owns defaults, units and their checks; reading files and the environment is the caller's.
+
+CatalogConfig is what an operator may change; each field's `why` is written for them. Warehouse is what the service
+passes in from its own settings: where files live and how S3 is reached.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+MIB = 1024 * 1024
+
+
+def check(condition: bool, message: str) -> None:
+    """Raise ValueError with `message` unless the setting is sound."""
+    if not condition:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogConfig:
+    """The REST catalog."""
+
+    warehouse_name: str = field(
+        default="lakefeed",
+        metadata={"why": "name that clients may send as `warehouse`; none and the warehouse's location also work"},
+    )
+    request_max_bytes: int = field(
+        default=16 * MIB, metadata={"why": "largest request body; a commit of 10,000 snapshots is about 6 MiB"}
+    )
+    metadata_max_bytes: int = field(
+        default=256 * MIB, metadata={"why": "largest metadata file that is read, unpacked; bounds one load's memory"}
+    )
+    metadata_cache_bytes: int = field(
+        default=128 * MIB,
+        metadata={"why": "memory for parsed metadata; a table with 1,000 snapshots takes about 4 MiB"},
+    )
+    page_default_items: int = field(
+        default=1000, metadata={"why": "names per page of a list when the client pages without a size"}
+    )
+    page_max_items: int = field(default=10_000, metadata={"why": "most names per page, whatever size is asked for"})
+    commit_queue_max: int = field(
+        default=64, metadata={"why": "commits that may wait for one table; further ones are answered 429"}
+    )
+    storage_timeout_s: float = field(
+        default=30.0, metadata={"why": "one read or write of a metadata file on S3; a hung store must not hang commits"}
+    )
+    allow_any_location: bool = field(
+        default=False,
+        metadata={"why": "let clients place and register tables outside the warehouse; for trusted clients only"},
+    )
+    verify_metadata_file: bool = field(
+        default=False,
+        metadata={"why": "look whether the metadata file still exists on every load, though its content is cached"},
+    )
+
+    def __post_init__(self) -> None:
+        check(bool(self.warehouse_name), "warehouse_name must not be empty")
+        check(self.request_max_bytes > 0, "request_max_bytes must be positive")
+        check(self.metadata_max_bytes > 0, "metadata_max_bytes must be positive")
+        check(self.metadata_cache_bytes >= 0, "metadata_cache_bytes must not be negative")
+        check(self.page_default_items > 0, "page_default_items must be positive")
+        check(self.page_max_items >= self.page_default_items, "page_max_items must be at least page_default_items")
+        check(self.commit_queue_max > 0, "commit_queue_max must be positive")
+        check(self.storage_timeout_s > 0, "storage_timeout_s must be positive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Settings:
+    """How S3 is reached. Empty strings mean the AWS defaults and credential chain."""
+
+    endpoint: str = ""
+    region: str = ""
+    path_style: bool = False
+    access_key_id: str = ""
+    secret_access_key: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warehouse:
+    """Where tables live: `file:///directory` or `s3://bucket/prefix`, without a slash at the end."""
+
+    location: str
+    s3: S3Settings = field(default_factory=S3Settings)
+
+    def __post_init__(self) -> None:
+        check(
+            self.location.startswith(("file:///", "s3://")),
+            f"warehouse location must start with file:/// or s3://: location={self.location}",
+        )
+        check(not self.location.endswith("/"), f"warehouse location must not end in a slash: location={self.location}")
+
+    @property
+    def is_local(self) -> bool:
+        """Tell whether files are on a local disk."""
+        return self.location.startswith("file:")

@@ -1,0 +1,149 @@
+"""Errors of the catalog. Each carries the HTTP status and the Iceberg type that clients compare literally.
+
+Messages of errors that clients see keep Iceberg's own wording (`Table does not exist: a.b`), since its clients and
+its compatibility kit assert on the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+
+class CatalogError(Exception):
+    """Base of all errors that this package raises on purpose; rendered by the middleware in app.py."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "InternalServerError"
+    headers: ClassVar[Mapping[str, str]] = {}
+
+
+class BadRequest(CatalogError):
+    """The request cannot be read: a field is missing or has the wrong type."""
+
+    status = 400
+    type = "BadRequestException"
+
+
+class ValidationFailed(CatalogError):
+    """The request can be read but would make invalid metadata, or breaks a rule of its table."""
+
+    status = 400
+    type = "ValidationException"
+
+
+class Forbidden(CatalogError):
+    """The request names a place that this catalog does not own."""
+
+    status = 403
+    type = "ForbiddenException"
+
+
+class NoSuchWarehouse(CatalogError):
+    """The client asked for a warehouse that is not ours."""
+
+    status = 404
+    type = "NoSuchWarehouseException"
+
+
+class NoSuchNamespace(CatalogError):
+    """The namespace does not exist."""
+
+    status = 404
+    type = "NoSuchNamespaceException"
+
+
+class NoSuchTable(CatalogError):
+    """The table does not exist."""
+
+    status = 404
+    type = "NoSuchTableException"
+
+
+class FileMissing(CatalogError):
+    """A metadata file is gone, though a table refers to it or a client asked to register it."""
+
+    status = 404
+    type = "NotFoundException"
+
+
+class NoSuchRoute(CatalogError):
+    """Nothing is served at this path."""
+
+    status = 404
+    type = "NotFoundException"
+
+
+class MethodNotAllowed(CatalogError):
+    """The path is served, but not with this method."""
+
+    status = 405
+    type = "UnsupportedOperationException"
+
+
+class AlreadyExists(CatalogError):
+    """The name is taken."""
+
+    status = 409
+    type = "AlreadyExistsException"
+
+
+class NamespaceNotEmpty(CatalogError):
+    """The namespace still holds tables or namespaces."""
+
+    status = 409
+    type = "NamespaceNotEmptyException"
+
+
+class CommitFailed(CatalogError):
+    """A requirement does not hold (any more): the client plans again on fresh metadata."""
+
+    status = 409
+    type = "CommitFailedException"
+
+
+class BodyTooLarge(CatalogError):
+    """The request body is beyond the configured limit."""
+
+    status = 413
+    type = "BadRequestException"
+
+
+class Unprocessable(CatalogError):
+    """The request contradicts itself."""
+
+    status = 422
+    type = "UnprocessableEntityException"
+
+
+class TooManyCommits(CatalogError):
+    """Too many commits wait for one table. Not 503: Java clients take that as an unknown commit outcome."""
+
+    status = 429
+    type = "TooManyRequestsException"
+    headers: ClassVar[Mapping[str, str]] = {"Retry-After": "1"}
+
+
+class CommitStateUnknown(CatalogError):
+    """The pointer may or may not have moved: nobody may clean up or repeat before looking."""
+
+    status = 500
+    type = "CommitStateUnknownException"
+
+
+class StoreFailed(CatalogError):
+    """The database did not answer; whether it did what was asked is unknown."""
+
+    status = 503
+    type = "ServiceUnavailableException"
+
+
+class StorageFailed(CatalogError):
+    """The object store or disk did not do what was asked."""
+
+    status = 503
+    type = "ServiceUnavailableException"
+
+
+class StoreUnusable(CatalogError):
+    """The database belongs to another version of the catalog: stop, a person has to look."""

@@ -1,0 +1,1 @@
+"""Table metadata documents: document in, document out."""

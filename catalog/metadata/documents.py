@@ -1,0 +1,173 @@
+"""Whole table metadata documents: the empty one, the modern form of old ones, and the check of foreign ones.
+
+Everywhere else a document is taken to be in the modern form: `schemas`, `partition-specs`, `sort-orders`, `refs` and
+the other collections are present, whatever format version the table has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from catalog.errors import BadRequest, ValidationFailed
+from catalog.fields import (
+    JsonObject,
+    as_object,
+    maybe_int,
+    maybe_text,
+    maybe_text_map,
+    parse_object,
+    read_int,
+    read_object,
+    read_objects,
+    read_text,
+)
+from catalog.metadata.partitioning import (
+    FIRST_PARTITION_FIELD_ID,
+    check_order,
+    check_spec,
+    highest_partition_field_id,
+    number_spec_fields,
+)
+from catalog.metadata.schemas import check_schema
+
+MAIN = "main"
+LATEST_FORMAT_VERSION = 3
+DEFAULT_FORMAT_VERSION = 2
+ROW_LINEAGE_VERSION = 3
+
+_LISTS = ("snapshots", "statistics", "partition-statistics", "snapshot-log", "metadata-log")
+_COUNTERS = ("last-partition-id", "last-sequence-number", "next-row-id")
+# Fields of which null says the same as absence.
+_OPTIONAL = {"schemas", "partition-specs", "sort-orders", "properties", "refs", *_COUNTERS, *_LISTS}
+
+
+def empty_document(format_version: int) -> JsonObject:
+    """Make the document that a create starts from: nothing added yet, all ids before their first."""
+    document: JsonObject = {
+        "format-version": format_version,
+        "last-updated-ms": 0,
+        "last-column-id": 0,
+        "current-schema-id": -1,
+        "schemas": [],
+        "default-spec-id": -1,
+        "partition-specs": [],
+        "last-partition-id": FIRST_PARTITION_FIELD_ID - 1,
+        "default-sort-order-id": -1,
+        "sort-orders": [],
+        "properties": {},
+        "current-snapshot-id": no_snapshot(format_version),
+        "refs": {},
+        **{key: [] for key in _LISTS},
+    }
+    return add_version_fields(document)
+
+
+def add_version_fields(document: JsonObject) -> JsonObject:
+    """Return the document with the counters that its format version demands."""
+    if document["format-version"] > 1:
+        document = {"last-sequence-number": 0, **document}
+    if document["format-version"] >= ROW_LINEAGE_VERSION:
+        document = {"next-row-id": 0, **document}
+    return document
+
+
+def no_snapshot(format_version: int) -> int | None:
+    """Return what `current-snapshot-id` says of an empty table: older Java readers cannot read null before v3."""
+    return None if format_version >= ROW_LINEAGE_VERSION else -1
+
+
+def parse_document(raw: bytes) -> JsonObject:
+    """Read a metadata file into the modern form.
+
+    Raises: BadRequest.
+    """
+    document = parse_object(raw)
+    version = read_int(document, "format-version")
+    if not 1 <= version <= LATEST_FORMAT_VERSION:
+        raise BadRequest(f"Cannot read unsupported version {version}")
+    return _modernise(document)
+
+
+def check_document(document: JsonObject) -> None:
+    """Check a document that somebody else wrote, so that later commits can rely on its shape.
+
+    Raises: BadRequest, ValidationFailed.
+    """
+    version = document["format-version"]
+    for key in ("last-updated-ms", "last-column-id", "last-partition-id"):
+        read_int(document, key)
+    read_text(document, "location")
+    (maybe_text if version == 1 else read_text)(document, "table-uuid")
+    maybe_text_map(document, "properties")
+    for schema in read_objects(document, "schemas"):
+        check_schema(schema, version)
+    for spec in read_objects(document, "partition-specs"):
+        check_spec(spec)
+    for order in read_objects(document, "sort-orders"):
+        check_order(order)
+    _check_chosen(document, chosen="current-schema-id", among="schemas", id_key="schema-id")
+    _check_chosen(document, chosen="default-spec-id", among="partition-specs", id_key="spec-id")
+    _check_chosen(document, chosen="default-sort-order-id", among="sort-orders", id_key="order-id")
+    _check_history(document)
+
+
+def _check_chosen(document: JsonObject, *, chosen: str, among: str, id_key: str) -> None:
+    if read_int(document, chosen) not in {read_int(item, id_key) for item in document[among]}:
+        raise ValidationFailed(f"Invalid table metadata: {chosen} {document[chosen]} is not in {among}")
+
+
+def _check_history(document: JsonObject) -> None:
+    snapshot_ids = {read_int(snapshot, "snapshot-id") for snapshot in read_objects(document, "snapshots")}
+    for snapshot in document["snapshots"]:
+        read_int(snapshot, "timestamp-ms")
+        maybe_int(snapshot, "parent-snapshot-id")
+        maybe_text_map(snapshot, "summary")
+    for name, value in read_object(document, "refs").items():
+        ref = as_object(value, f"refs.{name}")
+        if read_text(ref, "type") not in ("branch", "tag") or read_int(ref, "snapshot-id") not in snapshot_ids:
+            raise ValidationFailed(f"Invalid table metadata: ref {name} is neither branch nor tag of a known snapshot")
+    for entry in read_objects(document, "snapshot-log"):
+        read_int(entry, "snapshot-id")
+        read_int(entry, "timestamp-ms")
+    for entry in read_objects(document, "metadata-log"):
+        read_text(entry, "metadata-file")
+        read_int(entry, "timestamp-ms")
+    for key in ("statistics", "partition-statistics"):
+        for entry in read_objects(document, key):
+            read_int(entry, "snapshot-id")
+    for key in ("last-sequence-number", "next-row-id"):
+        maybe_int(document, key)
+
+
+def _modernise(document: JsonObject) -> JsonObject:
+    """Fill in what old or terse writers leave out; a document of ours comes back as it is."""
+    nulls = {key for key, value in document.items() if value is None} & _OPTIONAL
+    modern = add_version_fields({key: value for key, value in document.items() if key not in nulls})
+    if "schemas" not in modern:
+        schema = {"schema-id": 0, **read_object(document, "schema")}
+        modern |= {"schemas": [schema], "current-schema-id": schema["schema-id"]}
+    if "partition-specs" not in modern:
+        modern |= _modern_specs(document)
+    modern.setdefault("last-partition-id", max(map(highest_partition_field_id, modern["partition-specs"])))
+    if "sort-orders" not in modern:
+        modern |= {"sort-orders": [{"order-id": 0, "fields": []}], "default-sort-order-id": 0}
+    modern.setdefault("properties", {})
+    for key in _LISTS:
+        modern.setdefault(key, [])
+    modern.setdefault("current-snapshot-id", no_snapshot(modern["format-version"]))
+    modern.setdefault("refs", _refs_from_current(modern))
+    return modern
+
+
+def _modern_specs(document: JsonObject) -> JsonObject:
+    spec = {"spec-id": 0, "fields": read_objects(document, "partition-spec")}
+    check_spec(spec)
+    return {"partition-specs": [number_spec_fields(spec, (), FIRST_PARTITION_FIELD_ID - 1)], "default-spec-id": 0}
+
+
+def _refs_from_current(document: Mapping[str, Any]) -> JsonObject:
+    current = document["current-snapshot-id"]
+    if current is None or current == -1:
+        return {}
+    return {MAIN: {"snapshot-id": current, "type": "branch"}}

@@ -1,0 +1,177 @@
+"""Updates of schemas, partition specs and sort orders. Core; ids are given out and reused as Iceberg's builder does.
+
+An added schema, spec or order that equals an existing one reuses its id, and otherwise gets a fresh one whatever id
+was sent: two clients that both add "their" number 1 must not overwrite each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from catalog.errors import ValidationFailed
+from catalog.fields import JsonObject, maybe_int, read_int, read_ints, read_object
+from catalog.metadata.documents import MAIN
+from catalog.metadata.draft import Draft
+from catalog.metadata.partitioning import (
+    check_order,
+    check_order_fits,
+    check_sequential_ids,
+    check_spec,
+    check_spec_fits,
+    check_spec_names,
+    highest_partition_field_id,
+    number_spec_fields,
+    same_order,
+    same_spec,
+)
+from catalog.metadata.schemas import FieldInfo, check_schema, same_schema
+
+_LAST_ADDED = -1
+
+# The sort order without fields, by the specification.
+UNSORTED_ID = 0
+_FIRST_SORTED_ID = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Where one kind of layout lives in the document, and when two of it are the same."""
+
+    key: str
+    id_key: str
+    what: str
+    same: Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
+
+
+_SCHEMAS = _Kind("schemas", "schema-id", "current schema", same_schema)
+_SPECS = _Kind("partition-specs", "spec-id", "default partition spec", same_spec)
+_ORDERS = _Kind("sort-orders", "order-id", "default sort order", same_order)
+
+
+def add_schema(draft: Draft, update: JsonObject) -> None:
+    """Add a schema, or find the equal one. The sent last-column-id is deprecated: it is computed."""
+    schema = read_object(update, "schema")
+    columns = check_schema(schema, draft.format_version)
+    _check_initial_defaults(draft, columns)
+    maybe_int(update, "last-column-id")
+    _add(draft, _SCHEMAS, item=schema, first_id=0)
+    draft.put("last-column-id", max(draft.document["last-column-id"], *columns, 0))
+
+
+def set_current_schema(draft: Draft, update: JsonObject) -> None:
+    """Make a schema current."""
+    schema_id = _chosen(draft, _SCHEMAS, sent=read_int(update, "schema-id"))
+    draft.put("current-schema-id", schema_id)
+
+
+def remove_schemas(draft: Draft, update: JsonObject) -> None:
+    """Forget schemas that are not current; unknown ids are ignored."""
+    doomed = set(read_ints(update, "schema-ids"))
+    if draft.document["current-schema-id"] in doomed:
+        raise ValidationFailed("Cannot remove the current schema")
+    draft.put("schemas", [item for item in draft.document["schemas"] if item["schema-id"] not in doomed])
+
+
+def add_spec(draft: Draft, update: JsonObject) -> None:
+    """Add a partition spec, or find the equal one."""
+    spec = read_object(update, "spec")
+    check_spec(spec)
+    spec = number_spec_fields(spec, draft.document["partition-specs"], draft.document["last-partition-id"])
+    if draft.format_version == 1:
+        check_sequential_ids(spec)
+    spec_id = _add(draft, _SPECS, item=spec, first_id=0)
+    draft.added_spec_ids.add(spec_id)
+    stored = _by_id(draft.document["partition-specs"], "spec-id", spec_id)
+    draft.put("last-partition-id", max(draft.document["last-partition-id"], highest_partition_field_id(stored)))
+
+
+def set_default_spec(draft: Draft, update: JsonObject) -> None:
+    """Make a partition spec the default."""
+    spec_id = _chosen(draft, _SPECS, sent=read_int(update, "spec-id"))
+    draft.put("default-spec-id", spec_id)
+
+
+def remove_specs(draft: Draft, update: JsonObject) -> None:
+    """Forget partition specs that are not the default; unknown ids are ignored."""
+    doomed = set(read_ints(update, "spec-ids"))
+    if draft.document["default-spec-id"] in doomed:
+        raise ValidationFailed("Cannot remove the default partition spec")
+    draft.put("partition-specs", [item for item in draft.document["partition-specs"] if item["spec-id"] not in doomed])
+
+
+def add_order(draft: Draft, update: JsonObject) -> None:
+    """Add a sort order, or find the equal one; the order without fields is always number 0."""
+    order = read_object(update, "sort-order")
+    check_order(order)
+    _add(draft, _ORDERS, item=order, first_id=_FIRST_SORTED_ID if order["fields"] else UNSORTED_ID)
+
+
+def set_default_order(draft: Draft, update: JsonObject) -> None:
+    """Make a sort order the default."""
+    order_id = _chosen(draft, _ORDERS, sent=read_int(update, "sort-order-id"))
+    draft.put("default-sort-order-id", order_id)
+
+
+def check_layout(draft: Draft) -> None:
+    """Check that the default spec and order, and specs added just now, fit the current schema.
+
+    At the end, not while updates are applied: DuckDB adds specs before it makes their schema current.
+    """
+    document, base = draft.document, draft.base
+    watched = ("current-schema-id", "partition-specs", "default-spec-id", "sort-orders", "default-sort-order-id")
+    if all(document[key] == base[key] for key in watched):
+        return
+    schema = _by_id(document["schemas"], "schema-id", document["current-schema-id"])
+    columns = check_schema(schema, draft.format_version)
+    for spec in document["partition-specs"]:
+        if spec["spec-id"] == document["default-spec-id"] or spec["spec-id"] in draft.added_spec_ids:
+            check_spec_fits(spec, columns)
+        if spec["spec-id"] in draft.added_spec_ids:
+            check_spec_names(spec, columns)
+    check_order_fits(_by_id(document["sort-orders"], "order-id", document["default-sort-order-id"]), columns)
+
+
+def _add(draft: Draft, kind: _Kind, *, item: JsonObject, first_id: int) -> int:
+    existing = draft.document[kind.key]
+    equal = next((known for known in existing if kind.same(known, item)), None)
+    if equal is not None:
+        item_id: int = equal[kind.id_key]
+    else:
+        is_unsorted = kind is _ORDERS and first_id == UNSORTED_ID
+        item_id = UNSORTED_ID if is_unsorted else max([first_id - 1, *(known[kind.id_key] for known in existing)]) + 1
+        draft.change_list(kind.key).append({**item, kind.id_key: item_id})
+    draft.last_added[kind.key] = item_id
+    return item_id
+
+
+def _chosen(draft: Draft, kind: _Kind, *, sent: int) -> int:
+    if sent == _LAST_ADDED:
+        if kind.key not in draft.last_added:
+            raise ValidationFailed(f"Cannot set last added {kind.what}: none has been added")
+        return draft.last_added[kind.key]
+    if all(item[kind.id_key] != sent for item in draft.document[kind.key]):
+        raise ValidationFailed(f"Cannot set {kind.what} to unknown id: {sent}")
+    return sent
+
+
+def _by_id(items: list[JsonObject], id_key: str, wanted: int) -> JsonObject:
+    return next(item for item in items if item[id_key] == wanted)
+
+
+def _check_initial_defaults(draft: Draft, columns: Mapping[int, FieldInfo]) -> None:
+    """Refuse to change an existing column's initial default while files written before rely on it.
+
+    A replaced table has no main branch at this point, so its columns may start over.
+    """
+    if MAIN not in draft.document["refs"]:
+        return
+    current = draft.document["current-schema-id"]
+    for schema in draft.document["schemas"]:
+        if schema["schema-id"] != current:
+            continue
+        for field_id, before in check_schema(schema, draft.format_version).items():
+            after = columns.get(field_id)
+            if after is not None and after.initial_default != before.initial_default:
+                raise ValidationFailed(f"Cannot change initial default of column: {before.name}")

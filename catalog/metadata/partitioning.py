@@ -1,0 +1,169 @@
+"""Partition specs and sort orders as JSON: their checks, comparison and ids. Core of add-spec and add-sort-order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from catalog.errors import BadRequest, ValidationFailed
+from catalog.fields import JsonObject, as_int, maybe_int, read_int, read_list, read_objects, read_text
+from catalog.metadata.schemas import FieldInfo
+
+# Partition field ids start here so that they never meet the field ids of the manifests' own columns.
+FIRST_PARTITION_FIELD_ID = 1000
+
+_DATES = frozenset(("date", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"))
+_TIMES = _DATES - {"date"}
+_BUCKETED = _DATES | {"int", "long", "decimal", "time", "string", "uuid", "fixed", "binary"}
+_TRUNCATED = frozenset(("int", "long", "decimal", "string", "binary"))
+# A transform that is not named here is kept as it is: the specification lets writers invent some.
+_SOURCE_TYPES: Mapping[str, frozenset[str]] = {
+    "year": _DATES,
+    "month": _DATES,
+    "day": _DATES,
+    "hour": _TIMES,
+    "bucket": _BUCKETED,
+    "truncate": _TRUNCATED,
+}
+_TRANSFORM = re.compile(r"([a-z]+)(?:\[(\d+)\])?")
+_DIRECTIONS = ("asc", "desc")
+_NULL_ORDERS = ("nulls-first", "nulls-last")
+
+
+def check_spec(spec: JsonObject) -> None:
+    """Check a spec's shape: fields with a source, a transform and names that differ."""
+    seen: set[str] = set()
+    for field in read_objects(spec, "fields"):
+        source_ids(field)
+        name = read_text(field, "name")
+        read_text(field, "transform")
+        maybe_int(field, "field-id")
+        if not name or name in seen:
+            raise ValidationFailed(f"Cannot use partition name more than once: {name}")
+        seen.add(name)
+
+
+def check_order(order: JsonObject) -> None:
+    """Check a sort order's shape: fields with a source, a transform, a direction and a null order."""
+    for field in read_objects(order, "fields"):
+        source_ids(field)
+        read_text(field, "transform")
+        if read_text(field, "direction") not in _DIRECTIONS:
+            raise BadRequest(f"Invalid sort direction: {field['direction']}")
+        if read_text(field, "null-order") not in _NULL_ORDERS:
+            raise BadRequest(f"Invalid null order: {field['null-order']}")
+
+
+def check_spec_fits(spec: Mapping[str, Any], columns: Mapping[int, FieldInfo]) -> None:
+    """Check that every partition field has a source column that its transform takes."""
+    for field in spec["fields"]:
+        # A dropped field of a v1 table is a void transform, whose source column may be gone.
+        if field["transform"] != "void":
+            _check_source(field, columns, kind="partition")
+
+
+def check_spec_names(spec: Mapping[str, Any], columns: Mapping[int, FieldInfo]) -> None:
+    """Check that no partition field takes the name of a column, unless it is that very column."""
+    ids_by_name = {info.name: field_id for field_id, info in columns.items()}
+    for field in spec["fields"]:
+        column = ids_by_name.get(field["name"])
+        if column is not None and (field["transform"], source_ids(field)) != ("identity", [column]):
+            raise ValidationFailed(f"Cannot create partition from name that exists in schema: {field['name']}")
+
+
+def check_order_fits(order: Mapping[str, Any], columns: Mapping[int, FieldInfo]) -> None:
+    """Check that every sort field has a source column that its transform takes."""
+    for field in order["fields"]:
+        _check_source(field, columns, kind="sort")
+
+
+def check_sequential_ids(spec: Mapping[str, Any]) -> None:
+    """Check the rule of v1 tables, whose partition fields are known by position."""
+    ids = [field["field-id"] for field in spec["fields"]]
+    if ids != list(range(FIRST_PARTITION_FIELD_ID, FIRST_PARTITION_FIELD_ID + len(ids))):
+        raise ValidationFailed(f"Spec does not use sequential IDs that are required in v1: {ids}")
+
+
+def same_spec(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Tell whether two specs partition alike under the same names."""
+    return _comparable(one, ("name", "transform")) == _comparable(other, ("name", "transform"))
+
+
+def same_order(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Tell whether two sort orders sort alike."""
+    keys = ("transform", "direction", "null-order")
+    return _comparable(one, keys) == _comparable(other, keys)
+
+
+def number_spec_fields(spec: JsonObject, specs: Iterable[Mapping[str, Any]], last_partition_id: int) -> JsonObject:
+    """Give an id to each field that has none: that of an equal field of an older spec, else the next one."""
+    known = {_field_key(field): field["field-id"] for older in specs for field in older["fields"]}
+    taken = {field["field-id"] for field in spec["fields"] if field.get("field-id") is not None}
+    highest = max(last_partition_id, *taken, FIRST_PARTITION_FIELD_ID - 1)
+    fields = []
+    for field in spec["fields"]:
+        field_id = field.get("field-id")
+        if field_id is None:
+            field_id = known.get(_field_key(field))
+            if field_id is None or field_id in taken:
+                highest += 1
+                field_id = highest
+            taken.add(field_id)
+        fields.append({**field, "field-id": field_id})
+    if len(taken) != len(fields):
+        raise ValidationFailed("Cannot use partition field id more than once")
+    return {**spec, "fields": fields}
+
+
+def highest_partition_field_id(spec: Mapping[str, Any]) -> int:
+    """Return the highest field id of a spec; an unpartitioned one counts as the id before the first."""
+    return max((field["field-id"] for field in spec["fields"]), default=FIRST_PARTITION_FIELD_ID - 1)
+
+
+def rewrite_sources(document: JsonObject, fresh: Mapping[int, int]) -> JsonObject:
+    """Copy a spec or sort order whose fields refer to columns by old ids, with new ones."""
+    return {**document, "fields": [_rewrite_source(field, fresh) for field in document["fields"]]}
+
+
+def source_ids(field: Mapping[str, Any]) -> list[int]:
+    """Read the columns a field is made from; v3 transforms of several columns list them."""
+    if field.get("source-ids") is not None:
+        return [as_int(item, "item of source-ids") for item in read_list(field, "source-ids")]
+    return [read_int(field, "source-id")]
+
+
+def _rewrite_source(field: JsonObject, fresh: Mapping[int, int]) -> JsonObject:
+    def rewrite(old: int) -> int:
+        if old not in fresh:
+            raise ValidationFailed(f"Cannot find source column: {old}")
+        return fresh[old]
+
+    if field.get("source-ids") is not None:
+        return {**field, "source-ids": [rewrite(old) for old in source_ids(field)]}
+    return {**field, "source-id": rewrite(read_int(field, "source-id"))}
+
+
+def _check_source(field: Mapping[str, Any], columns: Mapping[int, FieldInfo], *, kind: str) -> None:
+    label = field.get("name") or f"{field['transform']}({source_ids(field)})"
+    match = _TRANSFORM.fullmatch(field["transform"])
+    name, width = (match[1], match[2]) if match else ("", None)
+    if name in ("bucket", "truncate") and not int(width or 0):
+        raise ValidationFailed(f"Invalid transform, needs a positive width: {field['transform']}")
+    for source in source_ids(field):
+        info = columns.get(source)
+        if info is None:
+            raise ValidationFailed(f"Cannot find source column for {kind} field: {label}")
+        if not info.is_primitive:
+            raise ValidationFailed(f"Cannot {kind} by non-primitive source field: {info.name}")
+        allowed = _SOURCE_TYPES.get(name)
+        if allowed is not None and info.type_name not in allowed:
+            raise ValidationFailed(f"Invalid source type {info.type_name} for transform: {field['transform']}")
+
+
+def _field_key(field: Mapping[str, Any]) -> tuple[tuple[int, ...], str]:
+    return tuple(source_ids(field)), field["transform"]
+
+
+def _comparable(document: Mapping[str, Any], keys: tuple[str, ...]) -> list[Any]:
+    return [(source_ids(field), [field.get(key) for key in keys]) for field in document["fields"]]

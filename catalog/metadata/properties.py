@@ -1,0 +1,29 @@
+"""Table properties that the catalog itself reads. Owns their names, defaults and how their text is understood."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+FORMAT_VERSION = "format-version"
+COMPRESSION_CODEC = "write.parquet.compression-codec"
+METADATA_PATH = "write.metadata.path"
+PREVIOUS_VERSIONS_MAX = "write.metadata.previous-versions-max"
+DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
+APPEND_ONLY = "lakefeed.append-only"
+
+# Iceberg's own default.
+_PREVIOUS_VERSIONS_DEFAULT = 100
+
+# Java clients of other catalogs write zstd by default; over REST the server has to say so, or they fall back to gzip.
+DEFAULT_PROPERTIES: Mapping[str, str] = {COMPRESSION_CODEC: "zstd"}
+
+
+def is_true(properties: Mapping[str, str], name: str) -> bool:
+    """Read a boolean property as Java does: only the word true, in any case, is true."""
+    return properties.get(name, "").lower() == "true"
+
+
+def previous_versions_max(properties: Mapping[str, str]) -> int:
+    """Return how many older metadata files the metadata log names: at least one, and the default for nonsense."""
+    text = properties.get(PREVIOUS_VERSIONS_MAX, "")
+    return max(1, int(text)) if text.isascii() and text.isdecimal() else _PREVIOUS_VERSIONS_DEFAULT

@@ -1,0 +1,181 @@
+"""Updates of snapshots, refs and statistics. Core; the order of checks and their words follow Iceberg's builder."""
+
+from __future__ import annotations
+
+from catalog.errors import BadRequest, CommitFailed, ValidationFailed
+from catalog.fields import JsonObject, maybe_int, read_int, read_ints, read_object, read_text, read_text_map
+from catalog.metadata.documents import MAIN, ROW_LINEAGE_VERSION, no_snapshot
+from catalog.metadata.draft import Draft
+
+_REF_AGES = ("max-ref-age-ms", "max-snapshot-age-ms", "min-snapshots-to-keep")
+
+
+def add_snapshot(draft: Draft, update: JsonObject) -> None:
+    """Add a snapshot that no ref points at yet."""
+    snapshot = _checked_snapshot(read_object(update, "snapshot"), draft)
+    if draft.format_version > 1:
+        _advance_sequence_number(draft, snapshot)
+    if draft.format_version >= ROW_LINEAGE_VERSION:
+        _advance_row_id(draft, snapshot)
+    draft.change_list("snapshots").append(snapshot)
+    draft.added_snapshots[snapshot["snapshot-id"]] = snapshot
+
+
+def set_ref(draft: Draft, update: JsonObject) -> None:
+    """Point a branch or tag at a snapshot; moving main also writes the snapshot log."""
+    name = read_text(update, "ref-name")
+    ref = _checked_ref(name, update)
+    snapshot_id = ref["snapshot-id"]
+    if not any(snapshot["snapshot-id"] == snapshot_id for snapshot in draft.document["snapshots"]):
+        raise ValidationFailed(f"Cannot set {name} to unknown snapshot: {snapshot_id}")
+    if draft.document["refs"].get(name) == ref:
+        return
+    draft.change_map("refs")[name] = ref
+    if name == MAIN:
+        draft.put("current-snapshot-id", snapshot_id)
+        _log_current(draft, snapshot_id)
+
+
+def remove_ref(draft: Draft, update: JsonObject) -> None:
+    """Remove a branch or tag; without main the table is empty and has no history."""
+    _remove_ref(draft, read_text(update, "ref-name"))
+
+
+def remove_snapshots(draft: Draft, update: JsonObject) -> None:
+    """Remove snapshots with their statistics and the refs that point at them; unknown ids are ignored."""
+    doomed = set(read_ints(update, "snapshot-ids"))
+    kept = [snapshot for snapshot in draft.document["snapshots"] if snapshot["snapshot-id"] not in doomed]
+    if len(kept) == len(draft.document["snapshots"]):
+        return
+    draft.put("snapshots", kept)
+    draft.removed_snapshots = True
+    for key in ("statistics", "partition-statistics"):
+        draft.put(key, [entry for entry in draft.document[key] if entry["snapshot-id"] not in doomed])
+    dangling = [name for name, ref in draft.document["refs"].items() if ref["snapshot-id"] in doomed]
+    for name in dangling:
+        _remove_ref(draft, name)
+
+
+def set_statistics(draft: Draft, update: JsonObject) -> None:
+    """Set the statistics file of one snapshot."""
+    _set_statistics(draft, "statistics", update)
+
+
+def set_partition_statistics(draft: Draft, update: JsonObject) -> None:
+    """Set the partition statistics file of one snapshot."""
+    _set_statistics(draft, "partition-statistics", update)
+
+
+def remove_statistics(draft: Draft, update: JsonObject) -> None:
+    """Forget the statistics file of one snapshot; an unknown snapshot is no change."""
+    _remove_statistics(draft, "statistics", update)
+
+
+def remove_partition_statistics(draft: Draft, update: JsonObject) -> None:
+    """Forget the partition statistics file of one snapshot; an unknown snapshot is no change."""
+    _remove_statistics(draft, "partition-statistics", update)
+
+
+def finish_snapshot_log(draft: Draft) -> None:
+    """Drop log entries that never were a visible state, and all history before a removed snapshot."""
+    current = draft.document["current-snapshot-id"]
+    passing = draft.added_snapshots.keys() - {current}
+    if not passing and not draft.removed_snapshots:
+        return
+    known = {snapshot["snapshot-id"] for snapshot in draft.document["snapshots"]}
+    log: list[JsonObject] = []
+    for entry in draft.document["snapshot-log"]:
+        if entry["snapshot-id"] not in known:
+            # A gap makes time travel to before it wrong, so what lies before is no history any more.
+            log.clear()
+        elif entry["snapshot-id"] not in passing:
+            log.append(entry)
+    draft.put("snapshot-log", log)
+
+
+def _checked_snapshot(snapshot: JsonObject, draft: Draft) -> JsonObject:
+    for key in ("schemas", "partition-specs", "sort-orders"):
+        if not draft.document[key]:
+            raise ValidationFailed(f"Attempting to add a snapshot before any of {key} is added")
+    snapshot_id = read_int(snapshot, "snapshot-id")
+    read_int(snapshot, "timestamp-ms")
+    maybe_int(snapshot, "parent-snapshot-id")
+    maybe_int(snapshot, "schema-id")
+    if draft.format_version > 1 or snapshot.get("summary") is not None:
+        read_text_map(snapshot, "summary")
+        read_text(snapshot["summary"], "operation")
+    if draft.format_version > 1 or "manifests" not in snapshot:
+        read_text(snapshot, "manifest-list")
+    if any(known["snapshot-id"] == snapshot_id for known in draft.document["snapshots"]):
+        raise ValidationFailed(f"Snapshot already exists for id: {snapshot_id}")
+    return snapshot
+
+
+def _advance_sequence_number(draft: Draft, snapshot: JsonObject) -> None:
+    number, last = read_int(snapshot, "sequence-number"), draft.document["last-sequence-number"]
+    if number <= last and snapshot.get("parent-snapshot-id") is not None:
+        # A conflict, not a bad request: the client has to plan again, and Java writers retry on 409 only.
+        raise CommitFailed(f"Cannot add snapshot with sequence number {number} older than last sequence number {last}")
+    draft.put("last-sequence-number", max(number, last))
+
+
+def _advance_row_id(draft: Draft, snapshot: JsonObject) -> None:
+    first, added = read_int(snapshot, "first-row-id"), read_int(snapshot, "added-rows")
+    next_row_id = draft.document["next-row-id"]
+    if added < 0:
+        raise ValidationFailed(f"Cannot add a snapshot: added-rows is negative: {added}")
+    if first < next_row_id:
+        raise CommitFailed(f"Cannot add a snapshot, first-row-id is behind table next-row-id: {first} < {next_row_id}")
+    draft.put("next-row-id", first + added)
+
+
+def _checked_ref(name: str, update: JsonObject) -> JsonObject:
+    kind = read_text(update, "type").lower()
+    if kind not in ("branch", "tag"):
+        raise BadRequest(f"Invalid snapshot ref type: {kind}")
+    if name == MAIN and kind != "branch":
+        raise ValidationFailed("Invalid ref: main must be a branch")
+    ref: JsonObject = {"snapshot-id": read_int(update, "snapshot-id"), "type": kind}
+    for key in _REF_AGES:
+        value = maybe_int(update, key)
+        if value is None:
+            continue
+        if value <= 0:
+            raise ValidationFailed(f"Invalid ref {name}: {key} must be positive")
+        if kind == "tag" and key != "max-ref-age-ms":
+            raise ValidationFailed(f"Invalid ref {name}: tags do not support setting {key}")
+        ref[key] = value
+    return ref
+
+
+def _log_current(draft: Draft, snapshot_id: int) -> None:
+    """Log that main moved. Times never fall: Java refuses to read a table whose log is out of order."""
+    added = draft.added_snapshots.get(snapshot_id)
+    moment = draft.now_ms if added is None else added["timestamp-ms"]
+    log = draft.change_list("snapshot-log")
+    if log:
+        moment = max(moment, log[-1]["timestamp-ms"])
+    log.append({"timestamp-ms": moment, "snapshot-id": snapshot_id})
+
+
+def _remove_ref(draft: Draft, name: str) -> None:
+    if name not in draft.document["refs"]:
+        return
+    del draft.change_map("refs")[name]
+    if name == MAIN:
+        draft.put("current-snapshot-id", no_snapshot(draft.format_version))
+        draft.put("snapshot-log", [])
+
+
+def _set_statistics(draft: Draft, key: str, update: JsonObject) -> None:
+    statistics = read_object(update, key)
+    snapshot_id = read_int(statistics, "snapshot-id")
+    read_text(statistics, "statistics-path")
+    read_int(statistics, "file-size-in-bytes")
+    others = [entry for entry in draft.document[key] if entry["snapshot-id"] != snapshot_id]
+    draft.put(key, [*others, statistics])
+
+
+def _remove_statistics(draft: Draft, key: str, update: JsonObject) -> None:
+    snapshot_id = read_int(update, "snapshot-id")
+    draft.put(key, [entry for entry in draft.document[key] if entry["snapshot-id"] != snapshot_id])

@@ -1,0 +1,126 @@
+"""Metadata files as documents, with a cache of parsed ones. Owns serialising, unpacking and the cache's limit.
+
+A metadata file never changes once written, so what is cached under its location is true for as long as anything
+points there. Cached documents are shared between requests: nobody may change one.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import orjson
+
+from catalog.errors import BadRequest, StorageFailed
+from catalog.fields import JsonObject
+from catalog.metadata.documents import parse_document
+from catalog.storage import Files, missing
+
+# Memory of a parsed document per byte of its JSON, the bytes themselves included (measured: 5.1 at 1,000 snapshots).
+_MEMORY_PER_BYTE = 6
+# zlib's code for "a gzip header follows".
+_GZIP_WINDOW_BITS = 31
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMetadata:
+    """One version of a table: where it is, what it says, and the very bytes, which answers embed as they are."""
+
+    location: str
+    document: JsonObject
+    raw: bytes
+
+
+class MetadataFiles:
+    """Reads and writes metadata files; the least recently used documents leave the cache first."""
+
+    def __init__(self, files: Files, *, max_bytes: int, cache_bytes: int) -> None:
+        self._files = files
+        self._max_bytes = max_bytes
+        self._cache_bytes = cache_bytes
+        self._cached: OrderedDict[str, StoredMetadata] = OrderedDict()
+        self._used_bytes = 0
+
+    async def load(self, location: str) -> StoredMetadata:
+        """Return the document at a location.
+
+        Raises: FileMissing, StorageFailed; BadRequest if it is no table metadata.
+        """
+        cached = self._cached.get(location)
+        if cached is not None:
+            self._cached.move_to_end(location)
+            return cached
+        raw = unpack(location, await self._files.read(location, max_bytes=self._max_bytes), self._max_bytes)
+        stored = StoredMetadata(location, parse_document(raw), raw)
+        self._keep(stored)
+        return stored
+
+    async def check_exists(self, location: str) -> None:
+        """Check that a file is there, whether or not its content is cached.
+
+        Raises: FileMissing, StorageFailed.
+        """
+        if not await self._files.exists(location):
+            raise missing(location)
+
+    async def write(self, location: str, document: JsonObject) -> StoredMetadata:
+        """Write a document under a new, unique location.
+
+        Raises: StorageFailed.
+        """
+        stored = StoredMetadata(location, document, orjson.dumps(document))
+        await self._files.write(location, stored.raw)
+        self._keep(stored)
+        return stored
+
+    async def delete(self, location: str) -> None:
+        """Delete a file that nothing refers to.
+
+        Raises: StorageFailed.
+        """
+        self.forget(location)
+        await self._files.delete(location)
+
+    async def prepare(self, directories: list[str]) -> None:
+        """Make directories, where there are directories.
+
+        Raises: StorageFailed.
+        """
+        for directory in directories:
+            await self._files.prepare(directory)
+
+    def forget(self, location: str) -> None:
+        """Drop a superseded version from the cache before its turn."""
+        dropped = self._cached.pop(location, None)
+        if dropped is not None:
+            self._used_bytes -= _memory_bytes(dropped)
+
+    def _keep(self, stored: StoredMetadata) -> None:
+        self.forget(stored.location)
+        self._cached[stored.location] = stored
+        self._used_bytes += _memory_bytes(stored)
+        while self._used_bytes > self._cache_bytes:
+            _, dropped = self._cached.popitem(last=False)
+            self._used_bytes -= _memory_bytes(dropped)
+
+
+def unpack(location: str, body: bytes, max_bytes: int) -> bytes:
+    """Unpack a metadata file that other writers compressed, never beyond the limit.
+
+    Raises: BadRequest, StorageFailed.
+    """
+    if not location.endswith((".gz.metadata.json", ".metadata.json.gz")):
+        return body
+    decompressor = zlib.decompressobj(_GZIP_WINDOW_BITS)
+    try:
+        unpacked = decompressor.decompress(body, max_bytes)
+    except zlib.error as error:
+        raise BadRequest(f"Malformed gzip in metadata file: {location}") from error
+    if decompressor.unconsumed_tail:
+        raise StorageFailed(f"File is larger than {max_bytes} bytes: {location}")
+    return unpacked
+
+
+def _memory_bytes(stored: StoredMetadata) -> int:
+    return len(stored.raw) * _MEMORY_PER_BYTE

@@ -1,0 +1,83 @@
+"""Names of namespaces and tables, as paths and bodies spell them. Owns parsing, checks and the form in messages.
+
+A namespace is a tuple of levels. In paths the levels are joined by the unit separator (0x1F, sent as %1F), which
+therefore cannot be part of a level; in messages they are joined by dots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from catalog.errors import BadRequest
+from catalog.fields import read_list, read_text
+
+Namespace: TypeAlias = tuple[str, ...]
+
+SEPARATOR = "\x1f"
+
+# Far beyond what people write, well within a request line (8 KiB) and a database index.
+NAME_MAX_CHARS = 512
+NAMESPACE_MAX_LEVELS = 16
+
+_FIRST_PRINTABLE = " "
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TableId:
+    """A table's namespace and name."""
+
+    namespace: Namespace
+    name: str
+
+    def __str__(self) -> str:
+        return ".".join((*self.namespace, self.name))
+
+
+def dotted(namespace: Namespace) -> str:
+    """Spell a namespace for messages."""
+    return ".".join(namespace)
+
+
+def namespace_from_path(segment: str) -> Namespace:
+    """Read a namespace from one decoded path segment or query value."""
+    return _checked(tuple(segment.split(SEPARATOR)))
+
+
+def namespace_from_json(document: Mapping[str, Any]) -> Namespace:
+    """Read the `namespace` field of a body: a list of levels."""
+    levels = read_list(document, "namespace")
+    if not levels:
+        raise BadRequest("Invalid namespace: the empty namespace is not supported")
+    return _checked(tuple(levels))
+
+
+def table_from_path(namespace: str, name: str) -> TableId:
+    """Read a table identifier from two path segments."""
+    return TableId(namespace_from_path(namespace), check_name(name, "table name"))
+
+
+def table_from_json(document: Mapping[str, Any]) -> TableId:
+    """Read a table identifier: an object of `namespace` and `name`."""
+    return TableId(namespace_from_json(document), check_name(read_text(document, "name"), "table name"))
+
+
+def check_name(value: Any, what: str) -> str:
+    """Return a table name or namespace level that can be stored and shown.
+
+    Raises: BadRequest.
+    """
+    if not isinstance(value, str) or not value:
+        raise BadRequest(f"Invalid {what}: expected a string that is not empty")
+    if len(value) > NAME_MAX_CHARS:
+        raise BadRequest(f"Invalid {what}: longer than {NAME_MAX_CHARS} characters")
+    if any(char < _FIRST_PRINTABLE for char in value):
+        raise BadRequest(f"Invalid {what}: control characters are not allowed")
+    return value
+
+
+def _checked(levels: tuple[Any, ...]) -> Namespace:
+    if len(levels) > NAMESPACE_MAX_LEVELS:
+        raise BadRequest(f"Invalid namespace: more than {NAMESPACE_MAX_LEVELS} levels")
+    return tuple(check_name(level, "namespace level") for level in levels)

@@ -1,0 +1,65 @@
+"""The namespace resource."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from catalog.fields import maybe_text_map, maybe_texts
+from catalog.names import namespace_from_json
+from catalog.routes.requests import json_answer, no_content, page_answer, path_namespace, query_page, read_json
+from catalog.routes.routing import Route, services
+
+
+async def list_namespaces(request: web.Request) -> web.Response:
+    """List the namespaces below a parent, or the top ones."""
+    context = services(request)
+    page = query_page(request, context.config)
+    parent = request.query.get("parent", "")
+    found = await context.namespaces.children(parent, after=page.after, limit=page.fetch)
+    return page_answer("namespaces", found, page, show=list, last=lambda namespace: namespace[-1])
+
+
+async def create_namespace(request: web.Request) -> web.Response:
+    """Create a namespace."""
+    body = await read_json(request)
+    namespace, properties = namespace_from_json(body), maybe_text_map(body, "properties")
+    await services(request).namespaces.create(namespace, properties)
+    return json_answer({"namespace": namespace, "properties": properties})
+
+
+async def load_namespace(request: web.Request) -> web.Response:
+    """Load a namespace's properties."""
+    namespace = path_namespace(request)
+    properties = await services(request).namespaces.load(namespace)
+    return json_answer({"namespace": namespace, "properties": properties})
+
+
+async def namespace_exists(request: web.Request) -> web.Response:
+    """Tell whether a namespace exists."""
+    await services(request).namespaces.load(path_namespace(request))
+    return no_content()
+
+
+async def drop_namespace(request: web.Request) -> web.Response:
+    """Drop an empty namespace."""
+    await services(request).namespaces.drop(path_namespace(request))
+    return no_content()
+
+
+async def update_properties(request: web.Request) -> web.Response:
+    """Set and remove properties of a namespace."""
+    body = await read_json(request)
+    change = await services(request).namespaces.update_properties(
+        path_namespace(request), removals=maybe_texts(body, "removals"), updates=maybe_text_map(body, "updates")
+    )
+    return json_answer({"updated": change.updated, "removed": change.removed, "missing": change.missing})
+
+
+ROUTES = (
+    Route("GET", "namespaces", list_namespaces),
+    Route("POST", "namespaces", create_namespace),
+    Route("GET", "namespaces/{namespace}", load_namespace),
+    Route("HEAD", "namespaces/{namespace}", namespace_exists),
+    Route("DELETE", "namespaces/{namespace}", drop_namespace),
+    Route("POST", "namespaces/{namespace}/properties", update_properties),
+)

@@ -1,0 +1,127 @@
+"""Reading requests and writing answers. Owns body limits, page tokens and query values; knows no resource."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import orjson
+from aiohttp import web
+
+from catalog.config import CatalogConfig
+from catalog.errors import BadRequest, BodyTooLarge
+from catalog.fields import JsonObject, parse_object
+from catalog.names import Namespace, TableId, namespace_from_path, table_from_path
+from catalog.routes.routing import services
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Which part of a list is asked for. No limit means all of it, in one answer."""
+
+    after: str
+    limit: int | None
+
+    @property
+    def fetch(self) -> int | None:
+        """Return how many items to fetch: one more than shown, to know whether there are more."""
+        return None if self.limit is None else self.limit + 1
+
+
+async def read_body(request: web.Request) -> bytes:
+    """Read a body up to the configured limit, which an enclosing application cannot know.
+
+    Raises: BodyTooLarge.
+    """
+    max_bytes = services(request).config.request_max_bytes
+    body = bytearray()
+    async for chunk in request.content.iter_any():
+        body += chunk
+        if len(body) > max_bytes:
+            raise BodyTooLarge(f"Request body is larger than {max_bytes} bytes")
+    return bytes(body)
+
+
+async def read_json(request: web.Request) -> JsonObject:
+    """Read a body that must be one JSON object.
+
+    Raises: BadRequest, BodyTooLarge.
+    """
+    return parse_object(await read_body(request))
+
+
+def path_namespace(request: web.Request) -> Namespace:
+    """Read the namespace from the path."""
+    return namespace_from_path(request.match_info["namespace"])
+
+
+def path_table(request: web.Request) -> TableId:
+    """Read the table from the path."""
+    return table_from_path(request.match_info["namespace"], request.match_info["table"])
+
+
+def query_page(request: web.Request, config: CatalogConfig) -> Page:
+    """Read which page is asked for. Without `pageToken` a client does not page and gets everything.
+
+    Raises: BadRequest.
+    """
+    size = _page_size(request.query.get("pageSize"), config)
+    token = request.query.get("pageToken")
+    if token is None:
+        return Page(after="", limit=None)
+    return Page(after=_decode_token(token), limit=size)
+
+
+def query_bool(request: web.Request, name: str) -> bool:
+    """Read a boolean query value; PyIceberg writes it with a capital.
+
+    Raises: BadRequest.
+    """
+    text = request.query.get(name, "false").lower()
+    if text not in ("true", "false", ""):
+        raise BadRequest(f"Invalid {name}: expected true or false")
+    return text == "true"
+
+
+def page_answer(
+    key: str, items: Sequence[_T], page: Page, *, show: Callable[[_T], Any], last: Callable[[_T], str]
+) -> web.Response:
+    """Answer with one page. The token names the last item shown, so drops meanwhile skip nothing."""
+    shown = items if page.limit is None else items[: page.limit]
+    more = len(shown) < len(items)
+    token = _encode_token(last(shown[-1])) if more else None
+    return json_answer({key: [show(item) for item in shown], "next-page-token": token})
+
+
+def json_answer(document: Any, *, status: int = 200) -> web.Response:
+    """Answer with a JSON document."""
+    return web.Response(status=status, body=orjson.dumps(document), content_type="application/json")
+
+
+def no_content() -> web.Response:
+    """Answer that it is done and there is nothing to say."""
+    return web.Response(status=204)
+
+
+def _page_size(text: str | None, config: CatalogConfig) -> int:
+    if text is None:
+        return config.page_default_items
+    if not text.isascii() or not text.isdecimal() or int(text) < 1:
+        raise BadRequest("Invalid pageSize: expected a positive integer")
+    return min(int(text), config.page_max_items)
+
+
+def _encode_token(name: str) -> str:
+    return base64.urlsafe_b64encode(name.encode()).decode()
+
+
+def _decode_token(token: str) -> str:
+    try:
+        return base64.b64decode(token, altchars=b"-_", validate=True).decode()
+    except (binascii.Error, ValueError) as error:
+        raise BadRequest("Invalid pageToken") from error

@@ -1,0 +1,178 @@
+"""The table resource. Owns the load answer: embedded metadata bytes, client configuration, ETags."""
+
+from __future__ import annotations
+
+import hashlib
+
+import orjson
+from aiohttp import web
+
+from catalog.config import Warehouse
+from catalog.errors import BadRequest
+from catalog.fields import JsonObject, maybe_bool, read_object, read_objects, read_text
+from catalog.metadata.answers import only_referenced_snapshots
+from catalog.metadata.create import parse_create
+from catalog.metadata.requirements import parse_requirements
+from catalog.metadata.updates import parse_updates
+from catalog.metadata_files import StoredMetadata
+from catalog.names import TableId, check_name, table_from_json
+from catalog.routes.requests import (
+    json_answer,
+    no_content,
+    page_answer,
+    path_namespace,
+    path_table,
+    query_bool,
+    query_page,
+    read_body,
+    read_json,
+)
+from catalog.routes.routing import Route, services
+from catalog.tables import Commit
+
+ALL, REFS = "all", "refs"
+
+# Enough of a SHA-256 that two versions of one table never share a tag.
+_ETAG_BYTES = 16
+
+
+async def list_tables(request: web.Request) -> web.Response:
+    """List the tables of a namespace."""
+    context = services(request)
+    page = query_page(request, context.config)
+    found = await context.tables.list_tables(path_namespace(request), after=page.after, limit=page.fetch)
+    return page_answer("identifiers", found, page, show=_identifier, last=lambda table: table.name)
+
+
+async def create_table(request: web.Request) -> web.Response:
+    """Create a table, or stage its creation."""
+    context, body = services(request), await read_json(request)
+    table = TableId(path_namespace(request), check_name(body.get("name"), "table name"))
+    create = parse_create(body)
+    if maybe_bool(body, "stage-create"):
+        document = await context.tables.stage(table, create)
+        staged = {"metadata-location": None, "metadata": document, "config": client_config(context.warehouse)}
+        return json_answer(staged)
+    return _table_answer(request, await context.tables.create(table, create))
+
+
+async def load_table(request: web.Request) -> web.Response:
+    """Load a table; a client that has this very version already gets 304, from the pointer alone."""
+    tables = services(request).tables
+    shown = request.query.get("snapshots", ALL).lower()
+    if shown not in (ALL, REFS):
+        raise BadRequest("Invalid snapshots: expected all or refs")
+    location = await tables.locate(path_table(request))
+    etag = _etag(request, location, shown)
+    if any(known.value in (etag, "*") for known in request.if_none_match or ()):
+        return web.Response(status=304, headers={"ETag": f'"{etag}"'})
+    return _table_answer(request, await tables.load(location), shown=shown)
+
+
+async def table_exists(request: web.Request) -> web.Response:
+    """Tell whether a table exists."""
+    await services(request).tables.locate(path_table(request))
+    return no_content()
+
+
+async def commit_table(request: web.Request) -> web.Response:
+    """Commit to a table."""
+    body = await read_json(request)
+    table = path_table(request)
+    if body.get("identifier") is not None and table_from_json(read_object(body, "identifier")) != table:
+        raise BadRequest(f"Invalid identifier: the path says {table}")
+    stored = await services(request).tables.commit(table, parse_commit(body))
+    return _table_answer(request, stored, with_config=False)
+
+
+async def drop_table(request: web.Request) -> web.Response:
+    """Drop a table. `purgeRequested` is accepted and logged; deleting the files is left to the client."""
+    await services(request).tables.drop(path_table(request), purge=query_bool(request, "purgeRequested"))
+    return no_content()
+
+
+async def rename_table(request: web.Request) -> web.Response:
+    """Rename a table, also into another namespace."""
+    body = await read_json(request)
+    source, destination = (table_from_json(read_object(body, key)) for key in ("source", "destination"))
+    await services(request).tables.rename(source, destination)
+    return no_content()
+
+
+async def register_table(request: web.Request) -> web.Response:
+    """Register a metadata file as a table."""
+    body = await read_json(request)
+    table = TableId(path_namespace(request), check_name(body.get("name"), "table name"))
+    stored = await services(request).tables.register(
+        table, read_text(body, "metadata-location"), overwrite=maybe_bool(body, "overwrite")
+    )
+    return _table_answer(request, stored)
+
+
+async def report_metrics(request: web.Request) -> web.Response:
+    """Take a report and forget it. Spark reports on a table before it exists, so the table is not looked up."""
+    await read_body(request)
+    return no_content()
+
+
+def parse_commit(body: JsonObject) -> Commit:
+    """Read the requirements and updates of one table.
+
+    Raises: BadRequest.
+    """
+    return Commit(
+        requirements=parse_requirements(read_objects(body, "requirements")),
+        updates=parse_updates(read_objects(body, "updates")),
+    )
+
+
+def client_config(warehouse: Warehouse) -> dict[str, str]:
+    """Say how clients reach the files, under the names that Java (client.region) and others (s3.region) read."""
+    if warehouse.is_local:
+        return {}
+    settings = warehouse.s3
+    config = {
+        "s3.endpoint": settings.endpoint,
+        "s3.path-style-access": "true" if settings.path_style else "",
+        "client.region": settings.region,
+        "s3.region": settings.region,
+    }
+    return {name: value for name, value in config.items() if value}
+
+
+def _identifier(table: TableId) -> JsonObject:
+    return {"namespace": table.namespace, "name": table.name}
+
+
+def _table_answer(
+    request: web.Request, stored: StoredMetadata, *, shown: str = ALL, with_config: bool = True
+) -> web.Response:
+    """Answer with a table's metadata, whose bytes go out as they are in the file."""
+    metadata = stored.raw if shown == ALL else orjson.dumps(only_referenced_snapshots(stored.document))
+    parts = [b'{"metadata-location":', orjson.dumps(stored.location), b',"metadata":', metadata]
+    if with_config:
+        parts += [b',"config":', orjson.dumps(client_config(services(request).warehouse))]
+    headers = {"ETag": f'"{_etag(request, stored.location, shown)}"'}
+    return web.Response(body=b"".join((*parts, b"}")), headers=headers, content_type="application/json")
+
+
+def _etag(request: web.Request, location: str, shown: str) -> str:
+    """Tag all that an answer depends on: the version, how much of it is shown, and the client configuration."""
+    facts = orjson.dumps([location, shown, client_config(services(request).warehouse)])
+    return hashlib.sha256(facts).hexdigest()[: 2 * _ETAG_BYTES]
+
+
+_TABLES = "namespaces/{namespace}/tables"
+_TABLE = f"{_TABLES}/{{table}}"
+
+ROUTES = (
+    Route("GET", _TABLES, list_tables),
+    Route("POST", _TABLES, create_table),
+    Route("GET", _TABLE, load_table),
+    Route("HEAD", _TABLE, table_exists),
+    Route("POST", _TABLE, commit_table),
+    Route("DELETE", _TABLE, drop_table),
+    Route("POST", f"{_TABLE}/metrics", report_metrics),
+    Route("POST", "namespaces/{namespace}/register", register_table),
+    Route("POST", "tables/rename", rename_table),
+)

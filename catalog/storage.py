@@ -1,0 +1,224 @@
+"""Files by location, on a local disk or S3. Owns durability of a write; knows nothing of what the files hold."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+from botocore.exceptions import BotoCoreError, ClientError
+
+from catalog.config import S3Settings
+from catalog.errors import FileMissing, StorageFailed
+from catalog.locations import parse_location
+
+# Syncs of different tables overlap; more threads than this only queue at the disk.
+_LOCAL_THREADS = 4
+# On top of our own timeout: a request that the store drops is worth one more try, not many.
+_S3_ATTEMPTS = 3
+
+_NOT_FOUND = ("404", "NoSuchKey", "NotFound")
+
+_T = TypeVar("_T")
+
+
+class Files(Protocol):
+    """Whole files by location. Every method raises StorageFailed when the store does not do what was asked."""
+
+    async def open(self) -> None:
+        """Start; nothing else may be called before."""
+
+    async def close(self) -> None:
+        """Stop, after which nothing else may be called."""
+
+    async def read(self, location: str, *, max_bytes: int) -> bytes:
+        """Read a file.
+
+        Raises: FileMissing; StorageFailed, also for a file larger than `max_bytes`.
+        """
+
+    async def write(self, location: str, body: bytes) -> None:
+        """Write a new file; when this returns the file survives a crash."""
+
+    async def delete(self, location: str) -> None:
+        """Delete a file; one that is gone already is fine."""
+
+    async def exists(self, location: str) -> bool:
+        """Tell whether a file exists."""
+
+    async def prepare(self, directory: str) -> None:
+        """Make a directory with its parents, where there are directories."""
+
+
+def missing(location: str) -> FileMissing:
+    """Make the error for a file that is not there, in the words of Iceberg's clients."""
+    return FileMissing(f"Failed to open input stream for file: {location}")
+
+
+class LocalFiles:
+    """Files on a local disk: written beside their place, synced, then moved there, then the directory synced."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(_LOCAL_THREADS, thread_name_prefix="catalog-files")
+
+    async def open(self) -> None:
+        """Nothing to open."""
+
+    async def close(self) -> None:
+        """Wait for running work, then end the threads."""
+        await asyncio.to_thread(self._executor.shutdown)
+
+    async def read(self, location: str, *, max_bytes: int) -> bytes:
+        """Read a file."""
+        return await self._run(location, lambda path: _read(path, max_bytes))
+
+    async def write(self, location: str, body: bytes) -> None:
+        """Write a file. Cancelling this leaves the work going on in its thread."""
+        await self._run(location, lambda path: _write(path, body))
+
+    async def delete(self, location: str) -> None:
+        """Delete a file."""
+        await self._run(location, lambda path: path.unlink(missing_ok=True))
+
+    async def exists(self, location: str) -> bool:
+        """Tell whether a file exists."""
+        return await self._run(location, Path.is_file)
+
+    async def prepare(self, directory: str) -> None:
+        """Make a directory that survives a crash."""
+        await self._run(directory, _make_directory)
+
+    async def _run(self, location: str, work: Callable[[Path], _T]) -> _T:
+        path = Path(parse_location(location).path)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work, path)
+        except FileNotFoundError as error:
+            raise missing(location) from error
+        except OSError as error:
+            raise StorageFailed(f"Storage failed: {error.strerror}: {location}") from error
+
+
+class S3Files:
+    """Files on S3 or what speaks its protocol; one put is atomic and durable there."""
+
+    def __init__(self, settings: S3Settings, *, timeout_s: float) -> None:
+        self._settings = settings
+        self._timeout_s = timeout_s
+        self._client: Any = None
+        self._exits = contextlib.AsyncExitStack()
+
+    async def open(self) -> None:
+        """Make the client; connections come with the first request."""
+        settings = self._settings
+        style = "path" if settings.path_style else "auto"
+        context = get_session().create_client(
+            "s3",
+            endpoint_url=settings.endpoint or None,
+            region_name=settings.region or None,
+            aws_access_key_id=settings.access_key_id or None,
+            aws_secret_access_key=settings.secret_access_key or None,
+            config=AioConfig(s3={"addressing_style": style}, retries={"total_max_attempts": _S3_ATTEMPTS}),
+        )
+        self._client = await self._exits.enter_async_context(context)
+
+    async def close(self) -> None:
+        """Close connections."""
+        await self._exits.aclose()
+
+    async def read(self, location: str, *, max_bytes: int) -> bytes:
+        """Read an object."""
+
+        async def get(bucket: str, key: str) -> bytes:
+            answer = await self._client.get_object(Bucket=bucket, Key=key)
+            async with answer["Body"] as stream:
+                if answer["ContentLength"] > max_bytes:
+                    raise StorageFailed(f"File is larger than {max_bytes} bytes: {location}")
+                body: bytes = await stream.read()
+                return body
+
+        content: bytes = await self._run(location, get)
+        return content
+
+    async def write(self, location: str, body: bytes) -> None:
+        """Put an object. Cancelling this leaves it unknown whether the object is there."""
+        await self._run(location, lambda bucket, key: self._client.put_object(Bucket=bucket, Key=key, Body=body))
+
+    async def delete(self, location: str) -> None:
+        """Delete an object."""
+        await self._run(location, lambda bucket, key: self._client.delete_object(Bucket=bucket, Key=key))
+
+    async def exists(self, location: str) -> bool:
+        """Tell whether an object exists."""
+        try:
+            await self._run(location, lambda bucket, key: self._client.head_object(Bucket=bucket, Key=key))
+        except FileMissing:
+            return False
+        return True
+
+    async def prepare(self, directory: str) -> None:
+        """Do nothing: S3 has no directories."""
+
+    async def _run(self, location: str, call: Callable[[str, str], Any]) -> Any:
+        place = parse_location(location)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await call(place.container, place.path.lstrip("/"))
+        except ClientError as error:
+            code = error.response.get("Error", {}).get("Code", "")
+            if code in _NOT_FOUND:
+                raise missing(location) from error
+            raise StorageFailed(f"Storage failed: {code}: {location}") from error
+        except (BotoCoreError, OSError, TimeoutError) as error:
+            raise StorageFailed(f"Storage failed: {type(error).__name__}: {location}") from error
+
+
+def _read(path: Path, max_bytes: int) -> bytes:
+    with path.open("rb") as file:
+        body = file.read(max_bytes + 1)
+    if len(body) > max_bytes:
+        raise StorageFailed(f"File is larger than {max_bytes} bytes: {path}")
+    return body
+
+
+def _write(path: Path, body: bytes) -> None:
+    """Write, sync, move, sync the directory. A crash before the move leaves a temporary file, after it the file."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        file = temporary.open("xb")
+    except FileNotFoundError:
+        _make_directory(path.parent)
+        file = temporary.open("xb")
+    try:
+        with file:
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_directory(path.parent)
+
+
+def _make_directory(path: Path) -> None:
+    """Make a directory and its parents, syncing the parent of each one made so that it survives a crash."""
+    absent = [path] if not path.is_dir() else []
+    while absent and not absent[-1].parent.is_dir():
+        absent.append(absent[-1].parent)
+    for directory in reversed(absent):
+        directory.mkdir(exist_ok=True)
+        _sync_directory(directory.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""Names and metadata pointers, with compare-and-swap."""

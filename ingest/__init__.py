@@ -1,0 +1,1 @@
+"""From the socket to the log: wire protocol, sessions, admission, deduplication, acks, control plane and CLI."""

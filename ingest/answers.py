@@ -1,0 +1,146 @@
+"""What the data plane says back. Owns the choice of status and the wording; plain values in, messages out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ingest.config import IngestConfig
+from ingest.errors import ProtocolError
+from ingest.offers import Duplicate, Durable, NackReason, Refused
+from ingest.protocol import (
+    Ack,
+    AckDetails,
+    BufferStats,
+    Connect,
+    FlushRequest,
+    FlushResponse,
+    Heartbeat,
+    Limits,
+    Nack,
+    Pong,
+    Status,
+)
+from writer.changes import Position
+
+# Above this share of the log's budget acks ask clients to slow down, in time for them to do so before it is full.
+SLOW_DOWN_UTILIZATION = 0.8
+SLOW_DOWN_MAX_DELAY_MS = 500
+
+ENCODINGS = ["json"]
+
+
+def status(
+    message: Connect,
+    *,
+    durable: Position | None,
+    committed: Position | None,
+    log_bytes: int,
+    log_max_bytes: int,
+    connected_sources: int,
+    limits: Limits,
+    now: float,
+) -> Status:
+    """Answer connect with the resume point. Positions of an earlier epoch say nothing about this one."""
+    return Status(
+        timestamp=_ms(now),
+        state="receiving",
+        buffer=BufferStats(total_size_bytes=log_bytes, utilization=log_bytes / log_max_bytes),
+        connected_sources=connected_sources,
+        limits=limits,
+        encodings=ENCODINGS,
+        epoch=message.epoch,
+        last_durable_sequence=_sequence_in(durable, message.epoch),
+        last_committed_sequence=_sequence_in(committed, message.epoch),
+        correlation_id=message.correlation_id,
+    )
+
+
+def limits(config: IngestConfig) -> Limits:
+    """Tell what the server takes."""
+    return Limits(max_message_size=config.frame_max_bytes, max_event_size=config.event_max_bytes)
+
+
+def ack(
+    verdict: Durable | Duplicate | None,
+    *,
+    number: int,
+    correlation_id: str | None,
+    utilization: float,
+    now: float,
+) -> Ack:
+    """Acknowledge a batch that is durable; None stands for a batch without changes."""
+    if isinstance(verdict, Duplicate):
+        return Ack(
+            timestamp=_ms(now),
+            sequence_number=number,
+            status="duplicate",
+            correlation_id=correlation_id,
+            last_durable_sequence=verdict.mark_sequence,
+        )
+    slow_down = utilization > SLOW_DOWN_UTILIZATION
+    return Ack(
+        timestamp=_ms(now),
+        sequence_number=number,
+        status="buffered" if slow_down else "ok",
+        batch_id=str(verdict.offset) if verdict is not None else None,
+        correlation_id=correlation_id,
+        details=AckDetails(
+            events_processed=verdict.changes if verdict is not None else 0,
+            buffer_utilization=round(utilization, 4),
+            suggested_delay_ms=int(utilization * SLOW_DOWN_MAX_DELAY_MS) if slow_down else None,
+        ),
+    )
+
+
+def pong(message: Heartbeat, *, now: float) -> Pong:
+    """Answer a heartbeat."""
+    return Pong(timestamp=message.timestamp, server_time=_ms(now), correlation_id=message.correlation_id)
+
+
+def flush_response(message: FlushRequest, result: Mapping[str, Any], *, now: float) -> FlushResponse:
+    """Answer a flush request after the commits."""
+    return FlushResponse(timestamp=_ms(now), result=result, correlation_id=message.correlation_id)
+
+
+def refusal_nack(refused: Refused, number: int, correlation_id: str | None, *, now: float) -> Nack:
+    """Refuse a batch that the intake did not take."""
+    return Nack(
+        timestamp=_ms(now),
+        sequence_number=number,
+        reason=refused.reason.value,
+        error_message=refused.message,
+        should_retry=refused.retry,
+        retry_delay_ms=refused.retry_delay_ms,
+        correlation_id=correlation_id,
+    )
+
+
+def protocol_nack(error: ProtocolError, *, now: float) -> Nack:
+    """Refuse a message that breaks the protocol; only one that came too early is worth sending again."""
+    return Nack(
+        timestamp=_ms(now),
+        sequence_number=error.sequence_number,
+        reason=error.reason,
+        error_message=str(error),
+        should_retry=error.reason == NackReason.INVALID_SEQUENCE.value,
+        correlation_id=error.correlation_id,
+    )
+
+
+def stale_epoch(epoch: int, known: int) -> ProtocolError:
+    """Refuse a source that comes with an epoch that is over."""
+    return ProtocolError(NackReason.INVALID_SEQUENCE.value, f"epoch: expected at least {known}, got {epoch}")
+
+
+def too_many_flushes(limit: int) -> ProtocolError:
+    """Refuse a flush while earlier ones of this connection are still running."""
+    return ProtocolError(NackReason.INVALID_FORMAT.value, f"flush_request: {limit} are already running; wait for them")
+
+
+def _sequence_in(position: Position | None, epoch: int) -> int | None:
+    return position.sequence if position is not None and position.epoch == epoch else None
+
+
+def _ms(now: float) -> int:
+    return int(now * 1_000)

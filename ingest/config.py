@@ -1,0 +1,253 @@
+"""The whole configuration: every part's settings, and where each value came from. Owns the sections and the loading.
+
+Later origins win: defaults, then the TOML file, then LAKEFEED_<SECTION>_<KEY> in the environment, then flags. A key
+that nobody knows is an error wherever it stands, because a misspelt setting must not be a silent default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import tomllib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from catalog.config import CatalogConfig
+from ingest.errors import ConfigError
+from writer.config import MIB, LogConfig, StorageConfig, WriterConfig, check
+
+ENVIRONMENT_PREFIX = "LAKEFEED_"
+DEFAULT_FILE = Path("lakefeed.toml")
+
+_PORT_MAX = 65_535
+_BYTES = re.compile(r"(\d+)\s*(KiB|MiB|GiB)?")
+_BYTE_UNITS = {None: 1, "KiB": 1024, "MiB": MIB, "GiB": 1024 * MIB}
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Addresses, the data directory and the node's name."""
+
+    host: str = field(
+        default="127.0.0.1", metadata={"why": "both listeners bind here; loopback, because nothing is protected yet"}
+    )
+    http_port: int = field(
+        default=8181, metadata={"why": "control plane and Iceberg REST catalog; 0 takes any free port"}
+    )
+    ws_port: int = field(default=8182, metadata={"why": "data plane, path /ws; 0 takes any free port"})
+    data_dir: str = field(default="data", metadata={"why": "log, SQLite catalog and, by default, the warehouse"})
+    node_id: str = field(
+        default="",
+        metadata={"why": "name in progress markers; empty means one made at first start and kept in data_dir"},
+    )
+    shutdown_deadline_s: float = field(
+        default=30.0, metadata={"why": "how long SIGTERM waits for the last flush; what is left stays in the log"}
+    )
+    stalled_after_s: float = field(
+        default=120.0,
+        metadata={"why": "/health/ready fails when durable changes have waited this long without a commit"},
+    )
+
+    def __post_init__(self) -> None:
+        check(bool(self.host), "host must not be empty")
+        for name in ("http_port", "ws_port"):
+            check(0 <= getattr(self, name) <= _PORT_MAX, f"{name} must be between 0 and {_PORT_MAX}")
+        check(self.shutdown_deadline_s >= 0, "shutdown_deadline_s must not be negative")
+        check(self.stalled_after_s > 0, "stalled_after_s must be positive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestConfig:
+    """What clients may send."""
+
+    frame_max_bytes: int = field(
+        default=4 * MIB, metadata={"why": "largest WebSocket message; larger ones close the connection with 1009"}
+    )
+    event_max_bytes: int = field(default=MIB, metadata={"why": "largest single change; larger ones are refused"})
+    queue_max_bytes: int = field(
+        default=32 * MIB,
+        metadata={"why": "batches waiting for the log, of all clients; beyond it sockets are not read"},
+    )
+    in_flight_max_batches: int = field(
+        default=256, metadata={"why": "unanswered batches per connection; beyond it the socket is not read"}
+    )
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):
+            check(getattr(self, item.name) > 0, f"{item.name} must be positive")
+        check(self.event_max_bytes <= self.frame_max_bytes, "event_max_bytes must not be above frame_max_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All sections."""
+
+    server: ServerConfig = field(default_factory=ServerConfig)
+    ingest: IngestConfig = field(default_factory=IngestConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    writer: WriterConfig = field(default_factory=WriterConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
+    catalog: CatalogConfig = field(default_factory=CatalogConfig)
+
+    def __post_init__(self) -> None:
+        check(
+            self.log.segment_max_bytes >= 4 * self.ingest.frame_max_bytes,
+            "log.segment_max_bytes must be at least four times ingest.frame_max_bytes",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The configuration and, per `section.key`, where its value came from."""
+
+    config: Config
+    origins: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class _Given:
+    """Values by section as they were found, before they are checked together."""
+
+    values: dict[str, dict[str, Any]] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+
+    def put(self, key: str, value: Any, *, origin: str) -> None:
+        section, name = key.split(".")
+        self.values.setdefault(section, {})[name] = value
+        self.origins[key] = origin
+
+
+def section_types() -> dict[str, type]:
+    """Map each section's name to its dataclass."""
+    return typing.get_type_hints(Config)
+
+
+def known_keys() -> dict[str, type]:
+    """Map every `section.key` to the type of its value."""
+    return {
+        f"{section}.{name}": kind
+        for section, cls in section_types().items()
+        for name, kind in typing.get_type_hints(cls).items()
+    }
+
+
+def load_config(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Loaded:
+    """Read file, environment and flags (`section.key` -> value, None = not given) into one checked configuration.
+
+    Raises: ConfigError.
+    """
+    given = _Given()
+    _take_file(path, given)
+    _take_environment(environ, given)
+    for key, value in (flags or {}).items():
+        if value is not None:
+            given.put(key, value, origin=f"--{key.split('.')[1].replace('_', '-')}")
+    return Loaded(_build(given), given.origins)
+
+
+def _take_file(path: Path | None, given: _Given) -> None:
+    if path is None and not DEFAULT_FILE.exists():
+        return
+    path = path or DEFAULT_FILE
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration: file={path} error={error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"not valid TOML: file={path} error={error}") from error
+    for section, table in document.items():
+        if not isinstance(table, dict):
+            raise ConfigError(
+                f"settings stand in sections: file={path} key={section}{_nearest(section, _as_keys(section))}"
+            )
+        for name, value in table.items():
+            key = f"{section}.{name}"
+            given.put(key, _checked(key, value, where=str(path)), origin=str(path))
+
+
+def _take_environment(environ: Mapping[str, str], given: _Given) -> None:
+    by_variable = {f"{ENVIRONMENT_PREFIX}{key.replace('.', '_').upper()}": key for key in known_keys()}
+    for variable, text in environ.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        if variable not in by_variable:
+            raise ConfigError(f"unknown setting: environment={variable}{_nearest(variable, by_variable)}")
+        key = by_variable[variable]
+        given.put(key, _parsed(key, text, where=variable), origin=variable)
+
+
+def _build(given: _Given) -> Config:
+    sections = {}
+    for section, cls in section_types().items():
+        try:
+            sections[section] = cls(**given.values.get(section, {}))
+        except ValueError as error:
+            raise ConfigError(f"{section}.{error}") from error
+    try:
+        return Config(**sections)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _checked(key: str, value: Any, *, where: str) -> Any:
+    kind = _kind_of(key, where)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind is int and isinstance(value, str):
+        return _parsed(key, value, where=where)
+    if type(value) is not kind:
+        raise ConfigError(f"wrong type: key={key} in={where} expected={kind.__name__} got={type(value).__name__}")
+    return value
+
+
+def _parsed(key: str, text: str, *, where: str) -> Any:
+    kind = _kind_of(key, where)
+    if kind is str:
+        return text
+    try:
+        return _PARSERS[kind](text)
+    except ValueError as error:
+        raise ConfigError(f"wrong value: key={key} in={where} expected={kind.__name__}") from error
+
+
+def _kind_of(key: str, where: str) -> type:
+    keys = known_keys()
+    if key not in keys:
+        raise ConfigError(f"unknown setting: key={key} in={where}{_nearest(key, keys)}")
+    return keys[key]
+
+
+def _nearest(key: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else "; `lakefeed config` lists all"
+
+
+def _as_keys(name: str) -> dict[str, type]:
+    """Prefer keys of the same bare name: someone forgot the section."""
+    keys = known_keys()
+    return {key: kind for key, kind in keys.items() if key.endswith(f".{name}")} or keys
+
+
+def _parse_int(text: str) -> int:
+    """Read a whole number, in bytes also as 64MiB."""
+    match = _BYTES.fullmatch(text.strip())
+    if match is None:
+        return int(text)
+    return int(match[1]) * _BYTE_UNITS[match[2]]
+
+
+def _parse_bool(text: str) -> bool:
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    raise ValueError(text)
+
+
+_PARSERS: Mapping[type, Any] = {int: _parse_int, float: float, bool: _parse_bool}

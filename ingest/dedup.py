@@ -1,0 +1,114 @@
+"""Which changes of a source were already taken. Owns the high-water marks; durability belongs to the log.
+
+A change is new if its position is above its source's mark. Deciding changes nothing: a mark moves in `record`, which
+the intake calls only after the log is synced, so a batch that failed to become durable is still new when it returns.
+
+A refused batch leaves a *gap*: changes behind it would lift the mark over it, and its return would look like a
+duplicate. So the source is held at the refused sequence until it sends that sequence again or connects anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ingest.offers import Duplicate, NackReason, Offer, Refused
+from writer.changes import Position, SourceId
+
+# Below every sequence, so that a new source's first change is above its mark.
+BEFORE_ALL = -1
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(dict[str, tuple[int, int]]).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """An offer to be logged: only its changes above `after_sequence` are new."""
+
+    offer: Offer
+    after_sequence: int
+
+    @property
+    def changes(self) -> int:
+        """Count what is new."""
+        return self.offer.changes_after(self.after_sequence)
+
+
+@dataclass(slots=True)
+class Dedup:
+    """The marks of all sources, and the gaps that refused batches left."""
+
+    _marks: dict[SourceId, Position] = field(default_factory=dict)
+    _gaps: dict[SourceId, Position] = field(default_factory=dict)
+
+    def mark(self, source: SourceId) -> Position | None:
+        """Tell how far a source is durable, or None if it is not known."""
+        return self._marks.get(source)
+
+    def marks(self) -> Mapping[SourceId, Position]:
+        """Show all marks."""
+        return self._marks
+
+    def decide(self, offers: Sequence[Offer]) -> list[Fresh | Duplicate | Refused]:
+        """Judge offers in order, each as if those before it were already recorded. Changes no mark."""
+        ahead: dict[SourceId, Position] = {}
+        return [self._judge(offer, ahead) for offer in offers]
+
+    def _judge(self, offer: Offer, ahead: dict[SourceId, Position]) -> Fresh | Duplicate | Refused:
+        mark = ahead.get(offer.source) or self._marks.get(offer.source) or Position(offer.epoch, BEFORE_ALL)
+        if offer.epoch < mark.epoch:
+            return Refused(
+                NackReason.INVALID_SEQUENCE,
+                f"epoch is over: epoch={offer.epoch} known={mark.epoch}",
+                retry=False,
+            )
+        gap = self._gaps.get(offer.source)
+        if gap is not None and Position(offer.epoch, offer.first_sequence) > gap:
+            return Refused(
+                NackReason.INVALID_SEQUENCE,
+                f"an earlier batch was refused and must come first: expected_sequence={gap.sequence}"
+                f" first_sequence={offer.first_sequence}",
+                retry=True,
+            )
+        after = mark.sequence if mark.epoch == offer.epoch else BEFORE_ALL
+        if offer.last_sequence <= after:
+            return Duplicate(after)
+        ahead[offer.source] = Position(offer.epoch, offer.last_sequence)
+        return Fresh(offer, after)
+
+    def record(self, fresh: Iterable[Fresh]) -> None:
+        """Lift the marks over offers that are now durable, and close the gaps they fill."""
+        for item in fresh:
+            position = Position(item.offer.epoch, item.offer.last_sequence)
+            self._marks[item.offer.source] = position
+            gap = self._gaps.get(item.offer.source)
+            if gap is not None and position >= gap:
+                del self._gaps[item.offer.source]
+
+    def hold(self, refused: Iterable[Offer]) -> None:
+        """Remember the first refused position of each source, so that nothing overtakes it."""
+        for offer in refused:
+            position = Position(offer.epoch, offer.first_sequence)
+            self._gaps[offer.source] = min(position, self._gaps.get(offer.source, position))
+
+    def release(self, source: SourceId) -> None:
+        """Forget a source's gap: it has connected anew and been told where to resume."""
+        self._gaps.pop(source, None)
+
+    def restore(self, source: SourceId, position: Position) -> None:
+        """Take a position from the log at start."""
+        known = self._marks.get(source)
+        if known is None or position > known:
+            self._marks[source] = position
+
+    def encode_marks(self) -> bytes:
+        """Lay out all marks as the head of a log segment."""
+        return _encode({source: (mark.epoch, mark.sequence) for source, mark in self._marks.items()})
+
+
+def decode_marks(head: bytes) -> dict[SourceId, Position]:
+    """Read the marks from the head of a log segment."""
+    return {SourceId(source): Position(*mark) for source, mark in _decode(head).items()}

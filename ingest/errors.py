@@ -1,0 +1,25 @@
+"""Errors of ingest, by what the caller does next."""
+
+from __future__ import annotations
+
+
+class IngestError(Exception):
+    """Base of all errors that this package raises on purpose."""
+
+
+class ProtocolError(IngestError):
+    """A message breaks the protocol: refuse it with this reason; the connection may go on."""
+
+    def __init__(self, reason: str, message: str, *, sequence_number: int = 0) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.sequence_number = sequence_number
+        self.correlation_id: str | None = None
+
+
+class ConfigError(IngestError):
+    """The configuration cannot be used: say what and where, and do not start."""
+
+
+class PushError(IngestError):
+    """The service refused what was pushed, or went away: show the message and stop."""

@@ -1,0 +1,150 @@
+"""The control plane: /status, /flush, /health and /metrics. Owns their JSON; the numbers belong to the parts.
+
+The Iceberg REST catalog is mounted beside them under /v1 by service.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from ingest.config import ServerConfig
+from ingest.intake import Intake
+from ingest.metrics import IngestMetrics
+from ingest.server import Connection, DataPlane
+from writer.feed import Feed
+
+# A flush that takes longer goes on; only the caller stops waiting.
+FLUSH_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the control plane looks at."""
+
+    config: ServerConfig
+    version: str
+    node: str
+    started_at: float
+    data_plane: DataPlane
+    intake: Intake
+    feed: Feed
+    registry: CollectorRegistry
+    metrics: IngestMetrics
+
+
+PARTS: web.AppKey[Parts] = web.AppKey("parts", Parts)
+
+
+def build_control_plane(parts: Parts) -> web.Application:
+    """Build the application with the control plane's own routes."""
+    app = web.Application()
+    app[PARTS] = parts
+    app.router.add_get("/", _index)
+    app.router.add_get("/status", _status)
+    app.router.add_post("/flush", _flush)
+    app.router.add_get("/health", _ready)
+    app.router.add_get("/health/ready", _ready)
+    app.router.add_get("/health/live", _live)
+    app.router.add_get("/metrics", _metrics)
+    return app
+
+
+async def _index(request: web.Request) -> web.Response:
+    return _json(
+        {
+            "service": "lakefeed",
+            "version": request.app[PARTS].version,
+            "endpoints": ["/v1/config", "/status", "/flush", "/health/live", "/health/ready", "/metrics"],
+        }
+    )
+
+
+async def _live(request: web.Request) -> web.Response:
+    del request
+    return _json({"status": "live"})
+
+
+async def _ready(request: web.Request) -> web.Response:
+    parts = request.app[PARTS]
+    problems = parts.feed.problems(now=time.monotonic(), stalled_after_s=parts.config.stalled_after_s)
+    return _json({"status": "not ready" if problems else "ready", "problems": problems}, 503 if problems else 200)
+
+
+async def _metrics(request: web.Request) -> web.Response:
+    body = generate_latest(request.app[PARTS].registry)
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def _flush(request: web.Request) -> web.Response:
+    parts = request.app[PARTS]
+    table = request.query.get("table")
+    if table is not None and not parts.feed.knows(table):
+        return _json({"success": False, "error": f"no such table here: table={table}"}, 404)
+    try:
+        async with asyncio.timeout(FLUSH_TIMEOUT_S):
+            report = await parts.feed.flush(table)
+    except TimeoutError:
+        problems = parts.feed.problems(now=time.monotonic(), stalled_after_s=0)
+        return _json({"success": False, "error": "not committed in time; it goes on", "problems": problems}, 504)
+    return _json(report.to_json())
+
+
+async def _status(request: web.Request) -> web.Response:
+    return _json(build_status(request.app[PARTS], now=time.time()))
+
+
+def build_status(parts: Parts, *, now: float) -> dict[str, Any]:
+    """Gather the state of all parts."""
+    connections = parts.data_plane.connections()
+    return {
+        "state": "receiving",
+        "version": parts.version,
+        "node": parts.node,
+        "uptimeSeconds": round(now - parts.started_at, 3),
+        "connectedSources": len({c.session.source for c in connections if c.session.source}),
+        "connections": len(connections),
+        "buffer": parts.feed.buffer_status(),
+        "log": parts.feed.log_status(),
+        "sources": _sources(parts, connections),
+        "tables": parts.feed.table_status(now=time.monotonic()),
+        "problems": parts.feed.problems(now=time.monotonic(), stalled_after_s=parts.config.stalled_after_s),
+    }
+
+
+def _sources(parts: Parts, connections: list[Connection]) -> list[dict[str, Any]]:
+    by_source = {c.session.source: c for c in connections}
+    return [
+        {
+            "sourceDoId": source,
+            "epoch": durable.epoch,
+            "lastDurableSequence": durable.sequence,
+            "lastCommittedSequence": committed.sequence
+            if (committed := parts.feed.committed_position(source))
+            else None,
+            "connected": source in by_source,
+            **(_connection(by_source[source]) if source in by_source else {}),
+        }
+        for source, durable in sorted(parts.intake.sources().items())
+    ]
+
+
+def _connection(connection: Connection) -> dict[str, Any]:
+    return {
+        "remote": connection.remote,
+        "connectedAt": int(connection.connected_at * 1_000),
+        "lastActivityAt": int(connection.last_activity_at * 1_000),
+        "batchesReceived": connection.batches,
+        "eventsReceived": connection.changes,
+    }
+
+
+def _json(document: Mapping[str, Any], status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(document), status=status, content_type="application/json")

@@ -1,0 +1,39 @@
+"""Metrics of the way from the socket to the log. Owns their names; values are counted where things happen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from ingest.dedup import Fresh
+
+_ACK_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
+class IngestMetrics:
+    """One instance per service, on that service's registry, so that two services in one process do not mix."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        self.received_changes = counter("ingest_received_changes_total", "Changes that arrived and passed their checks")
+        self.received_bytes = counter("ingest_received_bytes_total", "Bytes of frames that arrived")
+        self.durable_changes = counter("ingest_durable_changes_total", "Changes in the synced log")
+        self.durable_bytes = counter("ingest_durable_bytes_total", "Bytes of frames in the synced log")
+        self.duplicate_changes = counter("ingest_duplicate_changes_total", "Changes that had been taken before")
+        self.nacks = counter("ingest_nacks_total", "Messages refused, by reason", "reason")
+        self.connections = Gauge("ingest_connections", "Open WebSocket connections", registry=registry)
+        self.event_loop_lag_s = Gauge(
+            "ingest_event_loop_lag_seconds", "How late the event loop ran its last timer", registry=registry
+        )
+        self.ack_s = Histogram(
+            "ingest_ack_seconds", "From a batch's arrival to its ack", buckets=_ACK_BUCKETS_S, registry=registry
+        )
+
+    def count_durable(self, fresh: Sequence[Fresh]) -> None:
+        """Count offers that the log has synced.."""
+        self.durable_changes.inc(sum(item.changes for item in fresh))
+        self.durable_bytes.inc(sum(len(item.offer.body) for item in fresh))
+        self.duplicate_changes.inc(sum(len(item.offer.sequences) - item.changes for item in fresh))

@@ -1,0 +1,82 @@
+"""What a session offers to the log, and the verdicts it can get back. Plain values, no behaviour.
+
+Offer --intake--> Durable    the log is synced; some changes may have been taken before
+              --> Duplicate  every change was durable before; nothing was written
+              --> Refused    nothing of it was taken; `retry` says whether sending it again can help
+"""
+
+from __future__ import annotations
+
+import bisect
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from writer.changes import SourceId
+from writer.frames import Encoding
+
+
+class NackReason(enum.Enum):
+    """Why a message is refused. The values are the wire protocol's."""
+
+    BUFFER_FULL = "buffer_full"
+    INVALID_FORMAT = "invalid_format"
+    INVALID_SEQUENCE = "invalid_sequence"
+    EVENT_TOO_LARGE = "event_too_large"
+    SHUTTING_DOWN = "shutting_down"
+    INTERNAL_ERROR = "internal_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One batch that passed its own checks, on its way to the log. `sequences` rise and are not empty."""
+
+    source: SourceId
+    epoch: int
+    sequences: Sequence[int]
+    received_at_us: int
+    encoding: Encoding
+    body: bytes
+
+    @property
+    def first_sequence(self) -> int:
+        """Where the batch begins."""
+        return self.sequences[0]
+
+    @property
+    def last_sequence(self) -> int:
+        """Where the batch ends."""
+        return self.sequences[-1]
+
+    def changes_after(self, sequence: int) -> int:
+        """Count the changes above a sequence."""
+        return len(self.sequences) - bisect.bisect_right(self.sequences, sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """The log holds the batch, of which `changes` were new; the others had been taken before and are left out."""
+
+    offset: int
+    changes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """All changes of the batch were durable before, up to `mark_sequence`."""
+
+    mark_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Nothing of the batch was taken."""
+
+    reason: NackReason
+    message: str
+    retry: bool
+    retry_delay_ms: int | None = None
+
+
+Verdict: TypeAlias = Durable | Duplicate | Refused

@@ -1,0 +1,346 @@
+"""The wire protocol, version 1. Owns the messages, their checks and what one connection may say when.
+
+Frames are JSON objects told apart by `type`. A session goes through
+
+    OPEN --connect | first cdc_batch--> BOUND (to one source) --disconnect--> ENDED
+
+and in every state but ENDED takes heartbeats and flush requests. Wrong messages raise ProtocolError and change nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import operator
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from ingest.errors import ProtocolError
+from ingest.offers import NackReason, Offer
+from writer.changes import SourceId
+from writer.envelope import ADMISSION_HEADROOM_FRAMES, Batch, NonEmpty, Sequence, TimestampMs
+from writer.frames import Encoding
+
+PROTOCOL_VERSION = 1
+
+# Longer names do not fit the object keys and file names that are built from them.
+NAME_MAX_CHARS = 255
+SOURCE_ID_MAX_CHARS = 255
+
+_NAME_PART = re.compile(r"[^\x00-\x1f\x7f./\\%?#]{1,255}")
+
+
+class Connect(msgspec.Struct, rename="camel", tag_field="type", tag="connect"):
+    """Bind the connection to a source and ask where to resume."""
+
+    source_do_id: NonEmpty
+    timestamp: TimestampMs = 0
+    source_shard_name: str | None = None
+    last_ack_sequence: int = 0
+    protocol_version: int = PROTOCOL_VERSION
+    epoch: Sequence = 0
+    capabilities: dict[str, Any] = {}
+    correlation_id: str | None = None
+
+
+class Heartbeat(msgspec.Struct, rename="camel", tag_field="type", tag="heartbeat"):
+    """Ask for a pong."""
+
+    timestamp: TimestampMs = 0
+    source_do_id: str = ""
+    last_ack_sequence: int = 0
+    pending_events: int = 0
+    correlation_id: str | None = None
+
+
+class FlushRequest(msgspec.Struct, rename="camel", tag_field="type", tag="flush_request"):
+    """Ask that everything durable be committed."""
+
+    timestamp: TimestampMs = 0
+    source_do_id: str = ""
+    reason: Literal["manual", "shutdown", "buffer_full", "time_threshold"] = "manual"
+    correlation_id: str | None = None
+
+
+class Disconnect(msgspec.Struct, rename="camel", tag_field="type", tag="disconnect"):
+    """Say goodbye; the server closes."""
+
+    timestamp: TimestampMs = 0
+    source_do_id: str | None = None
+    reason: str | None = None
+    correlation_id: str | None = None
+
+
+ClientMessage: TypeAlias = Connect | Batch | Heartbeat | FlushRequest | Disconnect
+
+
+class Limits(msgspec.Struct, rename="camel"):
+    """What the server takes, told at connect so that a client need not find out by being refused."""
+
+    max_message_size: int
+    max_event_size: int
+
+
+class BufferStats(msgspec.Struct, rename="camel", omit_defaults=True):
+    """How full the log is."""
+
+    total_size_bytes: int
+    utilization: float
+    event_count: int = 0
+
+
+class Status(msgspec.Struct, rename="camel", tag_field="type", tag="status", omit_defaults=True):
+    """Answer to connect: the resume point of the source, and the state of the service."""
+
+    timestamp: int
+    state: str
+    buffer: BufferStats
+    connected_sources: int
+    limits: Limits
+    encodings: list[str]
+    epoch: int
+    last_durable_sequence: int | None = None
+    last_committed_sequence: int | None = None
+    correlation_id: str | None = None
+
+
+class AckDetails(msgspec.Struct, rename="camel", omit_defaults=True):
+    """Numbers beside an ack. `duplicates` are changes of this batch that had been taken before."""
+
+    events_processed: int
+    buffer_utilization: float
+    duplicates: int | None = None
+    suggested_delay_ms: int | None = None
+
+
+class Ack(msgspec.Struct, rename="camel", tag_field="type", tag="ack", omit_defaults=True):
+    """The batch is durable (`ok`, `buffered`), or was before (`duplicate`)."""
+
+    timestamp: int
+    sequence_number: int
+    status: str
+    batch_id: str | None = None
+    correlation_id: str | None = None
+    last_durable_sequence: int | None = None
+    details: AckDetails | None = None
+
+
+class Nack(msgspec.Struct, rename="camel", tag_field="type", tag="nack", omit_defaults=True):
+    """The message was refused and changed nothing."""
+
+    timestamp: int
+    sequence_number: int
+    reason: str
+    error_message: str
+    should_retry: bool
+    retry_delay_ms: int | None = None
+    correlation_id: str | None = None
+
+
+class Pong(msgspec.Struct, rename="camel", tag_field="type", tag="pong", omit_defaults=True):
+    """Answer to a heartbeat; `timestamp` echoes the client's."""
+
+    timestamp: int
+    server_time: int
+    correlation_id: str | None = None
+
+
+class FlushResponse(msgspec.Struct, rename="camel", tag_field="type", tag="flush_response", omit_defaults=True):
+    """What a flush committed; sent after the commits."""
+
+    timestamp: int
+    result: Mapping[str, Any]
+    correlation_id: str | None = None
+
+
+ServerMessage: TypeAlias = Status | Ack | Nack | Pong | FlushResponse
+
+_decode = msgspec.json.Decoder(ClientMessage).decode
+encode_message = msgspec.json.Encoder().encode
+
+
+def decode_message(frame: bytes) -> ClientMessage:
+    """Decode one frame.
+
+    Raises: ProtocolError.
+    """
+    try:
+        # The writer decodes the same bytes on another stack: standing deeper here makes its limit the looser one.
+        return _decode_below(frame, ADMISSION_HEADROOM_FRAMES)
+    except msgspec.ValidationError as error:
+        raise _invalid(describe_invalid(str(error))) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _invalid(f"not valid JSON: {_without_values(str(error))}") from None
+    except RecursionError:
+        raise _invalid("a value is nested too deeply") from None
+
+
+def _decode_below(frame: bytes, frames: int) -> ClientMessage:
+    return _decode_below(frame, frames - 1) if frames else _decode(frame)
+
+
+def describe_invalid(message: str) -> str:
+    """Turn the decoder's message into `path: rule`, without any value in it."""
+    rule, _, place = message.partition(" - at ")
+    path = place.strip("`").removeprefix("$").removeprefix(".")
+    return f"{path}: {_rule(path, rule)}" if path else _rule(path, rule)
+
+
+def _rule(path: str, rule: str) -> str:
+    if path == "type":
+        return "expected one of connect, cdc_batch, heartbeat, flush_request, disconnect"
+    if path.endswith("operation"):
+        return "expected one of INSERT, UPDATE, DELETE"
+    text = _without_values(rule).replace("`", "")
+    return text[:1].lower() + text[1:]
+
+
+def _without_values(text: str) -> str:
+    return re.sub(r" '.*'", "", text, flags=re.DOTALL)
+
+
+def _invalid(message: str, sequence_number: int = 0) -> ProtocolError:
+    return ProtocolError(NackReason.INVALID_FORMAT.value, message, sequence_number=sequence_number)
+
+
+class State(enum.Enum):
+    """Where a session stands."""
+
+    OPEN = "open"
+    BOUND = "bound"
+    ENDED = "ended"
+
+
+@dataclass(slots=True)
+class Session:
+    """One connection's side of the conversation: which source it speaks for, and which batch number is next."""
+
+    event_max_bytes: int
+    default_source: str = ""
+    state: State = State.OPEN
+    source: SourceId | None = None
+    epoch: int = 0
+    expected_number: int | None = None
+
+    def on_connect(self, message: Connect) -> SourceId:
+        """Bind to the source.
+
+        Raises: ProtocolError.
+        """
+        if message.protocol_version != PROTOCOL_VERSION:
+            raise _invalid(f"protocolVersion: expected {PROTOCOL_VERSION}")
+        self._bind(message.source_do_id)
+        self.epoch = message.epoch
+        self.expected_number = None
+        assert self.source is not None
+        return self.source
+
+    def on_batch(self, batch: Batch, body: bytes, *, received_at_us: int) -> Offer | None:
+        """Check a batch and turn it into an offer; None if it holds no change.
+
+        Raises: ProtocolError.
+        """
+        number = self._check_number(batch)
+        try:
+            self._bind(batch.source_do_id)
+            sequences = _check_events(batch, body_bytes=len(body), event_max_bytes=self.event_max_bytes)
+        except ProtocolError as error:
+            error.sequence_number = number
+            raise
+        self.expected_number = number + 1
+        assert self.source is not None
+        if not batch.events:
+            return None
+        return Offer(
+            source=self.source,
+            epoch=self.epoch,
+            sequences=sequences,
+            received_at_us=received_at_us,
+            encoding=Encoding.JSON_BATCH,
+            body=body,
+        )
+
+    def number_of(self, batch: Batch) -> int:
+        """Tell a batch's number: its own, or the next one of this connection."""
+        if batch.sequence_number is not None:
+            return batch.sequence_number
+        return self.expected_number if self.expected_number is not None else 0
+
+    def on_refused(self, number: int) -> None:
+        """Expect a refused batch again, so that those sent behind it are told to wait for it."""
+        if self.expected_number is not None:
+            self.expected_number = min(self.expected_number, number)
+
+    def end(self) -> None:
+        """Take nothing more."""
+        self.state = State.ENDED
+
+    def _check_number(self, batch: Batch) -> int:
+        if self.state is State.ENDED:
+            raise _invalid("the session has ended")
+        number = self.number_of(batch)
+        if self.expected_number is not None and number > self.expected_number:
+            raise ProtocolError(
+                NackReason.INVALID_SEQUENCE.value,
+                f"sequenceNumber: a batch is missing: expected={self.expected_number} received={number}",
+                sequence_number=number,
+            )
+        return number
+
+    def _bind(self, source: str) -> None:
+        if len(source or self.default_source) > SOURCE_ID_MAX_CHARS:
+            raise _invalid(f"sourceDoId: expected at most {SOURCE_ID_MAX_CHARS} characters")
+        if self.source is not None and source not in ("", self.source):
+            raise _invalid("sourceDoId: this connection is bound to another source; open one connection per source")
+        if self.source is None:
+            source = source or self.default_source
+            if not source:
+                raise _invalid("sourceDoId: expected a non-empty string, here, in connect or in the X-Client-ID header")
+            self.source = SourceId(source)
+        self.state = State.BOUND
+
+
+def _check_events(batch: Batch, *, body_bytes: int, event_max_bytes: int) -> list[int]:
+    events = batch.events
+    sequences = [event.sequence for event in events]
+    if not events:
+        return sequences
+    if not all(map(operator.lt, sequences, sequences[1:])):
+        index = next(i for i in range(1, len(sequences)) if sequences[i] <= sequences[i - 1])
+        raise _invalid(f"events[{index}].sequence: expected more than that of the event before")
+    if batch.first_event_sequence not in (None, sequences[0]):
+        raise _invalid(f"firstEventSequence: expected {sequences[0]}, that of the first event")
+    if batch.last_event_sequence not in (None, sequences[-1]):
+        raise _invalid(f"lastEventSequence: expected {sequences[-1]}, that of the last event")
+    for table in {event.table for event in events}:
+        check_table_name(batch, table)
+    if body_bytes > event_max_bytes:  # only then can a single event be too large
+        _check_event_sizes(batch, event_max_bytes)
+    return sequences
+
+
+def check_table_name(batch: Batch, table: str) -> None:
+    """Refuse table names that no catalog could hold: they would be acked and then never written.
+
+    Raises: ProtocolError.
+    """
+    if len(table) <= NAME_MAX_CHARS and all(_NAME_PART.fullmatch(part) for part in table.split(".")):
+        return
+    index = next(i for i, event in enumerate(batch.events) if event.table == table)
+    raise _invalid(
+        f"events[{index}].table: expected a name of at most {NAME_MAX_CHARS} characters, "
+        "its parts between dots not empty and without control characters or any of / \\ % ? #"
+    )
+
+
+def _check_event_sizes(batch: Batch, event_max_bytes: int) -> None:
+    for index, event in enumerate(batch.events):
+        size = len(event.before) + len(event.after) + len(event.metadata)
+        if size > event_max_bytes:
+            raise ProtocolError(
+                NackReason.EVENT_TOO_LARGE.value,
+                f"events[{index}]: expected at most {event_max_bytes} bytes, got {size}",
+            )

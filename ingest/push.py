@@ -1,0 +1,195 @@
+"""A WebSocket client that sends a file of rows or changes. Owns reading lines, numbering, the window and the tally.
+
+Line N of the input is sequence N of its source. So a push that is repeated under the same source name sends only what
+the service does not have yet, and a push under a fresh name sends everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
+
+from ingest.errors import PushError
+
+BATCH_MAX_CHANGES = 1_000
+BATCH_MAX_BYTES = 1024 * 1024
+WINDOW_BATCHES = 16
+OPEN_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 120.0
+
+OPERATIONS = ("INSERT", "UPDATE", "DELETE")
+
+
+@dataclass(frozen=True, slots=True)
+class PushRequest:
+    """What to send, and as whom."""
+
+    url: str
+    source: str
+    table: str | None
+    key: str
+    flush: bool = True
+
+
+@dataclass(slots=True)
+class PushReport:
+    """What came of it. `tables` maps a table to its flush: snapshot id and rows committed."""
+
+    lines: int = 0
+    skipped: int = 0
+    acked: int = 0
+    duplicates: int = 0
+    committed: bool = False
+    tables: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    number: int
+    changes: int
+    input_bytes: int
+    frame: bytes
+
+
+Progress = Callable[[int, int], None]
+
+
+async def push(request: PushRequest, lines: Iterable[bytes], progress: Progress) -> PushReport:
+    """Send all lines; `progress(changes, input_bytes)` is called as they are acked.
+
+    Raises: PushError.
+    """
+    try:
+        async with connect(request.url, compression=None, max_size=None, open_timeout=OPEN_TIMEOUT_S) as socket:
+            return await _push(socket, request, lines, progress)
+    except (OSError, InvalidHandshake, TimeoutError) as error:
+        raise PushError(f"cannot reach the service: url={request.url} error={error}") from error
+    except ConnectionClosed as error:
+        raise PushError(f"the service closed the connection: {error}") from error
+
+
+async def _push(
+    socket: ClientConnection, request: PushRequest, lines: Iterable[bytes], progress: Progress
+) -> PushReport:
+    report = PushReport()
+    durable = await _connect(socket, request)
+    in_flight: list[_Batch] = []
+    for batch in _batches(request, lines, after=durable, report=report):
+        if len(in_flight) >= WINDOW_BATCHES:
+            await _take_ack(socket, in_flight.pop(0), report, progress)
+        await socket.send(batch.frame, text=True)
+        in_flight.append(batch)
+    for batch in in_flight:
+        await _take_ack(socket, batch, report, progress)
+    if request.flush:
+        await _flush(socket, request, report)
+    return report
+
+
+async def _connect(socket: ClientConnection, request: PushRequest) -> int:
+    await socket.send(
+        orjson.dumps({"type": "connect", "timestamp": _now_ms(), "sourceDoId": request.source}), text=True
+    )
+    status = await _receive(socket, "status")
+    durable = status.get("lastDurableSequence")
+    return durable if durable is not None else 0
+
+
+async def _take_ack(socket: ClientConnection, batch: _Batch, report: PushReport, progress: Progress) -> None:
+    ack = await _receive(socket, "ack")
+    new = ack.get("details", {}).get("eventsProcessed", 0)
+    report.acked += new
+    report.duplicates += batch.changes - new
+    progress(batch.changes, batch.input_bytes)
+    if delay_ms := ack.get("details", {}).get("suggestedDelayMs"):
+        await asyncio.sleep(delay_ms / 1_000)
+
+
+async def _flush(socket: ClientConnection, request: PushRequest, report: PushReport) -> None:
+    message = {"type": "flush_request", "timestamp": _now_ms(), "sourceDoId": request.source, "reason": "manual"}
+    await socket.send(orjson.dumps(message), text=True)
+    answer = await _receive(socket, "flush_response")
+    report.committed = bool(answer["result"]["success"])
+    report.tables = answer["result"]["tables"]
+
+
+async def _receive(socket: ClientConnection, kind: str) -> dict[str, Any]:
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            message = orjson.loads(await socket.recv())
+    except TimeoutError as error:
+        raise PushError(f"no answer: waited_for={kind} seconds={ANSWER_TIMEOUT_S:g}") from error
+    if message["type"] == "nack":
+        raise PushError(f"refused: {message['errorMessage']} (reason: {message['reason']})")
+    if message["type"] != kind:
+        raise PushError(f"unexpected answer: waited_for={kind} got={message['type']}")
+    return dict(message)
+
+
+def _batches(request: PushRequest, lines: Iterable[bytes], *, after: int, report: PushReport) -> Iterator[_Batch]:
+    events: list[dict[str, Any]] = []
+    input_bytes = 0
+    number = 0
+    for line_number, line in enumerate(lines, start=1):
+        report.lines += 1
+        input_bytes += len(line)
+        if line_number <= after or not line.strip():
+            report.skipped += 1
+            continue
+        events.append(read_line(line, line_number, table=request.table, key=request.key))
+        if len(events) >= BATCH_MAX_CHANGES or input_bytes >= BATCH_MAX_BYTES:
+            yield _batch(request, number, events, input_bytes)
+            number, events, input_bytes = number + 1, [], 0
+    if events:
+        yield _batch(request, number, events, input_bytes)
+
+
+def _batch(request: PushRequest, number: int, events: list[dict[str, Any]], input_bytes: int) -> _Batch:
+    message = {
+        "type": "cdc_batch",
+        "timestamp": _now_ms(),
+        "sourceDoId": request.source,
+        "sequenceNumber": number,
+        "firstEventSequence": events[0]["sequence"],
+        "lastEventSequence": events[-1]["sequence"],
+        "events": events,
+    }
+    return _Batch(number, len(events), input_bytes, orjson.dumps(message))
+
+
+def read_line(line: bytes, line_number: int, *, table: str | None, key: str) -> dict[str, Any]:
+    """Read one line: a change if it has an operation and a row image, else a row to insert.
+
+    Raises: PushError.
+    """
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise PushError(f"not valid JSON: line={line_number} error={error}") from error
+    if not isinstance(row, dict):
+        raise PushError(f"expected a JSON object: line={line_number} got={type(row).__name__}")
+    is_change = row.get("operation") in OPERATIONS and ("after" in row or "before" in row)
+    change = row if is_change else {"operation": "INSERT", "after": row}
+    image = change.get("after") or change.get("before")
+    key_value = image.get(key, "") if isinstance(image, dict) else ""
+    event = {
+        "operation": change["operation"],
+        "sequence": line_number,
+        "timestamp": change.get("timestamp", _now_ms()),
+        "table": change.get("table") or table,
+        "rowId": change.get("rowId", str(key_value)),
+    }
+    if event["table"] is None:
+        raise PushError(f"no table: give --table, or a `table` in the change: line={line_number}")
+    return event | {name: change[name] for name in ("before", "after", "unchanged") if name in change}
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1_000)

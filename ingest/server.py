@@ -1,0 +1,242 @@
+"""WebSocket connections. Owns each connection's tasks and the order of its answers; what to answer is answers.py's.
+
+Per connection two tasks: the reader turns frames into answers-to-be and queues them; the sender awaits them in that
+order and sends. So acks keep the order of their batches while many batches are in flight, and a client that does not
+read its answers stops being read itself once the queue is full. A flush is answered on the side when it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+
+from ingest import answers
+from ingest.config import IngestConfig
+from ingest.errors import ProtocolError
+from ingest.intake import Intake
+from ingest.metrics import IngestMetrics
+from ingest.offers import Refused, Verdict
+from ingest.protocol import (
+    Connect,
+    Disconnect,
+    FlushRequest,
+    Heartbeat,
+    ServerMessage,
+    Session,
+    decode_message,
+    encode_message,
+)
+from writer.envelope import Batch
+from writer.feed import Feed
+
+logger = logging.getLogger(__name__)
+
+PATH = "/ws"
+CLOSE_SHUTTING_DOWN = 1001
+
+# Frames that websockets reads ahead of us, per connection; more only adds memory, since the intake is the real queue.
+READ_AHEAD_FRAMES = 2
+
+# A client that asks for more flushes than this at once gains nothing: each covers everything durable.
+FLUSHES_PER_CONNECTION = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingAck:
+    """A batch that waits for its verdict."""
+
+    batch: Batch
+    number: int
+    received_at: float
+    verdict: asyncio.Future[Verdict] | None
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """One client, as /status shows it."""
+
+    session: Session
+    remote: str
+    connected_at: float
+    last_activity_at: float
+    batches: int = 0
+    changes: int = 0
+    flushes: set[asyncio.Task[None]] = field(default_factory=set)
+    answers: asyncio.Queue[_PendingAck | ServerMessage | None] = field(default_factory=asyncio.Queue)
+
+
+class DataPlane:
+    """The WebSocket listener and its connections."""
+
+    def __init__(self, intake: Intake, feed: Feed, *, config: IngestConfig, metrics: IngestMetrics) -> None:
+        self._intake = intake
+        self._feed = feed
+        self._config = config
+        self._metrics = metrics
+        self._connections: set[Connection] = set()
+
+    def connections(self) -> list[Connection]:
+        """Show the open connections."""
+        return list(self._connections)
+
+    @asynccontextmanager
+    async def listen(self, listener: socket.socket) -> AsyncIterator[None]:
+        """Accept connections until the block ends; then close them with 1001."""
+        async with serve(
+            self._serve,
+            sock=listener,
+            process_request=_check_path,
+            compression=None,  # deflate costs five times what it saves on the machines that this runs on
+            max_size=self._config.frame_max_bytes,
+            max_queue=READ_AHEAD_FRAMES,
+        ) as server:
+            yield
+            server.close(code=CLOSE_SHUTTING_DOWN, reason="shutting down")
+            await server.wait_closed()
+
+    async def _serve(self, client: ServerConnection) -> None:
+        now = time.time()
+        header = client.request.headers.get("X-Client-ID", "") if client.request else ""
+        connection = Connection(
+            session=Session(event_max_bytes=self._config.event_max_bytes, default_source=header),
+            remote=str(client.remote_address[0]) if client.remote_address else "",
+            connected_at=now,
+            last_activity_at=now,
+            answers=asyncio.Queue(self._config.in_flight_max_batches),
+        )
+        self._connections.add(connection)
+        self._metrics.connections.inc()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                sender = tasks.create_task(self._send_answers(client, connection), name="ws-sender")
+                reader = tasks.create_task(self._read_frames(client, connection, tasks), name="ws-reader")
+                # Once the sender has given up, nobody drains the queue that the reader may be waiting for.
+                sender.add_done_callback(lambda _: reader.cancel())
+        finally:
+            self._connections.discard(connection)
+            self._metrics.connections.dec()
+
+    async def _read_frames(self, client: ServerConnection, connection: Connection, tasks: asyncio.TaskGroup) -> None:
+        try:
+            while True:
+                frame = await client.recv(decode=False)
+                if frame == b"ping":  # outside the JSON protocol, for the simplest of clients
+                    await client.send("pong")
+                    continue
+                await self._on_frame(client, frame, connection=connection, tasks=tasks)
+        except ConnectionClosed:
+            await connection.answers.put(None)
+        finally:
+            connection.session.end()
+            for task in connection.flushes:
+                task.cancel()
+
+    async def _on_frame(
+        self, client: ServerConnection, frame: bytes, *, connection: Connection, tasks: asyncio.TaskGroup
+    ) -> None:
+        connection.last_activity_at = received_at = time.time()
+        self._metrics.received_bytes.inc(len(frame))
+        try:
+            message = decode_message(frame)
+            match message:
+                case Batch():
+                    await connection.answers.put(await self._on_batch(message, frame, connection, received_at))
+                case Connect():
+                    await connection.answers.put(self._on_connect(message, connection))
+                case Heartbeat():
+                    await connection.answers.put(answers.pong(message, now=received_at))
+                case FlushRequest():
+                    self._start_flush(client, message, connection=connection, tasks=tasks)
+                case Disconnect():
+                    await client.close(1000, "goodbye")
+        except ProtocolError as error:
+            self._metrics.nacks.labels(error.reason).inc()
+            await connection.answers.put(answers.protocol_nack(error, now=received_at))
+
+    async def _on_batch(self, batch: Batch, frame: bytes, connection: Connection, received_at: float) -> _PendingAck:
+        number = connection.session.number_of(batch)
+        try:
+            offer = connection.session.on_batch(batch, frame, received_at_us=int(received_at * 1_000_000))
+        except ProtocolError as error:
+            error.correlation_id = batch.correlation_id
+            raise
+        connection.batches += 1
+        connection.changes += len(batch.events)
+        self._metrics.received_changes.inc(len(batch.events))
+        verdict = await self._intake.offer(offer) if offer is not None else None
+        batch.events = []  # the answer needs the header only; rows must not wait in memory for it
+        return _PendingAck(batch, number, received_at, verdict)
+
+    def _on_connect(self, message: Connect, connection: Connection) -> ServerMessage:
+        source = connection.session.on_connect(message)
+        durable = self._intake.resume(source)
+        if durable is not None and message.epoch < durable.epoch:
+            raise answers.stale_epoch(message.epoch, durable.epoch)
+        return answers.status(
+            message,
+            durable=durable,
+            committed=self._feed.committed_position(source),
+            log_bytes=self._feed.log_bytes(),
+            log_max_bytes=self._feed.log_max_bytes(),
+            connected_sources=len({c.session.source for c in self._connections if c.session.source}),
+            limits=answers.limits(self._config),
+            now=time.time(),
+        )
+
+    def _start_flush(
+        self, client: ServerConnection, message: FlushRequest, *, connection: Connection, tasks: asyncio.TaskGroup
+    ) -> None:
+        if len(connection.flushes) >= FLUSHES_PER_CONNECTION:
+            raise answers.too_many_flushes(FLUSHES_PER_CONNECTION)
+        task = tasks.create_task(self._flush(client, message, connection), name="ws-flush")
+        connection.flushes.add(task)
+        task.add_done_callback(connection.flushes.discard)
+
+    async def _flush(self, client: ServerConnection, message: FlushRequest, connection: Connection) -> None:
+        try:
+            report = await self._feed.flush()
+            answer = answers.flush_response(message, report.to_json(), now=time.time())
+            await client.send(encode_message(answer), text=True)
+        except ConnectionClosed:
+            logger.debug("flush_requester_gone", extra={"source": connection.session.source})
+
+    async def _send_answers(self, client: ServerConnection, connection: Connection) -> None:
+        try:
+            while (item := await connection.answers.get()) is not None:
+                message = await self._resolve(item, connection) if isinstance(item, _PendingAck) else item
+                await client.send(encode_message(message), text=True)
+        except ConnectionClosed:
+            logger.debug("client_gone_before_its_answers", extra={"source": connection.session.source})
+
+    async def _resolve(self, pending: _PendingAck, connection: Connection) -> ServerMessage:
+        verdict = await pending.verdict if pending.verdict is not None else None
+        now = time.time()
+        if isinstance(verdict, Refused):
+            connection.session.on_refused(pending.number)
+            self._metrics.nacks.labels(verdict.reason.value).inc()
+            return answers.refusal_nack(verdict, pending.number, pending.batch.correlation_id, now=now)
+        self._metrics.ack_s.observe(now - pending.received_at)
+        return answers.ack(
+            verdict,
+            number=pending.number,
+            correlation_id=pending.batch.correlation_id,
+            utilization=self._feed.log_bytes() / self._feed.log_max_bytes(),
+            now=now,
+        )
+
+
+def _check_path(client: ServerConnection, request: Request) -> Response | None:
+    path = request.path.partition("?")[0]
+    if path == PATH:
+        return None
+    return client.respond(http.HTTPStatus.NOT_FOUND, f"the data plane listens on {PATH}\n")

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+
+from pipeline.config import CatalogConfig, SessionConfig
+
+
+@pytest.mark.parametrize("name", ["", "my-lake", "lake.sales", "1lake", "lake;drop"])
+def test_catalog_name_that_sql_would_have_to_quote_is_refused(name):
+    with pytest.raises(ValueError, match="catalog name must be letters"):
+        CatalogConfig(name=name)
+
+
+def test_sparks_own_catalog_name_is_refused():
+    with pytest.raises(ValueError, match="taken by Spark"):
+        CatalogConfig(name="spark_catalog")
+
+
+def test_catalog_uri_without_scheme_is_refused():
+    with pytest.raises(ValueError, match="must be http or https: 127"):
+        CatalogConfig(uri="127.0.0.1:8181")
+
+
+@pytest.mark.parametrize(
+    ("master", "is_local", "is_submitted"),
+    [("local[*]", True, False), ("local", True, False), ("spark://host:7077", False, False), ("", False, True)],
+)
+def test_master_tells_where_spark_runs(master, is_local, is_submitted):
+    config = SessionConfig(master=master)
+
+    assert (config.is_local, config.is_submitted) == (is_local, is_submitted)

@@ -1,0 +1,52 @@
+"""One Spark for all tests of this folder; each test gets a session of its own on the catalog it names.
+
+Starting Spark takes seconds, so its JVM is shared. Sessions on it share nothing else: neither settings nor catalogs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.config import CatalogConfig, SessionConfig
+from pipeline.session import attach_catalog, build_session, stop_session
+
+OpenSpark = Callable[..., SparkSession]
+
+# Of PySpark itself: it leaves sockets to the garbage collector, and knows neither Python 3.12's nor pandas 3's ways.
+PYSPARK_WARNINGS = (
+    "ignore:unclosed.*socket:ResourceWarning",
+    "ignore::DeprecationWarning:pyspark",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker("spark")
+            for warning in PYSPARK_WARNINGS:
+                item.add_marker(pytest.mark.filterwarnings(warning))
+
+
+@pytest.fixture(scope="session")
+def running_spark() -> Iterator[SparkSession]:
+    spark = build_session(SessionConfig(app_name="lakefeed-tests", master="local[2]"))
+    yield spark
+    stop_session(spark)
+
+
+@pytest.fixture
+def open_spark(running_spark: SparkSession) -> OpenSpark:
+    """Open a session on a catalog: `open_spark(uri=..., token=...)` takes what CatalogConfig takes."""
+
+    def open_session(**catalog: str) -> SparkSession:
+        session = running_spark.newSession()
+        attach_catalog(session, CatalogConfig(**catalog))
+        # Iceberg's DataFrame source looks up its catalog in the active session, whichever session is asked to load.
+        session._jvm.SparkSession.setActiveSession(session._jsparkSession)
+        return session
+
+    return open_session

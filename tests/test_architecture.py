@@ -1,0 +1,328 @@
+"""Holds the code to its architecture by reading it: import directions, pure core modules, sizes and names.
+
+Nothing is imported. Every rule is a function from source text to findings, and is itself tried on bad snippets below.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("ingest", "writer", "catalog", "pipeline")
+
+FUNCTION_MAX_LINES = 60
+MODULE_MAX_LINES = 500
+NAMES_THAT_SAY_NOTHING = {"utils", "util", "common", "helpers", "helper", "misc"}
+
+# Who may import what of another package; all other crossings are refused. The catalog is reached over HTTP, also
+# inside one process: the service only mounts it, and the settings only contain its settings.
+ALLOWED_CROSSINGS = {
+    "ingest": ("writer",),
+    "ingest.config": ("catalog.config",),
+    "ingest.service": ("catalog.app", "catalog.config"),
+    "pipeline": ("writer.columns",),
+}
+
+# Modules that decide and never act, and with them all that they import. A package stands for the modules in it.
+CORE = (
+    "catalog.metadata",
+    "ingest.admission",
+    "ingest.debezium",
+    "ingest.dedup",
+    "ingest.protocol",
+    "writer.buffer",
+    "writer.changes",
+    "writer.columns",
+    "writer.commit_plan",
+    "writer.decode",
+    "writer.envelope",
+    "writer.frames",
+    "writer.manifests",
+    "writer.partitions",
+    "writer.progress",
+    "writer.schema",
+    "writer.types",
+    "writer.wal.record",
+)
+
+# Files, sockets, processes, threads, clocks and randomness, by the name that reaches them.
+NOT_IN_CORE = (
+    *("asyncio", "concurrent", "multiprocessing", "select", "selectors", "signal", "subprocess", "threading"),
+    *("aiobotocore", "aiohttp", "asyncpg", "botocore", "http", "requests", "socket", "ssl", "urllib.request"),
+    *("fcntl", "glob", "mmap", "os", "pathlib", "shutil", "sqlite3", "tempfile", "websockets"),
+    *("pyarrow.OSFile", "pyarrow.fs", "pyarrow.memory_map"),
+    *("datetime.date.today", "datetime.datetime.now", "datetime.datetime.today", "datetime.datetime.utcnow", "time"),
+    *("numpy.random", "random", "secrets", "uuid.uuid1", "uuid.uuid4"),
+)
+BUILTINS_NOT_IN_CORE = {"__import__", "eval", "exec", "input", "open", "print"}
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file under the name it is imported by."""
+
+    name: str
+    text: str
+
+    @property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @property
+    def package(self) -> str:
+        return self.name.split(".")[0]
+
+
+def load_modules(*directories: str) -> Iterator[Module]:
+    for directory in directories:
+        for path in sorted((ROOT / directory).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            yield Module(name, path.read_text(encoding="utf-8"))
+
+
+def is_within(name: str, roots: tuple[str, ...]) -> bool:
+    return any(name == root or name.startswith(f"{root}.") for root in roots)
+
+
+def imported_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield line and full name of everything imported, wherever in the module that happens."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, f"{_origin(node)}.{alias.name}") for alias in node.names)
+
+
+def bound_names(tree: ast.Module) -> dict[str, str]:
+    """Map the local names that imports bind to the full names behind them."""
+    bound = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                root = alias.name.split(".")[0]
+                bound |= {alias.asname: alias.name} if alias.asname else {root: root}
+        elif isinstance(node, ast.ImportFrom):
+            bound |= {alias.asname or alias.name: f"{_origin(node)}.{alias.name}" for alias in node.names}
+    return bound
+
+
+def _origin(node: ast.ImportFrom) -> str:
+    return "." * node.level + (node.module or "")
+
+
+def find_crossings(module: Module) -> list[str]:
+    """Find imports of another package that the directions do not allow."""
+    allowed = tuple(
+        target
+        for importer, targets in ALLOWED_CROSSINGS.items()
+        if is_within(module.name, (importer,))
+        for target in targets
+    )
+    return [
+        f"{module.name}:{line} must not import {name}"
+        for line, name in imported_names(module.tree)
+        if name.startswith(".") or (is_within(name, _others(module)) and not is_within(name, allowed))
+    ]
+
+
+def _others(module: Module) -> tuple[str, ...]:
+    return tuple(package for package in PACKAGES if package != module.package)
+
+
+def core_modules(modules: Iterable[Module]) -> list[Module]:
+    """Pick the core and everything of ours that it imports, directly or not."""
+    by_name = {module.name: module for module in modules}
+    reached = {name for name in by_name if is_within(name, CORE)}
+    unread = set(reached)
+    while unread:
+        imported = {name for _, name in imported_names(by_name[unread.pop()].tree)}
+        # What is imported is a module, or something inside one.
+        found = (imported | {name.rpartition(".")[0] for name in imported}) & by_name.keys() - reached
+        reached |= found
+        unread |= found
+    return [by_name[name] for name in sorted(reached)]
+
+
+def find_actions(module: Module) -> list[str]:
+    """Find what the core may not do: act, wait, or look at the clock."""
+    found = [*_banned_imports(module.tree), *_banned_uses(module.tree), *_async_syntax(module.tree)]
+    return [f"{module.name}:{line} is core and must not use {what}" for line, what in found]
+
+
+def _banned_imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    return ((line, name) for line, name in imported_names(tree) if is_within(name, NOT_IN_CORE))
+
+
+def _banned_uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    bound = bound_names(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in BUILTINS_NOT_IN_CORE:
+            yield node.lineno, node.id
+        elif isinstance(node, ast.Attribute) and (name := _dotted(node)) is not None:
+            root, _, rest = name.partition(".")
+            if root in bound and f"{bound[root]}.{rest}" in NOT_IN_CORE:
+                yield node.lineno, name
+
+
+def _dotted(node: ast.expr) -> str | None:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (value := _dotted(node.value)) is not None:
+        return f"{value}.{node.attr}"
+    return None
+
+
+def _async_syntax(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AsyncFunctionDef | ast.AsyncFor | ast.AsyncWith | ast.Await):
+            yield node.lineno, "async"
+
+
+def find_oversize(module: Module) -> list[str]:
+    """Find functions and modules that no longer fit in view; docstrings do not count."""
+    found = [
+        f"{module.name}:{node.lineno} {node.name} has {_body_lines(node)} lines, allowed are {FUNCTION_MAX_LINES}"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _body_lines(node) > FUNCTION_MAX_LINES
+    ]
+    lines = len(module.text.splitlines())
+    if lines > MODULE_MAX_LINES:
+        found.append(f"{module.name} has {lines} lines, allowed are {MODULE_MAX_LINES}")
+    return found
+
+
+def _body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    lines = node.end_lineno - node.lineno + 1
+    if ast.get_docstring(node) is not None:
+        lines -= node.body[0].end_lineno - node.body[0].lineno + 1
+    return lines
+
+
+def find_empty_names(module: Module) -> list[str]:
+    """Find modules and packages whose name tells nothing of what is inside."""
+    return [
+        f"{module.name} needs a name that says what it owns"
+        for part in module.name.split(".")
+        if part in NAMES_THAT_SAY_NOTHING
+    ]
+
+
+@pytest.mark.parametrize("rule", [find_crossings, find_oversize, find_empty_names])
+def test_code_keeps_to_the_architecture(rule):
+    assert [finding for module in load_modules(*PACKAGES) for finding in rule(module)] == []
+
+
+def test_core_decides_and_never_acts():
+    assert [finding for module in core_modules(load_modules(*PACKAGES)) for finding in find_actions(module)] == []
+
+
+def test_tests_have_names_that_say_something():
+    assert [finding for module in load_modules("tests") for finding in find_empty_names(module)] == []
+
+
+def test_all_packages_were_read():
+    assert {module.package for module in load_modules(*PACKAGES)} == set(PACKAGES)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("writer.storage", "import ingest.server"),
+        ("writer.storage", "def late():\n    from catalog import app"),
+        ("writer.storage", "from . import decode"),
+        ("catalog.tables", "from writer.types import Schema"),
+        ("pipeline.session", "from writer.types import Schema"),
+        ("pipeline.session", "import writer"),
+        ("ingest.server", "from catalog.app import build_catalog"),
+        ("ingest.service", "from catalog.store.sqlite import SqliteStore"),
+        ("ingest.cli", "from pipeline.session import build_session"),
+    ],
+)
+def test_import_against_the_direction_is_found(name, text):
+    assert len(find_crossings(Module(name, text))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ingest.server", "from writer.frames import Frame"),
+        ("ingest.service", "from catalog.app import build_catalog"),
+        ("ingest.config", "from catalog import config"),
+        ("pipeline.jobs.merge_mirror", "from writer import columns"),
+        ("pipeline.session", "import writer.columns as columns"),
+        ("writer.decode", "import writers"),
+    ],
+)
+def test_import_along_the_direction_is_not_found(name, text):
+    assert find_crossings(Module(name, text)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import time",
+        "from pathlib import Path",
+        "import os.path",
+        "from uuid import uuid4",
+        "import uuid\nx = uuid.uuid4()",
+        "import datetime as dt\nx = dt.datetime.now()",
+        "from datetime import datetime\nx = datetime.now",
+        "import pyarrow as pa\nx = pa.memory_map('f')",
+        "x = open('f')",
+        "async def f(): pass",
+    ],
+)
+def test_action_in_a_core_module_is_found(text):
+    assert len(find_actions(Module("writer.decode", text))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from datetime import datetime, time\nx = datetime.fromtimestamp(0)",
+        "from uuid import UUID",
+        "import pyarrow as pa\nx = pa.array([])",
+        "import time_machine",
+        "def f(self, time): return self.open(time)",
+    ],
+)
+def test_decision_in_a_core_module_is_not_found(text):
+    assert find_actions(Module("writer.decode", text)) == []
+
+
+def test_what_the_core_imports_counts_as_core():
+    modules = [
+        Module("writer.decode", "from writer import groups\nfrom writer.errors import WriterError"),
+        Module("writer.groups", "import writer.bounds"),
+        Module("writer.bounds", ""),
+        Module("writer.errors", ""),
+        Module("writer.storage", "from writer.decode import decode"),
+    ]
+
+    core = {module.name for module in core_modules(modules)}
+
+    assert core == {"writer.decode", "writer.groups", "writer.bounds", "writer.errors"}
+
+
+def test_function_over_the_limit_is_found_and_its_docstring_is_not_counted():
+    body = "    pass\n" * (FUNCTION_MAX_LINES - 1)
+    docstring = '    """One.\n\n    Two.\n    """\n'
+
+    assert find_oversize(Module("writer.decode", f"def f():\n{docstring}{body}")) == []
+    assert len(find_oversize(Module("writer.decode", f"def f():\n{docstring}{body}    pass\n"))) == 1
+
+
+def test_module_over_the_limit_is_found():
+    assert find_oversize(Module("writer.decode", "x = 1\n" * MODULE_MAX_LINES)) == []
+    assert len(find_oversize(Module("writer.decode", "x = 1\n" * (MODULE_MAX_LINES + 1)))) == 1
+
+
+@pytest.mark.parametrize("name", ["writer.utils", "ingest.common.times", "tests.helpers"])
+def test_name_that_says_nothing_is_found(name):
+    assert len(find_empty_names(Module(name, ""))) == 1

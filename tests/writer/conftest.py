@@ -1,0 +1,59 @@
+"""A lake for the writer's tests: the real catalog in a thread of its own, files on local disk or on S3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from catalog.app import build_catalog
+from catalog.config import CatalogConfig, S3Settings, Warehouse
+from tests import clients
+from tests.serving import serve_in_thread
+from writer.config import StorageConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Lake:
+    """Where the catalog answers and files live."""
+
+    catalog_url: str
+    storage: StorageConfig
+    s3: clients.S3Settings | None
+
+    def open_pyiceberg(self):
+        return clients.open_pyiceberg(self.catalog_url, s3=self.s3)
+
+    def open_duckdb(self):
+        return clients.open_duckdb(self.catalog_url, s3=self.s3)
+
+
+def _serve(warehouse: Warehouse, database: Path):
+    app = web.Application()
+    app.add_subapp("/v1", build_catalog(CatalogConfig(), warehouse, database))
+    return serve_in_thread(app)
+
+
+@pytest.fixture
+def local_lake(tmp_path) -> Iterator[Lake]:
+    location = f"file://{tmp_path}/warehouse"
+    with _serve(Warehouse(location=location), tmp_path / "catalog.db") as url:
+        yield Lake(url, StorageConfig(warehouse=location), None)
+
+
+@pytest.fixture
+def s3_lake(tmp_path, s3_server) -> Iterator[Lake]:
+    location = f"s3://{s3_server.create_bucket()}/warehouse"
+    keys = {"access_key_id": s3_server.access_key_id, "secret_access_key": s3_server.secret_access_key}
+    s3 = S3Settings(endpoint=s3_server.endpoint, region=s3_server.region, path_style=True, **keys)
+    storage = StorageConfig(
+        warehouse=location,
+        s3_endpoint=s3_server.endpoint,
+        s3_path_style=True,
+        **{f"s3_{name}": value for name, value in keys.items()},
+    )
+    with _serve(Warehouse(location=location, s3=s3), tmp_path / "catalog.db") as url:
+        yield Lake(url, storage, s3_server.settings)

@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from dataclasses import replace
+
+import orjson
+import pytest
+
+from tests.fakes import CatalogFault, FlakyCatalog
+from tests.writer.examples import NESTED, nested_rows
+from writer.buffer import Span
+from writer.catalog_client import open_catalog
+from writer.changes import Position, SourceId, TableName
+from writer.commit_plan import Flush
+from writer.committer import ATTEMPTS_MAX, Committer
+from writer.config import WriterConfig
+from writer.data_files import write_data_file
+from writer.errors import (
+    CommitConflict,
+    CommitUnknown,
+    RowsAlreadyCommitted,
+    StorageError,
+    TableMissing,
+    TableReplaced,
+)
+from writer.partitions import split_by_partition
+from writer.storage import open_store
+from writer.table_state import data_location
+from writer.types import Field, Schema, StructType
+
+USERS = TableName(("default",), "users")
+SHOP = SourceId("shop")
+COMMIT_TIMEOUT_S = 0.5
+
+
+class Bench:
+    """A committer on a lake, through a catalog that can be spoiled."""
+
+    def __init__(self, lake, store, flaky, committer):
+        self.lake = lake
+        self.store = store
+        self.flaky = flaky
+        self.committer = committer
+
+    async def create(self, name=USERS, **settings):
+        return await self.committer.load_or_create(name, NESTED, WriterConfig(**settings))
+
+    async def make_flush(self, state, first, last, *, node="n1", epoch=0, rows=None):
+        """Write data files of shop's changes `first` to `last`."""
+        rows = nested_rows(last - first + 1, first_sequence=first) if rows is None else rows
+        files = []
+        for partition, part in split_by_partition(rows, state.spec, state.schema):
+            location = data_location(state, partition, f"{uuid.uuid4()}.parquet")
+            buffer, file = write_data_file(
+                part, schema=state.schema, location=location, partition=partition, config=WriterConfig()
+            )
+            await self.store.write(location, buffer)
+            files.append(file)
+        spans = {SHOP: Span(Position(epoch, first), Position(epoch, last))}
+        return Flush(id=str(uuid.uuid4()), node=node, log_from=first, log_to=last + 1, spans=spans, files=files)
+
+    def sequences(self, name="default.users"):
+        """Read the table with PyIceberg, and give what it holds."""
+        with contextlib.closing(self.lake.open_pyiceberg()) as catalog:
+            return sorted(catalog.load_table(name).scan().to_arrow()["_cdc_sequence"].to_pylist())
+
+    def snapshots(self, name="default.users"):
+        with contextlib.closing(self.lake.open_pyiceberg()) as catalog:
+            return catalog.load_table(name).snapshots()
+
+
+@contextlib.asynccontextmanager
+async def open_bench(lake):
+    async with (
+        FlakyCatalog(lake.catalog_url) as flaky,
+        open_store(lake.storage) as store,
+        open_catalog(flaky.url, timeout_s=COMMIT_TIMEOUT_S) as catalog,
+    ):
+        await catalog.load_config()
+        yield Bench(lake, store, flaky, Committer(catalog, store))
+
+
+@pytest.fixture
+async def bench(local_lake, monkeypatch):
+    monkeypatch.setattr("writer.committer.PAUSE_MAX_S", 0.01)
+    async with open_bench(local_lake) as opened:
+        yield opened
+
+
+async def test_flushes_are_read_back_by_pyiceberg_and_duckdb(bench):
+    state = await bench.create()
+    for first in (1, 11, 21):
+        state = (await bench.committer.commit(state, await bench.make_flush(state, first, first + 9))).state
+    assert bench.sequences() == list(range(1, 31))
+    with bench.lake.open_duckdb() as duckdb:
+        query = "SELECT count(*), min(_cdc_sequence) FROM lake.default.users WHERE _cdc_sequence > 15"
+        assert duckdb.execute(query).fetchall() == [(15, 16)]
+
+
+async def test_flushes_reach_s3_too(s3_lake):
+    async with open_bench(s3_lake) as bench:
+        state = await bench.create()
+        state = (await bench.committer.commit(state, await bench.make_flush(state, 1, 10))).state
+        await bench.committer.commit(state, await bench.make_flush(state, 11, 20))
+        assert bench.sequences() == list(range(1, 21))
+        with bench.lake.open_duckdb() as duckdb:
+            assert duckdb.execute("SELECT count(*) FROM lake.default.users").fetchall() == [(20,)]
+
+
+async def test_a_table_of_format_3_gets_row_ids(bench):
+    state = await bench.create(format_version=3)
+    for first in (1, 11):
+        state = (await bench.committer.commit(state, await bench.make_flush(state, first, first + 9))).state
+    assert state.next_row_id == 20
+    assert bench.sequences() == list(range(1, 21))
+    assert (await bench.committer.load(USERS)).next_row_id == 20
+
+
+async def test_a_commit_carries_its_progress_in_property_and_summary(bench):
+    state = await bench.create()
+    flush = await bench.make_flush(state, 1, 10)
+    result = await bench.committer.commit(state, flush)
+    fresh = await bench.committer.load(USERS)
+    assert fresh.progress.position_of(SHOP) == Position(0, 10)
+    assert fresh.progress.offset_of("n1") == 11
+    assert fresh.summary["lakefeed.flush-id"] == flush.id
+    assert orjson.loads(fresh.summary["lakefeed.sources"]) == {"shop": [0, 1, 10]}
+    assert (fresh.summary["lakefeed.log-from"], fresh.summary["lakefeed.log-to"]) == ("1", "11")
+    assert fresh.snapshot_id == result.snapshot_id
+
+
+async def test_the_state_after_a_commit_is_what_the_catalog_says(bench):
+    state = await bench.create()
+    for first in (1, 11):
+        state = (await bench.committer.commit(state, await bench.make_flush(state, first, first + 9))).state
+    fresh = await bench.committer.load(USERS)
+    assert replace(fresh, manifests=None, last_updated_ms=0) == replace(state, manifests=None, last_updated_ms=0)
+
+
+async def test_a_row_of_own_commits_reads_nothing_from_storage(bench, monkeypatch):
+    state = await bench.create()
+
+    async def refuse(location):
+        raise AssertionError(location)
+
+    monkeypatch.setattr(bench.store, "read", refuse)
+    for first in (1, 11, 21):
+        state = (await bench.committer.commit(state, await bench.make_flush(state, first, first + 9))).state
+    assert bench.sequences() == list(range(1, 31))
+
+
+async def test_totals_are_carried_from_snapshot_to_snapshot(bench):
+    state = await bench.create()
+    for first in (1, 11):
+        state = (await bench.committer.commit(state, await bench.make_flush(state, first, first + 9))).state
+    assert (state.summary["added-records"], state.summary["total-records"]) == ("10", "20")
+    assert (state.summary["added-data-files"], state.summary["total-data-files"]) == ("1", "2")
+
+
+async def test_a_new_table_is_append_only_and_partitioned_by_day(bench):
+    state = await bench.create()
+    assert state.properties["lakefeed.append-only"] == "true"
+    assert state.properties["write.parquet.compression-codec"] == "zstd"
+    assert [(field.name, field.transform) for field in state.spec.fields] == [("_cdc_timestamp_day", "day")]
+    assert (await bench.create()).uuid == state.uuid
+
+
+@pytest.mark.parametrize(
+    "fault", [CatalogFault.ERROR_AFTER, CatalogFault.HANG_UP_AFTER, CatalogFault.SILENCE_AFTER], ids=lambda f: f.name
+)
+async def test_commit_that_landed_but_timed_out_is_not_committed_twice(bench, fault):
+    state = await bench.create()
+    flush = await bench.make_flush(state, 1, 10)
+    bench.flaky.commit_faults.append(fault)
+    result = await bench.committer.commit(state, flush)
+    assert bench.sequences() == list(range(1, 11))
+    assert [snapshot.snapshot_id for snapshot in bench.snapshots()] == [result.snapshot_id]
+    assert bench.flaky.commits_seen == 1
+    await bench.committer.commit(result.state, await bench.make_flush(result.state, 11, 20))
+    assert bench.sequences() == list(range(1, 21))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [CatalogFault.CONFLICT, CatalogFault.SLOW_DOWN, CatalogFault.ERROR_BEFORE, CatalogFault.HANG_UP_BEFORE],
+    ids=lambda f: f.name,
+)
+async def test_a_commit_that_did_not_land_is_tried_again(bench, fault):
+    state = await bench.create()
+    bench.flaky.commit_faults.extend([fault, fault])
+    await bench.committer.commit(state, await bench.make_flush(state, 1, 10))
+    assert bench.sequences() == list(range(1, 11))
+    assert len(bench.snapshots()) == 1
+    assert bench.flaky.commits_seen == 3
+
+
+async def test_an_unknown_outcome_is_looked_up_before_anything_else_even_if_looking_fails(bench):
+    state = await bench.create()
+    bench.flaky.commit_faults.append(CatalogFault.ERROR_AFTER)
+    bench.flaky.load_faults.extend([CatalogFault.ERROR_BEFORE, CatalogFault.HANG_UP_BEFORE, CatalogFault.SLOW_DOWN])
+    await bench.committer.commit(state, await bench.make_flush(state, 1, 10))
+    assert bench.flaky.commits_seen == 1
+    assert bench.sequences() == list(range(1, 11))
+
+
+async def test_after_the_last_attempt_the_same_flush_can_be_committed_later(bench):
+    state = await bench.create()
+    flush = await bench.make_flush(state, 1, 10)
+    bench.flaky.commit_faults.extend([CatalogFault.ERROR_AFTER])
+    bench.flaky.load_faults.extend([CatalogFault.ERROR_BEFORE] * ATTEMPTS_MAX)
+    with pytest.raises(CommitUnknown):
+        await bench.committer.commit(state, flush)
+    bench.flaky.load_faults.clear()
+    result = await bench.committer.commit(state, flush)
+    assert [snapshot.snapshot_id for snapshot in bench.snapshots()] == [result.snapshot_id]
+    again = await bench.committer.commit(result.state, flush)
+    assert again.snapshot_id == result.snapshot_id
+    assert bench.sequences() == list(range(1, 11))
+
+
+async def test_a_conflict_that_never_ends_is_left_to_the_caller(bench):
+    state = await bench.create()
+    bench.flaky.commit_faults.extend([CatalogFault.CONFLICT] * ATTEMPTS_MAX)
+    with pytest.raises(CommitConflict):
+        await bench.committer.commit(state, await bench.make_flush(state, 1, 10))
+    assert bench.flaky.commits_seen == ATTEMPTS_MAX
+
+
+async def test_a_writer_in_between_is_kept_and_so_are_we(bench):
+    state = await bench.create(partition="none")
+    state = (await bench.committer.commit(state, await bench.make_flush(state, 1, 10))).state
+    with contextlib.closing(bench.lake.open_pyiceberg()) as catalog:
+        table = catalog.load_table("default.users")
+        table.append(nested_rows(5, first_sequence=1001).cast(table.schema().as_arrow()))
+    result = await bench.committer.commit(state, await bench.make_flush(state, 11, 20))
+    assert bench.sequences() == [*range(1, 21), *range(1001, 1006)]
+    assert result.state.summary["total-records"] == "25"
+    assert len(bench.snapshots()) == 3
+
+
+async def test_rows_that_another_node_committed_are_told_with_the_marks(bench):
+    state = await bench.create()
+    await bench.committer.commit(state, await bench.make_flush(state, 1, 6, node="n2"))
+    with pytest.raises(RowsAlreadyCommitted) as raised:
+        await bench.committer.commit(state, await bench.make_flush(state, 1, 10))
+    assert raised.value.marks == {SHOP: Position(0, 6)}
+    assert bench.sequences() == list(range(1, 7))
+
+
+async def test_rows_after_the_marks_are_committed_when_the_caller_has_dropped_the_others(bench):
+    state = await bench.create()
+    await bench.committer.commit(state, await bench.make_flush(state, 1, 6, node="n2"))
+    fresh = await bench.committer.load(USERS)
+    await bench.committer.commit(fresh, await bench.make_flush(fresh, 7, 10))
+    assert bench.sequences() == list(range(1, 11))
+    progress = (await bench.committer.load(USERS)).progress
+    assert progress.nodes == {"n1": 11, "n2": 7}
+
+
+async def test_a_new_epoch_of_a_source_starts_over_behind_the_old_one(bench):
+    state = await bench.create()
+    state = (await bench.committer.commit(state, await bench.make_flush(state, 1, 10))).state
+    state = (await bench.committer.commit(state, await bench.make_flush(state, 1, 5, epoch=1))).state
+    with pytest.raises(RowsAlreadyCommitted):
+        await bench.committer.commit(state, await bench.make_flush(state, 11, 20, epoch=0))
+
+
+async def test_two_writers_at_once_are_both_committed_exactly_once(bench):
+    state = await bench.create()
+    other = SourceId("bank")
+    ours = await bench.make_flush(state, 1, 10)
+    theirs = replace(
+        await bench.make_flush(state, 101, 110, node="n2"), spans={other: Span(Position(0, 101), Position(0, 110))}
+    )
+    await asyncio.gather(bench.committer.commit(state, ours), bench.committer.commit(state, theirs))
+    assert bench.sequences() == [*range(1, 11), *range(101, 111)]
+    progress = (await bench.committer.load(USERS)).progress
+    assert progress.sources == {SHOP: Position(0, 10), other: Position(0, 110)}
+
+
+async def test_a_table_that_was_replaced_gets_no_files_of_the_old_one(bench):
+    state = await bench.create()
+    flush = await bench.make_flush(state, 1, 10)
+    with contextlib.closing(bench.lake.open_pyiceberg()) as catalog:
+        catalog.drop_table("default.users")
+    with pytest.raises(TableMissing):
+        await bench.committer.commit(state, flush)
+    await bench.create()
+    with pytest.raises(TableReplaced):
+        await bench.committer.commit(state, flush)
+    assert bench.sequences() == []
+
+
+async def test_a_store_that_fails_leaves_the_table_as_it_was(bench, monkeypatch):
+    state = await bench.create()
+    flush = await bench.make_flush(state, 1, 10)
+    with monkeypatch.context() as patch:
+
+        async def refuse(location, _):
+            raise StorageError(f"cannot write file: location={location}")
+
+        patch.setattr(bench.store, "write", refuse)
+        with pytest.raises(StorageError):
+            await bench.committer.commit(state, flush)
+    assert bench.snapshots() == []
+    await bench.committer.commit(state, flush)
+    assert bench.sequences() == list(range(1, 11))
+
+
+def with_column(state, name):
+    field = Field(state.last_column_id + 1, name, "string")
+    return Schema(state.schema.schema_id, StructType((*state.schema.columns.fields, field)))
+
+
+async def test_a_new_column_is_committed_and_filled(bench):
+    state = await bench.create()
+    state = (await bench.committer.commit(state, await bench.make_flush(state, 1, 10))).state
+    state = await bench.committer.commit_schema(state, with_column(state, "email"))
+    rows = nested_rows(2, first_sequence=11).append_column("email", [["a@b", None]])
+    await bench.committer.commit(state, await bench.make_flush(state, 11, 12, rows=rows))
+    with bench.lake.open_duckdb() as duckdb:
+        query = "SELECT _cdc_sequence, email FROM lake.default.users WHERE _cdc_sequence > 9 ORDER BY 1"
+        assert duckdb.execute(query).fetchall() == [(10, None), (11, "a@b"), (12, None)]
+
+
+async def test_columns_that_changed_meanwhile_are_a_conflict(bench):
+    state = await bench.create()
+    await bench.committer.commit_schema(state, with_column(state, "email"))
+    with pytest.raises(CommitConflict):
+        await bench.committer.commit_schema(state, with_column(state, "phone"))
+
+
+async def test_a_schema_that_landed_though_the_answer_was_lost_is_taken(bench):
+    state = await bench.create()
+    bench.flaky.commit_faults.append(CatalogFault.ERROR_AFTER)
+    after = await bench.committer.commit_schema(state, with_column(state, "email"))
+    assert after.schema.columns.field("email") is not None
+    bench.flaky.commit_faults.append(CatalogFault.ERROR_BEFORE)
+    with pytest.raises(CommitUnknown):
+        await bench.committer.commit_schema(after, with_column(after, "phone"))

@@ -1,0 +1,86 @@
+"""What the tests of the log share: small settings, opening and closing, reading everything back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from writer.config import MIB, LogConfig
+from writer.wal.files import Filesystem
+from writer.wal.log import Log
+from writer.wal.tail import Tail
+
+SMALL = LogConfig(segment_max_bytes=MIB, max_bytes=4 * MIB)
+
+# Two records of this size fill most of a segment, so that a third begins the next one.
+LARGE = 400_000
+
+
+@asynccontextmanager
+async def opened(path: Path, config: LogConfig = SMALL, *, files: Filesystem | None = None) -> AsyncIterator[Log]:
+    log = Log.open(path, config, files=files)
+    try:
+        yield log
+    finally:
+        await log.close()
+
+
+def head_of(log: Log):
+    """A head that says where its segment begins."""
+    return lambda: str(log.next_offset).encode()
+
+
+async def append(log: Log, *payloads: bytes) -> int:
+    return await log.append([(payload,) for payload in payloads], head=head_of(log))
+
+
+async def append_large(log: Log, count: int) -> list[bytes]:
+    """Append groups of one record each, two of which fill a segment."""
+    payloads = [large(log.next_offset + index) for index in range(count)]
+    for payload in payloads:
+        await append(log, payload)
+    return payloads
+
+
+def large(seed: int) -> bytes:
+    return (b"%09d " % seed) * (LARGE // 10)
+
+
+def read_all(log: Log, *, offset: int | None = None, max_bytes: int = 64 * 1024) -> list[bytes]:
+    """Read every durable record and check their numbers."""
+    tail = Tail(log, log.first_offset if offset is None else offset)
+    payloads = []
+    try:
+        while records := tail.read(until=log.durable_end, max_bytes=max_bytes):
+            for record in records:
+                assert record.offset == (log.first_offset if offset is None else offset) + len(payloads)
+                payloads.append(record.payload)
+    finally:
+        tail.close()
+    return payloads
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for something that happens on another thread, for ten seconds at most."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - nobody could set an event
+            await asyncio.sleep(0)
+
+
+async def wait_for_spare(path: Path) -> None:
+    """Wait until the log has made a spare, and does nothing in the background any more."""
+    await wait_until(lambda: any(spare.stat().st_size == SMALL.segment_max_bytes for spare in spares(path)))
+
+
+def segments(path: Path) -> list[Path]:
+    return sorted(path.glob("*.wal"))
+
+
+def spares(path: Path) -> list[Path]:
+    return sorted(path.glob("*.spare"))
+
+
+def disk_bytes(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.iterdir())

@@ -1,0 +1,213 @@
+"""What to commit, what it requires, and how to read each outcome. Owns requests as documents; sending is committer's.
+
+    new columns:   add-schema, set-current-schema            if the schema and the last field id are as we know them
+    rows:          add-snapshot, set-snapshot-ref main,
+                   set-properties lakefeed.progress          if main is still at the snapshot that we build on
+
+After a conflict, or when the outcome is unknown, the table itself says what happened:
+
+    our flush id is in its snapshots      LANDED      done, whoever answered what
+    a source's mark is at our rows        OVERTAKEN   those rows are in the table: the caller drops them
+    neither                               RETRY       build on the fresh state
+
+A request still under way when we look can land later; it then meets the same requirement as our next attempt, and of
+the two only one can win.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from writer.avro_schemas import FORMAT_WITH_ROW_IDS
+from writer.changes import SourceId, Span
+from writer.errors import TableReplaced
+from writer.manifests import DataFile, ListHeader, ManifestFile, ManifestList, apply_manifest, apply_row_ids
+from writer.progress import (
+    FLUSH_ID_KEY,
+    LOG_FROM_KEY,
+    LOG_TO_KEY,
+    NODE_KEY,
+    PROGRESS_PROPERTY,
+    SOURCES_KEY,
+    Progress,
+    spans_to_text,
+)
+from writer.table_state import MAIN_BRANCH, TableState
+from writer.types import Schema, schema_to_json
+
+_DELETE_TOTALS = ("total-delete-files", "total-position-deletes", "total-equality-deletes")
+_LATEST = -1  # in set-current-schema: the schema that the same request adds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flush:
+    """Data files to commit together, with the log range [from, to) and the sources' spans that they cover.
+
+    The files are durable, and were written for the columns and partitions of the state they are committed with.
+    """
+
+    id: str
+    node: str
+    log_from: int
+    log_to: int
+    spans: Mapping[SourceId, Span]
+    files: Sequence[DataFile]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The body of a commit."""
+
+    requirements: tuple[Mapping[str, Any], ...]
+    updates: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendPlan:
+    """One attempt to commit a flush: the list to write first, the request to send, and the state if it succeeds."""
+
+    manifests: ManifestList
+    header: ListHeader
+    request: Request
+    next_state: TableState
+
+
+class Outcome(enum.Enum):
+    """What a freshly loaded table says of a flush; drawn in the module's head."""
+
+    LANDED = "landed"
+    OVERTAKEN = "overtaken"
+    RETRY = "retry"
+
+
+def plan_append(
+    state: TableState, flush: Flush, *, manifest: ManifestFile, snapshot_id: int, list_location: str, now_ms: int
+) -> AppendPlan:
+    """Plan to commit a flush on top of a state whose manifests are loaded."""
+    assert state.manifests is not None, "the committer loads them first"
+    sequence_number = state.last_sequence_number + 1
+    manifests = apply_manifest(state.manifests, manifest, sequence_number=sequence_number)
+    next_row_id = state.next_row_id
+    if state.format_version >= FORMAT_WITH_ROW_IDS:
+        manifests, next_row_id = apply_row_ids(manifests, state.next_row_id)
+    progress = _progress_after(state, flush)
+    summary = _summary(state, flush)
+    next_state = replace(
+        state,
+        last_sequence_number=sequence_number,
+        # A table's time does not run backwards, even if this machine's clock does.
+        last_updated_ms=max(now_ms, state.last_updated_ms),
+        next_row_id=next_row_id,
+        properties={**state.properties, PROGRESS_PROPERTY: progress.to_text()},
+        progress=progress,
+        snapshot_id=snapshot_id,
+        manifest_list=list_location,
+        summary=summary,
+        main_ref={**state.main_ref, "snapshot-id": snapshot_id},
+        manifests=manifests,
+    )
+    header = ListHeader(snapshot_id, state.snapshot_id, sequence_number, state.format_version, state.next_row_id)
+    return AppendPlan(manifests, header, _append_request(state, next_state), next_state)
+
+
+def _progress_after(state: TableState, flush: Flush) -> Progress:
+    lasts = {source: span.last for source, span in flush.spans.items()}
+    return state.progress.advance(node=flush.node, log_to=flush.log_to, sources=lasts)
+
+
+def _append_request(state: TableState, after: TableState) -> Request:
+    requirements = (
+        {"type": "assert-table-uuid", "uuid": state.uuid},
+        {"type": "assert-ref-snapshot-id", "ref": MAIN_BRANCH, "snapshot-id": state.snapshot_id},
+    )
+    updates = (
+        {"action": "add-snapshot", "snapshot": _snapshot(state, after)},
+        # The branch keeps its own retention: what the reference said before is said again.
+        {"action": "set-snapshot-ref", "ref-name": MAIN_BRANCH, **after.main_ref},
+        {"action": "set-properties", "updates": {PROGRESS_PROPERTY: after.properties[PROGRESS_PROPERTY]}},
+    )
+    return Request(requirements, updates)
+
+
+def _snapshot(state: TableState, after: TableState) -> dict[str, Any]:
+    snapshot = {
+        "snapshot-id": after.snapshot_id,
+        "sequence-number": after.last_sequence_number,
+        "timestamp-ms": after.last_updated_ms,
+        "manifest-list": after.manifest_list,
+        "summary": after.summary,
+        "schema-id": state.schema.schema_id,
+    }
+    if state.snapshot_id is not None:
+        snapshot["parent-snapshot-id"] = state.snapshot_id
+    if state.format_version >= FORMAT_WITH_ROW_IDS:
+        snapshot["first-row-id"] = state.next_row_id
+        snapshot["added-rows"] = after.next_row_id - state.next_row_id
+    return snapshot
+
+
+def _summary(state: TableState, flush: Flush) -> dict[str, str]:
+    files = len(flush.files)
+    records = sum(file.record_count for file in flush.files)
+    size_bytes = sum(file.size_bytes for file in flush.files)
+    return {
+        "operation": "append",
+        FLUSH_ID_KEY: flush.id,
+        NODE_KEY: flush.node,
+        LOG_FROM_KEY: str(flush.log_from),
+        LOG_TO_KEY: str(flush.log_to),
+        SOURCES_KEY: spans_to_text(flush.spans),
+        "added-data-files": str(files),
+        "added-records": str(records),
+        "added-files-size": str(size_bytes),
+        "changed-partition-count": str(len({file.partition for file in flush.files})),
+        **_total(state, "total-data-files", files),
+        **_total(state, "total-records", records),
+        **_total(state, "total-files-size", size_bytes),
+        **{key: value for name in _DELETE_TOTALS for key, value in _total(state, name, 0).items()},
+    }
+
+
+def _total(state: TableState, name: str, added: int) -> dict[str, str]:
+    """Add to a total; a snapshot whose writer left it out leaves it unknown for all after it."""
+    before = state.summary.get(name, "0" if state.snapshot_id is None else None)
+    return {} if before is None else {name: str(int(before) + added)}
+
+
+def plan_schema(state: TableState, schema: Schema) -> Request:
+    """Plan to make `schema` current; its new fields have ids above the table's last one."""
+    requirements = (
+        {"type": "assert-table-uuid", "uuid": state.uuid},
+        {"type": "assert-current-schema-id", "current-schema-id": state.schema.schema_id},
+        {"type": "assert-last-assigned-field-id", "last-assigned-field-id": state.last_column_id},
+    )
+    updates = (
+        {"action": "add-schema", "schema": schema_to_json(schema)},
+        {"action": "set-current-schema", "schema-id": _LATEST},
+    )
+    return Request(requirements, updates)
+
+
+def read_outcome(base: TableState, fresh: TableState, document: Mapping[str, Any], flush: Flush) -> Outcome:
+    """Say what became of a flush, from a table loaded after the attempt.
+
+    Raises:
+        TableReplaced: the name belongs to another table now.
+    """
+    if fresh.uuid != base.uuid:
+        raise TableReplaced(f"table was replaced: table={base.name} uuid={base.uuid} found={fresh.uuid}")
+    if find_flush(document, flush.id) is not None:
+        return Outcome.LANDED
+    return Outcome.OVERTAKEN if fresh.progress.is_ahead_of(flush.spans) else Outcome.RETRY
+
+
+def find_flush(document: Mapping[str, Any], flush_id: str) -> int | None:
+    """Find the snapshot that committed a flush."""
+    for snapshot in reversed(document.get("snapshots") or []):
+        if (snapshot.get("summary") or {}).get(FLUSH_ID_KEY) == flush_id:
+            found: int = snapshot["snapshot-id"]
+            return found
+    return None

@@ -1,0 +1,54 @@
+"""Rows decoded under an older version of a schema, brought to a newer one, so that one file can hold both."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from writer.types import ListType, MapType, Schema, StructType, Type, to_arrow_schema, to_arrow_type
+
+
+def conform(table: pa.Table, columns: StructType) -> pa.Table:
+    """Give the same rows under columns that evolved from the table's: nulls where fields are new, wider types."""
+    schema = to_arrow_schema(Schema(0, columns))
+    if table.schema.equals(schema, check_metadata=True):
+        return table
+    arrays = [
+        _conform_column(table.column(field.name), field.type)
+        if field.name in table.column_names
+        else pa.nulls(table.num_rows, to_arrow_type(field.type))
+        for field in columns.fields
+    ]
+    return pa.table(arrays, schema=schema)
+
+
+def _conform_column(column: pa.ChunkedArray, type_: Type) -> pa.ChunkedArray:
+    target = to_arrow_type(type_)
+    if column.type == target:
+        return column
+    return pa.chunked_array([_conform(chunk, type_) for chunk in column.chunks], type=target)
+
+
+def _conform(array: pa.Array, type_: Type) -> pa.Array:
+    target = to_arrow_type(type_)
+    if array.type == target:
+        return array
+    if array.offset:
+        # Building on parts of a slice is not possible; joining copies the slice into an array of its own.
+        array = pa.concat_arrays([array, array.slice(0, 0)])
+    match type_:
+        case StructType(fields):
+            children = [
+                pa.nulls(len(array), to_arrow_type(field.type))
+                if array.type.get_field_index(field.name) < 0
+                else _conform(array.field(field.name), field.type)
+                for field in fields
+            ]
+            return pa.StructArray.from_arrays(children, fields=list(target.fields), mask=array.is_null())
+        case ListType(element=element):
+            values = _conform(array.values, element)
+            return pa.ListArray.from_arrays(array.offsets, values, type=target, mask=array.is_null())
+        case MapType(value=value):
+            items = _conform(array.items, value)
+            return pa.MapArray.from_arrays(array.offsets, array.keys, items, type=target, mask=array.is_null())
+        case str():
+            return array.cast(target)

@@ -1,0 +1,100 @@
+"""The JSON batch as it travels: who sent it, and for each change everything but the row itself.
+
+Owns the fields, their ranges and their defaults. Both sides of the log decode with these types: admission to check
+and to number, the writer to read. Rows stay undecoded (`msgspec.Raw`): their columns belong to decode.py.
+
+    {"type": "cdc_batch", "sourceDoId": "shop-1", "sequenceNumber": 7, "events": [
+        {"sequence": 41, "timestamp": 1763251200000, "operation": "UPDATE", "table": "users", "rowId": "9",
+         "before": {"id": 9, ...}, "after": {"id": 9, ...}, "unchanged": ["photo"]}, ...]}
+
+What decoding guarantees of a raw row: it is one JSON value, syntactically right to its last token, without NaN or
+Infinity, and its surrogate escapes pair up. What it does not: that its bytes are UTF-8, that its keys are unique, that
+its numbers fit anything. Those rows are admitted and end in `_cdc_rescued` where no column can hold them.
+
+Nesting is bounded by the interpreter's recursion limit, which depends on how deep the caller already stands. Admission
+therefore stands deeper on purpose (`admit_batch`), so that what it took, the writer can always decode.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from writer.errors import WriterError
+
+INT64_MAX = 2**63 - 1
+
+# The years 1 to 9999: what Iceberg's timestamptz, Spark, DuckDB and Python can all show.
+TIMESTAMP_MIN_MS = -62_135_596_800_000
+TIMESTAMP_MAX_MS = 253_402_300_799_999
+
+# Stack frames that admission keeps free for the writer. The writer's own stack is about ten frames high.
+ADMISSION_HEADROOM_FRAMES = 100
+
+Sequence = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
+TimestampMs = Annotated[int, msgspec.Meta(ge=TIMESTAMP_MIN_MS, le=TIMESTAMP_MAX_MS)]
+NonEmpty = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class BatchMalformed(WriterError):
+    """The body is not a batch: refuse it. The message names the field and the rule."""
+
+
+class Event(msgspec.Struct, rename="camel", gc=False):
+    """One change. `before` and `after` are empty when absent; a timestamp of 0 stands for the time of receipt."""
+
+    sequence: Sequence
+    operation: Literal["INSERT", "UPDATE", "DELETE"]
+    table: NonEmpty
+    row_id: str = ""
+    timestamp: TimestampMs = 0
+    before: msgspec.Raw = msgspec.Raw()
+    after: msgspec.Raw = msgspec.Raw()
+    unchanged: list[str] | None = None
+    metadata: msgspec.Raw = msgspec.Raw()
+
+
+class Batch(msgspec.Struct, rename="camel", tag_field="type", tag="cdc_batch"):
+    """One message of changes. Only the events are needed: the rest may be left to the connection that carries them."""
+
+    events: list[Event]
+    source_do_id: str = ""
+    source_shard_name: str | None = None
+    sequence_number: Sequence | None = None
+    first_event_sequence: Sequence | None = None
+    last_event_sequence: Sequence | None = None
+    timestamp: TimestampMs = 0
+    correlation_id: str | None = None
+    size_bytes: int = 0
+    is_retry: bool = False
+    retry_count: int = 0
+
+
+_decode = msgspec.json.Decoder(Batch).decode
+
+
+def decode_batch(body: bytes) -> Batch:
+    """Decode a batch whose rows stay raw.
+
+    Raises: BatchMalformed.
+    """
+    try:
+        return _decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BatchMalformed(f"batch is malformed: {error}") from error
+    except RecursionError:
+        # The traceback of a thousand frames says nothing more.
+        raise BatchMalformed("batch is malformed: a value is nested too deeply") from None
+
+
+def admit_batch(body: bytes) -> Batch:
+    """Decode a batch under a stricter limit on nesting than `decode_batch`, so that the writer can decode it again.
+
+    Raises: BatchMalformed.
+    """
+    return _decode_below(body, ADMISSION_HEADROOM_FRAMES)
+
+
+def _decode_below(body: bytes, frames: int) -> Batch:
+    return _decode_below(body, frames - 1) if frames else decode_batch(body)

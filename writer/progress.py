@@ -1,0 +1,96 @@
+"""How far a table has come: the marker that every commit moves. Owns its text in properties and summaries.
+
+    table property     lakefeed.progress   {"nodes":{"n1":4711},"sources":{"shop":[0,9000]}}
+    snapshot summary   lakefeed.flush-id   lakefeed.node   lakefeed.log-from   lakefeed.log-to
+                       lakefeed.sources    {"shop":[0,8501,9000]}     (epoch, first and last sequence of this flush)
+
+A node's number is the next log offset it has to read for this table; a source's pair is the epoch and sequence of its
+last committed change. The property is the whole, the summary is one flush's part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from writer.changes import Position, SourceId, Span
+from writer.errors import WriterError
+
+PROGRESS_PROPERTY = "lakefeed.progress"
+FLUSH_ID_KEY = "lakefeed.flush-id"
+NODE_KEY = "lakefeed.node"
+LOG_FROM_KEY = "lakefeed.log-from"
+LOG_TO_KEY = "lakefeed.log-to"
+SOURCES_KEY = "lakefeed.sources"
+
+
+class ProgressUnreadable(WriterError):
+    """A table's marker is damaged: nothing may be committed to the table until a person has looked."""
+
+
+class _Document(msgspec.Struct):
+    nodes: dict[str, int] = {}
+    sources: dict[str, tuple[int, int]] = {}
+
+
+_encode = msgspec.json.Encoder(order="sorted").encode
+_decode = msgspec.json.Decoder(_Document, strict=True).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The next log offset of each node, and the last committed position of each source."""
+
+    nodes: Mapping[str, int] = field(default_factory=dict)
+    sources: Mapping[SourceId, Position] = field(default_factory=dict)
+
+    def position_of(self, source: SourceId) -> Position | None:
+        """Find where a source's last committed change sits."""
+        return self.sources.get(source)
+
+    def offset_of(self, node: str) -> int:
+        """Find the next log offset that a node has to read for this table."""
+        return self.nodes.get(node, 0)
+
+    def advance(self, *, node: str, log_to: int, sources: Mapping[SourceId, Position]) -> Progress:
+        """Move the marks of a node and its sources on; no mark ever moves back."""
+        offset = max(log_to, self.offset_of(node))
+        moved = {source: max(last, self.sources.get(source, last)) for source, last in sources.items()}
+        return Progress({**self.nodes, node: offset}, {**self.sources, **moved})
+
+    def is_ahead_of(self, spans: Mapping[SourceId, Span]) -> bool:
+        """Tell whether some of these changes are committed already."""
+        return bool(self.marks_in(spans))
+
+    def marks_in(self, spans: Mapping[SourceId, Span]) -> dict[SourceId, Position]:
+        """Find the marks of those sources of whose changes some are committed already."""
+        marks = {source: self.sources[source] for source in spans if source in self.sources}
+        return {source: mark for source, mark in marks.items() if mark >= spans[source].first}
+
+    def to_text(self) -> str:
+        """Render the table property."""
+        sources = {str(source): (mark.epoch, mark.sequence) for source, mark in self.sources.items()}
+        return _encode(_Document(dict(self.nodes), sources)).decode()
+
+
+def progress_from_text(text: str | None) -> Progress:
+    """Read the table property; a table without one has come nowhere yet.
+
+    Raises:
+        ProgressUnreadable: the text is not a marker.
+    """
+    if text is None:
+        return Progress()
+    try:
+        document = _decode(text)
+    except msgspec.MsgspecError as error:
+        raise ProgressUnreadable(f"progress marker is damaged: {error}: text={text[:200]}") from error
+    return Progress(document.nodes, {SourceId(source): Position(*mark) for source, mark in document.sources.items()})
+
+
+def spans_to_text(spans: Mapping[SourceId, Span]) -> str:
+    """Render what a flush covers, for its snapshot summary. A span lies within one epoch."""
+    parts = {str(source): (s.first.epoch, s.first.sequence, s.last.sequence) for source, s in spans.items()}
+    return _encode(parts).decode()

@@ -1,0 +1,335 @@
+"""The write-ahead log: append and sync, rotate, trim. Owns the log's state and its two threads.
+
+    append -> [segment] [segment] [newest]  -> tail
+                 |                    ^
+                 +-> trim -> [spare] -+
+
+The state belongs to the event loop; threads only do what they are told and report back: `wal-append` writes and syncs
+groups, `wal-files` prepares spares and retires segments, so that neither ever stands in the way of an ack.
+Readers on other threads see the state through `durable_end` and `segment_of`, each read of which is atomic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import dataclasses
+import secrets
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from operator import attrgetter
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from writer.config import LogConfig
+from writer.errors import WalCorrupt, WalFailed, WalFull
+from writer.frames import Payload
+from writer.wal.directory import SPARES_MAX, Contents, LogDirectory, Newest
+from writer.wal.files import Filesystem, is_no_room, write_all
+from writer.wal.reader import SegmentReader
+from writer.wal.record import GROUP_MAX_BYTES, Record, encode_group, record_bytes
+from writer.wal.segment import Header, Segment
+
+_SALT_BITS = 64
+_FIRST_SEGMENT = 1
+_RECOVERY_READ_BYTES = 8 * 1024 * 1024
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Log:
+    """One log in one directory. One task appends; `append`, `trim` and `close` may overlap."""
+
+    def __init__(self, directory: LogDirectory, contents: Contents, config: LogConfig) -> None:
+        self.failed: str | None = None
+        self.files = directory.files
+        self.max_bytes = config.max_bytes
+        self._segment_bytes = config.segment_max_bytes
+        self._directory = directory
+        self._older = contents.older
+        self._older_bytes = sum(segment.file_bytes for segment in contents.older)
+        self._newest = contents.newest
+        self._spares = list(contents.spares)
+        self._preparing: Future[Path] | None = None
+        self._closed = False
+        self._appending = asyncio.Lock()
+        self._trimming = asyncio.Lock()
+        self._advanced = asyncio.Event()
+        self._append_thread = ThreadPoolExecutor(1, thread_name_prefix="wal-append")
+        self._files_thread = ThreadPoolExecutor(1, thread_name_prefix="wal-files")
+        self._maybe_prepare_spare()
+
+    @classmethod
+    def open(cls, directory: Path, config: LogConfig, *, files: Filesystem | None = None) -> Log:
+        """Open the log, or make an empty one, and cut off a torn tail. Blocks; reads the newest segment into memory.
+
+        Raises:
+            WalCorrupt: what was durable is damaged.
+            WriterError: another process has the log open.
+
+        """
+        locked = LogDirectory(directory, segment_bytes=config.segment_max_bytes, files=files or Filesystem())
+        try:
+            return cls(locked, locked.load(files_max=config.max_bytes // config.segment_max_bytes), config)
+        except BaseException:
+            locked.close()
+            raise
+
+    @property
+    def head(self) -> bytes | None:
+        """The head that the newest segment was begun with; None before the first append."""
+        return None if self._newest is None else self._newest.head
+
+    @property
+    def first_offset(self) -> int:
+        """The oldest record that is still there."""
+        if self._older:
+            return self._older[0].base_offset
+        return 0 if self._newest is None else self._newest.segment.base_offset
+
+    @property
+    def durable_end(self) -> int:
+        """Every record below this offset is durable."""
+        return 0 if self._newest is None else self._newest.segment.end_offset
+
+    @property
+    def next_offset(self) -> int:
+        """The offset of the next record to be appended."""
+        return self.durable_end
+
+    @property
+    def size_bytes(self) -> int:
+        """What the log uses of its budget: older segments whole, the newest as far as it is written."""
+        newest_bytes = 0 if self._newest is None else self._newest.segment.end_position
+        return self._older_bytes + newest_bytes
+
+    @property
+    def group_max_bytes(self) -> int:
+        """The sum of `record_bytes` that one append may have. The other half of a segment is for the head."""
+        return min(self._segment_bytes // 2, GROUP_MAX_BYTES)
+
+    def newest_records(self) -> Iterator[Record]:
+        """Read the records of the newest segment: what has happened since its head. Blocks."""
+        if self._newest is None:
+            return
+        segment = self._newest.segment
+        reader = SegmentReader(segment, self.files)
+        try:
+            while records := reader.read(
+                until=segment.end_offset, end_position=segment.end_position, max_bytes=_RECOVERY_READ_BYTES
+            ):
+                yield from records
+        finally:
+            reader.close()
+
+    def segment_of(self, offset: int) -> Segment:
+        """Find the segment that holds a durable record. Safe on any thread.
+
+        Raises:
+            WalCorrupt: the record was trimmed.
+
+        """
+        newest = self._newest  # first: a rotation in between moves it to the older ones, where it is then found
+        if newest is not None and offset >= newest.segment.base_offset:
+            return newest.segment
+        older = self._older
+        index = bisect.bisect_right(older, offset, key=attrgetter("base_offset")) - 1
+        if index < 0:
+            raise WalCorrupt(f"record was trimmed before it was read: offset={offset}")
+        return older[index]
+
+    async def append(self, payloads: Sequence[Payload], *, head: Callable[[], bytes]) -> int:
+        """Append one group, sync it and return its first offset. `head` is called if a new segment has to be begun.
+
+        Cancelling waits until the group has been written or has failed, so that nothing is in flight when
+        CancelledError is raised: `durable_end` then tells whether the group is in the log.
+
+        Raises:
+            WalFull: the budget or the disk has no room for another segment; nothing has changed.
+            WalFailed: writing or syncing failed, now or earlier. The group may or may not be found at the next open.
+            ValueError: the group is empty or larger than `group_max_bytes`, or a payload is empty.
+
+        """
+        self._check_usable()
+        group_bytes = self._check_group(payloads)
+        return await _uncancelled(self._append(payloads, group_bytes, head))
+
+    async def wait_beyond(self, offset: int) -> None:
+        """Wait until the record at `offset` is durable. Cancelling it changes nothing."""
+        while self.durable_end <= offset:
+            await self._advanced.wait()
+
+    async def trim(self, offset: int) -> None:
+        """Give back the segments whose records are all below `offset`; the newest always stays.
+
+        A log that has failed is left as it is. Cancelling stops between two segments.
+
+        Raises:
+            WalFailed: the directory could not be changed.
+
+        """
+        async with self._trimming:
+            while self._older and self._older[0].end_offset <= offset and self.failed is None and not self._closed:
+                await _uncancelled(self._retire_oldest())
+
+    async def close(self) -> None:
+        """Finish what is being written and let another process open the log. Cancelling it waits for the end."""
+        await _uncancelled(self._close())
+
+    async def _append(self, payloads: Sequence[Payload], group_bytes: int, head: Callable[[], bytes]) -> int:
+        async with self._appending:
+            self._check_usable()
+            newest = self._newest
+            if newest is None or newest.segment.end_position + group_bytes > newest.segment.file_bytes:
+                newest = await self._rotate(newest, head)
+            segment = newest.segment
+            await self._run(self._append_thread, self._write_group, newest, payloads)
+            self._newest = dataclasses.replace(
+                newest,
+                segment=dataclasses.replace(
+                    segment,
+                    end_offset=segment.end_offset + len(payloads),
+                    end_position=segment.end_position + group_bytes,
+                ),
+            )
+            self._advanced.set()  # wakes those who wait now; the next advance is another event
+            self._advanced = asyncio.Event()
+            return segment.end_offset
+
+    def _write_group(self, newest: Newest, payloads: Sequence[Payload]) -> None:
+        segment = newest.segment
+        parts = encode_group(payloads, first_offset=segment.end_offset, salt=segment.salt)
+        write_all(self.files, newest.descriptor, parts, segment.end_position)
+        self.files.sync(newest.descriptor)
+
+    async def _rotate(self, newest: Newest | None, head: Callable[[], bytes]) -> Newest:
+        """Begin a new segment; see directory.py for what a crash in between leaves."""
+        spare = await self._load_spare()
+        header = self._next_header(newest, head())
+        try:
+            begun = await self._call(self._append_thread, self._directory.begin, spare, header)
+        except OSError as error:
+            raise self._refused(error) from error
+        self._spares.remove(spare)
+        await self._run(self._append_thread, self._directory.sync_names)
+        if newest is not None:
+            self._older = (*self._older, newest.segment)
+            self._older_bytes += newest.segment.file_bytes
+            self.files.close(newest.descriptor)
+        self._newest = begun
+        self._maybe_prepare_spare()
+        return begun
+
+    def _next_header(self, newest: Newest | None, head: bytes) -> Header:
+        header = Header(
+            number=_FIRST_SEGMENT if newest is None else newest.number + 1,
+            base_offset=self.durable_end,
+            file_bytes=self._segment_bytes,
+            salt=secrets.randbits(_SALT_BITS),
+            head=head,
+        )
+        if header.records_start + self.group_max_bytes > self._segment_bytes:
+            raise ValueError(f"head is too large for a segment: bytes={len(head)} segment_bytes={self._segment_bytes}")
+        return header
+
+    async def _load_spare(self) -> Path:
+        """Return a spare, which stays one until a segment is begun with it."""
+        if not self._has_room():
+            raise WalFull(f"log has used up its budget: size_bytes={self.size_bytes} max_bytes={self.max_bytes}")
+        self._maybe_prepare_spare()
+        if self._preparing is not None and not self._spares:
+            preparing, self._preparing = self._preparing, None
+            try:
+                self._spares.append(await asyncio.wrap_future(preparing))
+            except OSError as error:
+                raise self._refused(error) from error
+        return self._spares[-1]
+
+    def _maybe_prepare_spare(self) -> None:
+        """Start making a spare unless there is one, one is being made, or the budget has no room for it."""
+        if not self._spares and self._preparing is None and self._has_room():
+            self._preparing = self._files_thread.submit(self._directory.prepare_spare)
+
+    def _has_room(self) -> bool:
+        """Tell whether the budget allows one more segment."""
+        newest_bytes = 0 if self._newest is None else self._newest.segment.file_bytes
+        return self._older_bytes + newest_bytes + self._segment_bytes <= self.max_bytes
+
+    async def _retire_oldest(self) -> None:
+        segment = self._older[0]
+        spares = len(self._spares) + (self._preparing is not None)
+        keep = spares < SPARES_MAX and segment.file_bytes == self._segment_bytes
+        spare = await self._run(self._files_thread, self._directory.retire, segment, keep=keep)
+        self._older = self._older[1:]
+        self._older_bytes -= segment.file_bytes
+        if spare is not None:
+            self._spares.append(spare)
+
+    async def _close(self) -> None:
+        async with self._appending, self._trimming:
+            if self._closed:
+                return
+            self._closed = True
+            if self._preparing is not None:
+                await asyncio.gather(asyncio.wrap_future(self._preparing), return_exceptions=True)
+            self._append_thread.shutdown()
+            self._files_thread.shutdown()
+            if self._newest is not None:
+                self.files.close(self._newest.descriptor)
+            self._directory.close()
+
+    async def _run(self, thread: ThreadPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do work on a thread after which, if it fails, nobody knows what is on disk."""
+        try:
+            return await self._call(thread, work, *args, **kwargs)
+        except OSError as error:
+            raise self._fail(error) from error
+
+    async def _call(self, thread: ThreadPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await asyncio.wrap_future(thread.submit(work, *args, **kwargs))
+        except asyncio.CancelledError:
+            # Only the end of the event loop gets here: the thread goes on, and nobody will hear how it went.
+            self.failed = "log was abandoned while writing"
+            raise
+
+    def _refused(self, error: OSError) -> WalFull | WalFailed:
+        """Tell a full disk, which a trim can cure, from a failing one. Nothing of the log has changed yet."""
+        if is_no_room(error):
+            return WalFull(f"disk has no room for another segment: {error}")
+        return self._fail(error)
+
+    def _fail(self, error: OSError) -> WalFailed:
+        self.failed = f"log cannot be written: {error}"
+        return WalFailed(self.failed)
+
+    def _check_usable(self) -> None:
+        if self.failed is not None:
+            raise WalFailed(self.failed)
+        if self._closed:
+            raise WalFailed(f"log is closed: directory={self._directory.path}")
+
+    def _check_group(self, payloads: Sequence[Payload]) -> int:
+        if not payloads or not all(any(payload) for payload in payloads):
+            raise ValueError(f"group or payload is empty: records={len(payloads)}")
+        group_bytes = sum(map(record_bytes, payloads))
+        if group_bytes > self.group_max_bytes:
+            raise ValueError(f"group is too large: bytes={group_bytes} group_max_bytes={self.group_max_bytes}")
+        return group_bytes
+
+
+async def _uncancelled(work: Coroutine[None, None, T]) -> T:
+    """Finish the work whatever happens; only then let a cancellation through."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # seen; what it means for the log is kept in `failed`
+        raise cancelled
+    return task.result()
