@@ -15,8 +15,10 @@ from catalog.errors import BadRequest
 
 JsonObject: TypeAlias = dict[str, Any]
 
-# Ids, timestamps and counts of the specification are 64-bit signed integers.
+# Snapshot ids, timestamps and counts are 64-bit in Iceberg; ids of fields, schemas, specs and orders are 32-bit, and a
+# larger one would make the table unreadable for Java.
 _INT64_MAX = 2**63 - 1
+_INT32_MAX = 2**31 - 1
 
 
 def parse_object(body: bytes) -> JsonObject:
@@ -49,6 +51,14 @@ def as_int(value: Any, what: str) -> int:
     return value
 
 
+def as_id(value: Any, what: str) -> int:
+    """Check that a value is a 32-bit integer."""
+    number = as_int(value, what)
+    if abs(number) > _INT32_MAX:
+        _refuse(what, "a 32-bit integer", value)
+    return number
+
+
 def as_list(value: Any, what: str) -> list[Any]:
     """Check that a value is a list."""
     if not isinstance(value, list):
@@ -64,6 +74,11 @@ def read_text(document: Mapping[str, Any], key: str) -> str:
 def read_int(document: Mapping[str, Any], key: str) -> int:
     """Read a required integer."""
     return as_int(document.get(key), key)
+
+
+def read_id(document: Mapping[str, Any], key: str) -> int:
+    """Read a required 32-bit integer."""
+    return as_id(document.get(key), key)
 
 
 def read_object(document: Mapping[str, Any], key: str) -> JsonObject:
@@ -106,6 +121,11 @@ def maybe_int(document: Mapping[str, Any], key: str) -> int | None:
     return None if document.get(key) is None else read_int(document, key)
 
 
+def maybe_id(document: Mapping[str, Any], key: str) -> int | None:
+    """Read an optional 32-bit integer."""
+    return None if document.get(key) is None else read_id(document, key)
+
+
 def maybe_object(document: Mapping[str, Any], key: str) -> JsonObject | None:
     """Read an optional object."""
     return None if document.get(key) is None else read_object(document, key)
@@ -126,14 +146,17 @@ def maybe_text_map(document: Mapping[str, Any], key: str) -> dict[str, str]:
     return {} if document.get(key) is None else read_text_map(document, key)
 
 
-def maybe_bool(document: Mapping[str, Any], key: str) -> bool:
-    """Read an optional boolean; absent means false."""
+def read_bool(document: Mapping[str, Any], key: str) -> bool:
+    """Read a required boolean."""
     value = document.get(key)
-    if value is None:
-        return False
     if not isinstance(value, bool):
         _refuse(key, "a boolean", value)
     return value
+
+
+def maybe_bool(document: Mapping[str, Any], key: str) -> bool:
+    """Read an optional boolean; absent means false."""
+    return False if document.get(key) is None else read_bool(document, key)
 
 
 _JSON_KINDS = {

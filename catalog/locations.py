@@ -26,7 +26,7 @@ _COMPONENT_MAX_CHARS = 120
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _VERSION = re.compile(r"(\d+)-")
-_FILE = re.compile(r"(?:file:(?://(?:localhost)?)?)?(/[^\0]*)")
+_FILE = re.compile(r"(?:file:(?://(?:localhost)?(?=/)|(?!//)))?(/[^\0]*)")
 _S3 = re.compile(r"s3[an]?://([^/\0]+)(/[^\0]*)?")
 
 

@@ -14,7 +14,7 @@ import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -30,7 +30,20 @@ PROTOCOL_VERSION = 1
 NAME_MAX_CHARS = 255
 SOURCE_ID_MAX_CHARS = 255
 
+# Answers repeat it, and many answers may wait for a client that does not read them.
+CORRELATION_ID_MAX_CHARS = 255
+
+# The last ` - at ` is the decoder's own; those before it are part of a value.
+_PLACE = re.compile(r"(.*) - at `\$\.?(.*?)`", re.DOTALL)
+
 _NAME_PART = re.compile(r"[^\x00-\x1f\x7f./\\%?#]{1,255}")
+
+# A header can bring bytes that are no text: they arrive as lone surrogates, which nothing can store.
+_SOURCE_ID = re.compile(rf"[^\x00-\x1f\x7f\ud800-\udfff]{{1,{SOURCE_ID_MAX_CHARS}}}")
+
+
+FlushReason: TypeAlias = Literal["manual", "shutdown", "buffer_full", "time_threshold"]
+FLUSH_REASONS = get_args(FlushReason)
 
 
 class Connect(msgspec.Struct, rename="camel", tag_field="type", tag="connect"):
@@ -61,7 +74,7 @@ class FlushRequest(msgspec.Struct, rename="camel", tag_field="type", tag="flush_
 
     timestamp: TimestampMs = 0
     source_do_id: str = ""
-    reason: Literal["manual", "shutdown", "buffer_full", "time_threshold"] = "manual"
+    reason: FlushReason = "manual"
     correlation_id: str | None = None
 
 
@@ -158,7 +171,16 @@ class FlushResponse(msgspec.Struct, rename="camel", tag_field="type", tag="flush
 
 ServerMessage: TypeAlias = Status | Ack | Nack | Pong | FlushResponse
 
+
+class _Head(msgspec.Struct, rename="camel"):
+    """What a refusal repeats of a message that does not decode as a whole."""
+
+    sequence_number: Sequence = 0
+    correlation_id: Annotated[str, msgspec.Meta(max_length=CORRELATION_ID_MAX_CHARS)] | None = None
+
+
 _decode = msgspec.json.Decoder(ClientMessage).decode
+_decode_head = msgspec.json.Decoder(_Head).decode
 encode_message = msgspec.json.Encoder().encode
 
 
@@ -169,31 +191,47 @@ def decode_message(frame: bytes) -> ClientMessage:
     """
     try:
         # The writer decodes the same bytes on another stack: standing deeper here makes its limit the looser one.
-        return _decode_below(frame, ADMISSION_HEADROOM_FRAMES)
+        message = _decode_below(frame, ADMISSION_HEADROOM_FRAMES)
     except msgspec.ValidationError as error:
-        raise _invalid(describe_invalid(str(error))) from None
+        raise _with_head(_invalid(describe_invalid(str(error))), frame) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _invalid(f"not valid JSON: {_without_values(str(error))}") from None
     except RecursionError:
         raise _invalid("a value is nested too deeply") from None
+    if message.correlation_id is not None and len(message.correlation_id) > CORRELATION_ID_MAX_CHARS:
+        raise _invalid(f"correlationId: expected at most {CORRELATION_ID_MAX_CHARS} characters")
+    return message
 
 
 def _decode_below(frame: bytes, frames: int) -> ClientMessage:
     return _decode_below(frame, frames - 1) if frames else _decode(frame)
 
 
+def _with_head(error: ProtocolError, frame: bytes) -> ProtocolError:
+    """Say which message is refused, so that a client with many in flight knows; unless that is the fault itself."""
+    try:
+        head = _decode_head(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return error
+    error.sequence_number = head.sequence_number
+    error.correlation_id = head.correlation_id
+    return error
+
+
 def describe_invalid(message: str) -> str:
     """Turn the decoder's message into `path: rule`, without any value in it."""
-    rule, _, place = message.partition(" - at ")
-    path = place.strip("`").removeprefix("$").removeprefix(".")
+    match = _PLACE.fullmatch(message)
+    rule, path = match.groups() if match else (message, "")
     return f"{path}: {_rule(path, rule)}" if path else _rule(path, rule)
 
 
 def _rule(path: str, rule: str) -> str:
     if path == "type":
         return "expected one of connect, cdc_batch, heartbeat, flush_request, disconnect"
-    if path.endswith("operation"):
+    if path.endswith(".operation"):
         return "expected one of INSERT, UPDATE, DELETE"
+    if path == "reason" and "enum" in rule:
+        return f"expected one of {', '.join(FLUSH_REASONS)}"
     text = _without_values(rule).replace("`", "")
     return text[:1].lower() + text[1:]
 
@@ -230,6 +268,7 @@ class Session:
 
         Raises: ProtocolError.
         """
+        self._check_open()
         if message.protocol_version != PROTOCOL_VERSION:
             raise _invalid(f"protocolVersion: expected {PROTOCOL_VERSION}")
         self._bind(message.source_do_id)
@@ -245,12 +284,14 @@ class Session:
         """
         number = self._check_number(batch)
         try:
-            self._bind(batch.source_do_id)
             sequences = _check_events(batch, body_bytes=len(body), event_max_bytes=self.event_max_bytes)
+            self._bind(batch.source_do_id)
         except ProtocolError as error:
             error.sequence_number = number
+            self.on_malformed(number)
             raise
-        self.expected_number = number + 1
+        # A batch that was sent again does not take back the answers to those behind it.
+        self.expected_number = max(number + 1, self.expected_number or 0)
         assert self.source is not None
         if not batch.events:
             return None
@@ -274,13 +315,21 @@ class Session:
         if self.expected_number is not None:
             self.expected_number = min(self.expected_number, number)
 
+    def on_malformed(self, number: int) -> None:
+        """Expect a batch again that broke the protocol, also if it was the first: none may overtake it."""
+        if self.expected_number is None:
+            self.expected_number = number
+
     def end(self) -> None:
         """Take nothing more."""
         self.state = State.ENDED
 
-    def _check_number(self, batch: Batch) -> int:
+    def _check_open(self) -> None:
         if self.state is State.ENDED:
             raise _invalid("the session has ended")
+
+    def _check_number(self, batch: Batch) -> int:
+        self._check_open()
         number = self.number_of(batch)
         if self.expected_number is not None and number > self.expected_number:
             raise ProtocolError(
@@ -291,14 +340,16 @@ class Session:
         return number
 
     def _bind(self, source: str) -> None:
-        if len(source or self.default_source) > SOURCE_ID_MAX_CHARS:
-            raise _invalid(f"sourceDoId: expected at most {SOURCE_ID_MAX_CHARS} characters")
         if self.source is not None and source not in ("", self.source):
             raise _invalid("sourceDoId: this connection is bound to another source; open one connection per source")
         if self.source is None:
             source = source or self.default_source
             if not source:
                 raise _invalid("sourceDoId: expected a non-empty string, here, in connect or in the X-Client-ID header")
+            if not _SOURCE_ID.fullmatch(source):
+                raise _invalid(
+                    f"sourceDoId: expected at most {SOURCE_ID_MAX_CHARS} characters, none of them control characters"
+                )
             self.source = SourceId(source)
         self.state = State.BOUND
 

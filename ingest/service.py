@@ -68,10 +68,14 @@ async def run_service(config: Config, *, announce: Announce) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with serving(config) as addresses:
-        announce(addresses.ws_url, addresses.http_url)
-        await stop.wait()
-        logger.info("stopping")
+    try:
+        async with serving(config) as addresses:
+            announce(addresses.ws_url, addresses.http_url)
+            await stop.wait()
+            logger.info("stopping")
+    except ExceptionGroup as group:
+        logger.error("part_failed", exc_info=group)  # noqa: TRY400 - the group itself is the message
+        return 1
     logger.info("stopped")
     return 0
 
@@ -79,6 +83,7 @@ async def run_service(config: Config, *, announce: Announce) -> int:
 @asynccontextmanager
 async def serving(config: Config) -> AsyncIterator[Addresses]:
     """Run all parts while the block runs; a part that fails ends the block with its error."""
+    _check_partition(config.writer)
     data_dir = _make_data_dir(config)
     storage = replace(config.storage, warehouse=warehouse_location(config, data_dir))
     listener = _listen(config.server.host, config.server.http_port, setting="http_port")
@@ -137,7 +142,6 @@ def _build_parts(
     tasks: asyncio.TaskGroup,
     data_dir: Path,
 ) -> Parts:
-    _check_partition(config.writer)
     registry = CollectorRegistry()
     metrics = IngestMetrics(registry)
     node = config.server.node_id or load_node_id(data_dir)

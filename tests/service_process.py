@@ -74,7 +74,9 @@ class ServiceProcess:
             f"--ws-port={self.ws_port}",
         ]
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.directory, env=self._environment())
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=self.directory, env=self._environment()
+            )
 
     def _environment(self) -> dict[str, str]:
         """Pass on the environment without settings that the developer's shell may hold."""
@@ -87,7 +89,9 @@ class ServiceProcess:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not (self._answers(self.http_port, "/health", 200) and self._answers(self.ws_port, "/", 404)):
             assert self.process is not None
-            assert self.process.poll() is None, f"the service ended: status={self.process.returncode}\n{self.log_text()}"
+            assert self.process.poll() is None, (
+                f"the service ended: status={self.process.returncode}\n{self.log_text()}"
+            )
             assert time.monotonic() < deadline, f"the service did not get ready\n{self.log_text()}"
             time.sleep(_POLL_S)
 

@@ -13,8 +13,9 @@ from writer import columns as names
 from writer.groups import ChangeGroup, Image
 
 _US_PER_MS = 1000
+_NULL = msgspec.Raw(b"null")
 
-# A row whose bytes are not UTF-8 is kept as {"_cdc_base64": "..."}: the prefix is ours, so no row can be mistaken for it.
+# A row whose bytes are not UTF-8 is kept as {"_cdc_base64": "..."}: the prefix is ours, no row is mistaken for it.
 BASE64_KEY = "_cdc_base64"
 
 
@@ -29,7 +30,7 @@ def change_columns(
         names.ROW_ID: lambda type_: pa.array(group.row_ids, type_),
         names.SOURCE: lambda type_: _sources(group).cast(type_),
         names.INGESTED_AT: lambda type_: pa.array(_received_at_us(group)).cast(type_),
-        names.BEFORE: lambda type_: _or_nulls(group, group.befores and [*map(_text_of, group.befores)], type_),
+        names.BEFORE: lambda type_: _or_nulls(group, _before_texts(group), type_),
         names.UNCHANGED: lambda type_: _or_nulls(group, group.unchanged, type_),
         names.RESCUED: lambda type_: _or_nulls(group, rescued, type_),
     }
@@ -44,11 +45,10 @@ def text_of(image: Image) -> str:
         return msgspec.json.encode({BASE64_KEY: base64.b64encode(bytes(image)).decode()}).decode()
 
 
-def _text_of(image: Image) -> str | None:
-    return text_of(image) if image and image != _NULL else None
-
-
-_NULL = msgspec.Raw(b"null")
+def _before_texts(group: ChangeGroup) -> list[str | None] | None:
+    if group.befores is None:
+        return None
+    return [text_of(image) if image and image != _NULL else None for image in group.befores]
 
 
 def _or_nulls(group: ChangeGroup, values: Sequence[object] | None, type_: pa.DataType) -> pa.Array:

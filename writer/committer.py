@@ -16,8 +16,9 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from writer.catalog_client import CatalogClient, parse_table
 from writer.changes import TableName
@@ -37,12 +38,16 @@ from writer.errors import (
     CommitConflict,
     CommitUnknown,
     RowsAlreadyCommitted,
+    StorageError,
     TableMissing,
 )
+from writer.manifest_merge import OWN_MANIFEST_PREFIX, apply_merge, decode_entries, plan_merge
 from writer.manifests import (
     ManifestFile,
+    ManifestUnreadable,
     decode_manifest_list,
     describe_manifest,
+    encode_entries,
     encode_manifest,
     encode_manifest_list,
 )
@@ -51,12 +56,16 @@ from writer.storage import ObjectStore
 from writer.table_state import TableState, metadata_location, table_state_from
 from writer.types import Schema
 
+T = TypeVar("T")
+
 _log = logging.getLogger(__name__)
 
 # Tries of one commit: with the pauses below about half a minute, after which the caller has better things to do.
 ATTEMPTS_MAX = 10
 PAUSE_FIRST_S = 0.05
 PAUSE_MAX_S = 5.0
+# Small files, read once in a hundred commits: enough at once to hide a far store's delay.
+MERGE_PARALLEL_READS = 16
 
 _SNAPSHOT_ID_BITS = 63  # a positive long, as all writers use
 
@@ -160,8 +169,7 @@ class Committer:
         raise failure
 
     async def _try_commit(self, state: TableState, pending: _Pending) -> CommitResult:
-        if state.manifests is None:
-            state = await self._with_manifests(state)
+        state = await self._maybe_merge(await self._with_manifests(state), pending.snapshot_id)
         name = f"snap-{pending.snapshot_id}-{uuid.uuid4()}.avro"  # new with each attempt: an earlier one may be in use
         plan = plan_append(
             state,
@@ -183,8 +191,7 @@ class Committer:
         if not pending.manifest_is_durable:
             writes.append(self._store.write(pending.manifest["manifest_path"], pending.manifest_bytes))
         for result in await asyncio.gather(*writes, return_exceptions=True):
-            if result is not None:
-                raise result
+            _or_raise(result)
         pending.manifest_is_durable = True
 
     async def _look(self, state: TableState, flush: Flush) -> CommitResult | TableState:
@@ -204,8 +211,44 @@ class Committer:
                 return replace(fresh, manifests=state.manifests) if unmoved else fresh
 
     async def _with_manifests(self, state: TableState) -> TableState:
+        if state.manifests is not None:
+            return state
         assert state.manifest_list is not None
         return replace(state, manifests=decode_manifest_list(await self._store.read(state.manifest_list)))
+
+    async def _maybe_merge(self, state: TableState, snapshot_id: int) -> TableState:
+        """Merge small manifests if there are many; one that cannot be read now only puts it off."""
+        assert state.manifests is not None
+        chosen = plan_merge(state.manifests, state.shape, state.properties)
+        if not chosen:
+            return state
+        location = metadata_location(state, _new_manifest_name())
+        try:
+            encoded = encode_entries(await self._read_entries(chosen), state.shape)
+            await self._store.write(location, encoded)
+        except (StorageError, ManifestUnreadable) as error:
+            _log.warning("merge_put_off", extra={"table": str(state.name), "reason": str(error)})
+            return state
+        merged = apply_merge(
+            state.manifests,
+            chosen,
+            shape=state.shape,
+            snapshot_id=snapshot_id,
+            sequence_number=state.last_sequence_number + 1,
+            location=location,
+            size_bytes=len(encoded),
+        )
+        return replace(state, manifests=merged)
+
+    async def _read_entries(self, manifests: Sequence[ManifestFile]) -> list[dict[str, Any]]:
+        slots = asyncio.Semaphore(MERGE_PARALLEL_READS)
+
+        async def read(manifest: ManifestFile) -> list[dict[str, Any]]:
+            async with slots:
+                return decode_entries(await self._store.read(manifest["manifest_path"]), manifest)
+
+        found = await asyncio.gather(*(read(manifest) for manifest in manifests), return_exceptions=True)
+        return [entry for entries in map(_or_raise, found) for entry in entries]
 
     async def _pause(self, number: int) -> None:
         """Wait before another try, at random, so that writers who met once do not meet again."""
@@ -219,10 +262,21 @@ def _prepare(state: TableState, flush: Flush, *, snapshot_id: int) -> _Pending:
         flush.files,
         shape=state.shape,
         snapshot_id=snapshot_id,
-        location=metadata_location(state, f"{uuid.uuid4()}-m0.avro"),
+        location=metadata_location(state, _new_manifest_name()),
         size_bytes=len(encoded),
     )
     return _Pending(flush, snapshot_id, manifest, encoded)
+
+
+def _new_manifest_name() -> str:
+    return f"{OWN_MANIFEST_PREFIX}{uuid.uuid4()}.avro"
+
+
+def _or_raise(result: T | BaseException) -> T:
+    """Unwrap what gather collected, so that all of its parts have ended before the first failure is told."""
+    if isinstance(result, BaseException):
+        raise result
+    return result
 
 
 def table_properties(config: WriterConfig) -> dict[str, str]:

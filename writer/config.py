@@ -75,7 +75,7 @@ class WriterConfig:
     )
     partition: str = field(
         default="day(_cdc_timestamp)",
-        metadata={"why": "partition of new tables: day|month|year|hour(column), identity(column), or none"},
+        metadata={"why": "of new tables, over _cdc_ columns: day(column), also year, month, hour, identity; or none"},
     )
     format_version: int = field(default=2, metadata={"why": "Iceberg format of new tables; 2 is read by every engine"})
     keep_before: bool = field(

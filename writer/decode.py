@@ -21,8 +21,8 @@ import pyarrow.json as pj
 
 from writer import columns as names
 from writer.change_columns import change_columns
-from writer.doubles import DoubleCheck, double_check_of
 from writer.groups import ChangeGroup, Image
+from writer.number_check import NumberCheck, number_check_of
 from writer.parse_types import NO_VACANCIES, Vacancies, parse_struct, refine_column
 from writer.text_values import Misfit
 from writer.types import Field, Schema, StructType, to_arrow_schema
@@ -75,7 +75,7 @@ class _Plan:
     schema: pa.Schema
     own: tuple[Field, ...]
     parse: pj.ParseOptions
-    doubles: DoubleCheck | None
+    numbers: NumberCheck
 
 
 @lru_cache(maxsize=PLANS_MAX)
@@ -83,7 +83,7 @@ def _plan(columns: StructType, vacant: Vacancies, *, lifted: bool) -> _Plan:
     own = own_fields(columns)
     parse_type = parse_struct(own, vacant, lifted=lifted)
     options = pj.ParseOptions(explicit_schema=pa.schema(parse_type.fields), unexpected_field_behavior="error")
-    return _Plan(to_arrow_schema(Schema(0, columns)), own, options, double_check_of(parse_type))
+    return _Plan(to_arrow_schema(Schema(0, columns)), own, options, number_check_of(parse_type))
 
 
 def _decode_lines(lines: bytes, images: Sequence[Image], plan: _Plan) -> dict[str, pa.ChunkedArray]:
@@ -99,8 +99,8 @@ def _decode_lines(lines: bytes, images: Sequence[Image], plan: _Plan) -> dict[st
         raise Misfit(f"rows do not fit their table: {error}") from error
     if parsed.num_rows != len(images):
         raise Misfit(f"rows were not read one for one: expected={len(images)} read={parsed.num_rows}")
-    if plan.doubles is not None and not plan.doubles.all_held(lines, images):
-        raise Misfit("a number has more digits than a double holds")
+    if not plan.numbers.all_held(lines, images):
+        raise Misfit("a number has more digits than its column holds")
     return {field.name: refine_column(parsed.column(field.name), field) for field in plan.own}
 
 

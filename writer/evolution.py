@@ -121,11 +121,12 @@ class StructWatch:
     """Sees the members of objects."""
 
     type: StructType
+    depth: int = 0
     unknown: dict[str, Seen] = field(default_factory=dict)
     known: dict[str, Watch | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.known = {each.name: _watch(each.type, each.doc) for each in self.type.fields}
+        self.known = {each.name: _watch(each.type, each.doc, self.depth + 1) for each in self.type.fields}
 
     def add(self, value: Any) -> None:
         """Take an object's members into account."""
@@ -135,7 +136,7 @@ class StructWatch:
             if name not in self.known:
                 # Nobody's names grow without bound: beyond the limit no field could be added anyway.
                 if name in self.unknown or len(self.unknown) < FIELDS_MAX:
-                    self.unknown.setdefault(name, Seen()).add(member)
+                    self.unknown.setdefault(name, Seen(self.depth + 1)).add(member)
             elif member is not None and (watch := self.known[name]) is not None:
                 watch.add(member)
 
@@ -195,7 +196,7 @@ class _MapWatch:
     def evolved(self, room: Room, path: Path) -> MapType:
         return replace(self.type, value=self.value.evolved(room, (*path, "value")))
 
-    def vacancies(self, path: Path) -> Iterator[Path]:  # noqa: ARG002
+    def vacancies(self, path: Path) -> Iterator[Path]:
         return iter(())
 
 
@@ -225,22 +226,22 @@ class _PrimitiveWatch:
             room.note(path, f"{self.type} -> {self.widest}")
         return self.widest
 
-    def vacancies(self, path: Path) -> Iterator[Path]:  # noqa: ARG002
+    def vacancies(self, path: Path) -> Iterator[Path]:
         return iter(())
 
 
-def _watch(type_: Type, doc: str | None) -> Watch | None:
+def _watch(type_: Type, doc: str | None, depth: int) -> Watch | None:
     """Build what sees a type's values, None where no value could change it."""
     if doc == JSON_DOC:
         return None
     match type_:
         case StructType():
-            return StructWatch(type_)
+            return StructWatch(type_, depth)
         case ListType(element=element):
-            watch = _watch(element, None)
+            watch = _watch(element, None, depth + 1)
             return None if watch is None else _ListWatch(type_, watch)
         case MapType(value=value):
-            watch = _watch(value, None)
+            watch = _watch(value, None, depth + 1)
             return None if watch is None else _MapWatch(type_, watch)
         case str():
             widens = type_ in ("int", "float") or numbers.decimal_parts(type_) is not None

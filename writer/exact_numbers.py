@@ -67,9 +67,9 @@ def decimal_precision(number: Decimal, scale: int) -> int | None:
 
 
 def decimal_text(number: Decimal) -> str:
-    """Write a decimal in as few digits as it has, so that no reader meets zeros that its column has no room for."""
+    """Write a decimal without exponent and without zeros at its end, for which its column may have no room."""
     sign, digits, exponent = _significant(number)
-    return f"{sign}{digits}E{exponent}" if digits else "0"
+    return format(Decimal(f"{sign}{digits}e{exponent}"), "f") if digits else "0"
 
 
 def _significant(number: Decimal) -> tuple[str, str, int]:

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 from writer import exact_numbers as numbers
 from writer.field_names import are_usable_together
-from writer.misfits import as_double, as_integer
+from writer.misfits import as_double, as_integer, plain_number
 from writer.parse_types import ELEMENT, Path
 
 # Deeper objects are documents, not columns; engines also walk types recursively.
@@ -70,7 +70,7 @@ class Seen:
         if value is None:
             return
         self.kinds.add(_kind_of(value))
-        if self.depth == NESTING_MAX_DEPTH:
+        if self.depth >= NESTING_MAX_DEPTH:
             return
         if isinstance(value, dict):
             self._add_members(value)
@@ -104,7 +104,7 @@ class Seen:
         return kind
 
     def _settle_object(self) -> Settled | None:
-        if self.depth == NESTING_MAX_DEPTH or len(self.fields) > STRUCT_MAX_FIELDS:
+        if self.depth >= NESTING_MAX_DEPTH or len(self.fields) > STRUCT_MAX_FIELDS:
             return Text.DOCUMENT
         fields = {name: settled for name, seen in self.fields.items() if (settled := seen.settle()) is not None}
         if Text.MIXED in fields.values() or not are_usable_together(fields):
@@ -136,6 +136,6 @@ def _kind_of(value: Any) -> str:
         return kind
     if isinstance(value, str) and numbers.bigint_of(value) is None:
         return "string"
-    if as_integer(value, numbers.INT64_MIN, numbers.INT64_MAX, point_allowed=False) is not None:
-        return "long"
+    if numbers.is_integer_text(plain_number(value) or ""):
+        return "long number" if as_integer(value, numbers.INT64_MIN, numbers.INT64_MAX) is None else "long"
     return "long number" if as_double(value, single=False) is None else "double"

@@ -12,6 +12,7 @@ do not know (fields of a later format) is carried into the next list untouched.
 from __future__ import annotations
 
 import io
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -39,6 +40,7 @@ ManifestFile: TypeAlias = Mapping[str, Any]
 _CODEC = "deflate"  # the one codec, beside none, that every Avro reader has
 _DATA = 0
 _ADDED = 1
+_NO_ID = -1
 _REQUIRED_NAMES = tuple(f["name"] for f in MANIFEST_FILE_FIELDS if "default" not in f)
 # Lists of format 1, from before a table was upgraded, lack these: the specification says what to read for them.
 _FORMAT_1_DEFAULTS = {"content": _DATA, "sequence_number": 0, "min_sequence_number": 0}
@@ -83,11 +85,15 @@ class TableShape:
 
 def encode_manifest(files: Sequence[DataFile], *, shape: TableShape, snapshot_id: int) -> bytes:
     """Encode a manifest of added files."""
-    types = partition_types(shape.spec, shape.schema)
     names = [avro_name(field.name) for field in shape.spec.fields]
-    records = [_added_entry(file, names, snapshot_id) for file in files]
+    return encode_entries([_added_entry(file, names, snapshot_id) for file in files], shape)
+
+
+def encode_entries(entries: Sequence[Mapping[str, Any]], shape: TableShape) -> bytes:
+    """Encode a manifest of entries that are spelled out already."""
+    types = partition_types(shape.spec, shape.schema)
     schema = manifest_schema(shape.spec, types, shape.format_version)
-    return _encode(schema, records, _manifest_metadata(shape))
+    return _encode(schema, entries, _manifest_metadata(shape))
 
 
 def _manifest_metadata(shape: TableShape) -> dict[str, str]:
@@ -207,15 +213,24 @@ def decode_manifest_list(data: bytes) -> ManifestList:
     Raises:
         ManifestUnreadable: it is not a manifest list, or misses what the next one must say.
     """
-    try:
-        reader: Any = fastavro.reader(io.BytesIO(data))
-        fields, records = reader.writer_schema["fields"], list(reader)
-    except (ValueError, KeyError, TypeError, EOFError, IndexError) as error:
-        raise ManifestUnreadable(f"not a manifest list: size_bytes={len(data)}") from error
-    names = {field["name"]: MANIFEST_FILE_NAMES.get(field.get("field-id"), field["name"]) for field in fields}
+    fields, records = decode_avro(data)
+    names = {field["name"]: MANIFEST_FILE_NAMES.get(field.get("field-id", _NO_ID), field["name"]) for field in fields}
     known = set(MANIFEST_FILE_NAMES.values())
     extra = tuple(field for field in fields if names[field["name"]] not in known)
     return ManifestList(tuple(_named(record, names) for record in records), extra)
+
+
+def decode_avro(data: bytes) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Read the fields and the records of an Avro file.
+
+    Raises:
+        ManifestUnreadable: it is not one, or is damaged.
+    """
+    try:
+        reader: Any = fastavro.reader(io.BytesIO(data))
+        return reader.writer_schema["fields"], list(reader)
+    except (ValueError, KeyError, TypeError, EOFError, IndexError, zlib.error) as error:
+        raise ManifestUnreadable(f"not a manifest or manifest list: size_bytes={len(data)}") from error
 
 
 def _named(record: Mapping[str, Any], names: Mapping[str, str]) -> ManifestFile:

@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from decimal import Decimal
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from writer import exact_numbers as numbers
 from writer.change_columns import text_of
-from writer.errors import WriterError
 from writer.groups import Image
 from writer.parse_types import JSON_DOC
 from writer.text_values import fits_text, is_text_type
@@ -34,6 +34,8 @@ from writer.types import Field, ListType, MapType, StructType, Type
 
 # The result of a value that fits: nothing is left of it.
 NOTHING: Any = object()
+# The result of parsing a row that cannot be parsed exactly.
+UNREADABLE: Any = object()
 
 # The name under which `_cdc_rescued` holds what is not a field of the row.
 WHOLE_ROW = ""
@@ -45,22 +47,29 @@ Keeper: TypeAlias = Callable[[Any], Split]
 # Shorter integers cannot leave 64 bits.
 _INT64_SAFE_CHARS = 18
 
+_EMPTY_ROW = b"{}"
+
 to_json = msgspec.json.Encoder().encode
 
 
-class Unreadable(WriterError):
-    """A row cannot be taken apart exactly: rescue it as it was received."""
+class KeptRow(NamedTuple):
+    """A row after the split: what its columns keep, as members and as an image, and the text for `_cdc_rescued`."""
+
+    members: dict[str, Any]
+    image: bytes
+    rescued: str | None
 
 
 def parse_row(image: Image) -> Any:
-    """Parse a row. Numbers that an int of 64 bits cannot hold, or that have a point or exponent, are `msgspec.Raw`.
+    """Parse a row, UNREADABLE where that is not possible exactly.
 
-    Raises: Unreadable.
+    Integers that 64 bits may not hold, and numbers with a point, an exponent or a sign that would get lost, are
+    `msgspec.Raw`: Python has no type that keeps them as they are written.
     """
     try:
         return _decode(bytes(image).decode())
-    except (ValueError, RecursionError) as error:
-        raise Unreadable("row cannot be taken apart") from error
+    except (ValueError, RecursionError):
+        return UNREADABLE
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -71,10 +80,22 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(text: str) -> int | msgspec.Raw:
-    return int(text) if len(text) <= _INT64_SAFE_CHARS else msgspec.Raw(text)
+    return int(text) if len(text) <= _INT64_SAFE_CHARS and text != "-0" else msgspec.Raw(text)
 
 
 _decode = json.JSONDecoder(object_pairs_hook=_unique, parse_int=_integer, parse_float=msgspec.Raw).decode
+
+
+def keep_row(keep: Keeper, image: Image, row: Any) -> KeptRow:
+    """Split a parsed row; one that cannot be split is rescued as it was received."""
+    if row is not UNREADABLE:
+        try:
+            kept, left = keep(row)
+            return KeptRow(kept, to_json(kept), None if left is NOTHING else to_json(left).decode())
+        except (RecursionError, UnicodeEncodeError):
+            # It was just shallow enough to be parsed, or it has half a surrogate pair.
+            pass
+    return KeptRow({}, _EMPTY_ROW, f'{{"{WHOLE_ROW}":{text_of(image)}}}')
 
 
 def number_text(value: int | msgspec.Raw) -> str:
@@ -85,16 +106,6 @@ def number_text(value: int | msgspec.Raw) -> str:
 def is_number(value: Any) -> bool:
     """Tell whether a parsed value is a number."""
     return isinstance(value, int | msgspec.Raw) and not isinstance(value, bool)
-
-
-def rescue_unreadable(image: Image) -> str:
-    """Write `_cdc_rescued` for a row that cannot be taken apart."""
-    return f'{{"{WHOLE_ROW}":{text_of(image)}}}'
-
-
-def rescue_text(left: Any) -> str | None:
-    """Write `_cdc_rescued` for what is left of a row."""
-    return None if left is NOTHING else to_json(left).decode()
 
 
 def row_keeper(fields: Iterable[Field]) -> Keeper:
@@ -219,14 +230,12 @@ def plain_number(value: Any) -> str | None:
     return number_text(value) if is_number(value) else None
 
 
-def as_integer(value: Any, lowest: int, highest: int, *, point_allowed: bool = True) -> int | None:
-    """Give a parsed value as an integer within bounds, None if it is not one. 1.0 and 1e3 are, unless told otherwise."""
+def as_integer(value: Any, lowest: int, highest: int) -> int | None:
+    """Give a parsed value as an integer within bounds, None if it is not one. 1.0 and 1e3 are integers."""
     if type(value) is int:
         return value if lowest <= value <= highest else None
     text = plain_number(value)
-    if text is None or not (point_allowed or numbers.is_integer_text(text)):
-        return None
-    exact = numbers.decimal_of(text)
+    exact = None if text is None else numbers.decimal_of(text)
     integer = None if exact is None else numbers.integer_of(exact)
     return integer if integer is not None and lowest <= integer <= highest else None
 
@@ -239,7 +248,7 @@ def as_double(value: Any, *, single: bool) -> msgspec.Raw | None:
     return msgspec.Raw(text)
 
 
-def exact_decimal(value: Any) -> numbers.Decimal | None:
+def exact_decimal(value: Any) -> Decimal | None:
     """Give a parsed number, or text that writes one, as a decimal."""
     text = plain_number(value)
     if text is None and isinstance(value, str):

@@ -4,6 +4,8 @@ The *parse type* of most columns is their own. The others:
 
     date, time, timestamp, uuid, binary ...  string; text_values.py reads it
     float                                    float64; narrowed where nothing is lost
+    decimal(p, s)                            decimal256(p, s): pyarrow.json scales the digits that it read without
+                                             looking whether the result overflows; here it cannot
     JSON text, map                           null, so that any value is refused; string and list<struct<key, value>>
                                              for *lifted* images, which misfits.py has rewritten
     vacant (see Vacancies)                   null; has no column
@@ -20,7 +22,7 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from writer.exact_numbers import floats_hold
+from writer.exact_numbers import decimal_parts, floats_hold
 from writer.text_values import Misfit, is_text_type, read_texts
 from writer.types import Field, ListType, MapType, StructType, Type, to_arrow_type
 
@@ -62,10 +64,16 @@ def _parse_type(type_: Type, vacant: Vacancies, *, lifted: bool) -> pa.DataType:
         case MapType(_, _, _, value, _):
             entry = [("key", pa.string()), ("value", _parse_type(value, NO_VACANCIES, lifted=lifted))]
             return pa.list_(pa.field(ELEMENT, pa.struct(entry))) if lifted else pa.null()
-        case "float":
-            return pa.float64()
         case str():
-            return pa.string() if is_text_type(type_) else to_arrow_type(type_)
+            return _parse_primitive(type_)
+
+
+def _parse_primitive(type_: str) -> pa.DataType:
+    if parts := decimal_parts(type_):
+        return pa.decimal256(*parts)
+    if type_ == "float":
+        return pa.float64()
+    return pa.string() if is_text_type(type_) else to_arrow_type(type_)
 
 
 def refine_column(parsed: pa.ChunkedArray, field: Field) -> pa.ChunkedArray:
@@ -91,7 +99,7 @@ def _is_final(type_: Type) -> bool:
         case MapType():
             return False
         case str():
-            return type_ != "float" and not is_text_type(type_)
+            return bool(_parse_primitive(type_) == to_arrow_type(type_))
 
 
 def refine(parsed: pa.Array, type_: Type) -> pa.Array:
@@ -111,7 +119,7 @@ def refine(parsed: pa.Array, type_: Type) -> pa.Array:
         case "float":
             return _refine_float(parsed)
         case str():
-            return read_texts(parsed, type_) if is_text_type(type_) else parsed
+            return read_texts(parsed, type_) if is_text_type(type_) else parsed.cast(to_arrow_type(type_))
 
 
 def _refine_struct(parsed: pa.StructArray, type_: StructType) -> pa.StructArray:

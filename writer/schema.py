@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
@@ -17,16 +16,8 @@ from writer import columns as names
 from writer.conform import conform
 from writer.decode import decode_group, decode_lifted, own_fields
 from writer.evolution import FIELDS_MAX, Room, StructWatch
-from writer.groups import ChangeGroup, Image
-from writer.misfits import (
-    NOTHING,
-    Unreadable,
-    parse_row,
-    rescue_text,
-    rescue_unreadable,
-    row_keeper,
-    to_json,
-)
+from writer.groups import ChangeGroup
+from writer.misfits import KeptRow, keep_row, parse_row, row_keeper
 from writer.parse_types import NO_VACANCIES, Vacancies
 from writer.relaxation import relax_fields
 from writer.text_values import Misfit
@@ -38,8 +29,6 @@ __all__ = ["Fitted", "conform", "fit_group", "initial_columns"]
 FIT_CHUNK_ROWS = 500
 # Paths that may come and are null. Beyond it rows that have others take the slow path, which needs no memory of them.
 VACANCIES_MAX = FIELDS_MAX
-
-_EMPTY_ROW = b"{}"
 
 
 def initial_columns(*, keep_before: bool) -> StructType:
@@ -87,7 +76,7 @@ def fit_group(
     # 3. Keep what fits now. Where that leaves required columns empty, they become optional.
     for part in slow:
         part.keep(own)
-    own = tuple(relax_fields(own, [row for part in slow for row in part.kept], room))
+    own = tuple(relax_fields(own, [row.members for part in slow for row in part.kept], room))
     evolved = _with_own(columns, own)
     # 4. Decode all parts under the same columns, in their order.
     decoded = iter([part.decode(evolved) for part in slow])
@@ -114,13 +103,12 @@ def _with_own(columns: StructType, own: Sequence[Field]) -> StructType:
 
 
 class _Slow:
-    """A chunk on its way through the slow path. A row that cannot be taken apart is None among the parsed rows."""
+    """A chunk on its way through the slow path."""
 
     def __init__(self, group: ChangeGroup) -> None:
         self._group = group
-        self._parsed = [_parse(image) for image in group.images]
-        self.kept: list[dict[str, Any]] = []
-        self._rescued: list[str | None] = []
+        self._parsed = [parse_row(image) for image in group.images]
+        self.kept: list[KeptRow] = []
 
     def show(self, watch: StructWatch) -> None:
         for row in self._parsed:
@@ -128,21 +116,8 @@ class _Slow:
 
     def keep(self, own: Sequence[Field]) -> None:
         keep = row_keeper(own)
-        for image, row in zip(self._group.images, self._parsed, strict=True):
-            kept, left = ({}, NOTHING) if row is _UNREADABLE else keep(row)
-            self.kept.append(kept)
-            self._rescued.append(rescue_unreadable(image) if row is _UNREADABLE else rescue_text(left))
+        self.kept = [keep_row(keep, image, row) for image, row in zip(self._group.images, self._parsed, strict=True)]
 
     def decode(self, columns: StructType) -> pa.Table:
-        images: list[Image] = [to_json(row) for row in self.kept]
-        return decode_lifted(self._group, columns, images=images, rescued=self._rescued)
-
-
-_UNREADABLE: Any = object()
-
-
-def _parse(image: Image) -> Any:
-    try:
-        return parse_row(image)
-    except Unreadable:
-        return _UNREADABLE
+        images, rescued = [row.image for row in self.kept], [row.rescued for row in self.kept]
+        return decode_lifted(self._group, columns, images=images, rescued=rescued)

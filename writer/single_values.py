@@ -49,6 +49,13 @@ def encode_single_value(type_: str, value: Any) -> bytes:
     return bytes(value)
 
 
+def comparable_bound(type_: str, encoded: bytes) -> Any:
+    """Read an encoded value as something that sorts as its column does."""
+    if packed := _PACKED.get(type_):
+        return packed.unpack(encoded)[0]
+    return int.from_bytes(encoded, "big", signed=True) if _DECIMAL.fullmatch(type_) else encoded
+
+
 def unscaled(type_: str, value: Decimal) -> int:
     """Give the integer that a decimal column stores for `value`."""
     decimal = _DECIMAL.fullmatch(type_)

@@ -1,11 +1,11 @@
-"""Values that JSON can only write as text: times, dates, UUIDs, bytes. Owns how they are written, and reads them exactly.
+"""Values that JSON can only write as text: times, dates, UUIDs, bytes. Owns how they are written.
 
     date          2026-11-16                       timestamp    2026-11-16T05:28:00[.123456]   without a zone
     time          05:28:00[.123456]                timestamptz  the same with Z, +02:00 or +0200
     uuid          8-4-4-4-12 hexadecimal digits    binary, fixed  base64 with padding
 
-Text that is written otherwise, has more digits than its type holds, lacks a zone or has one too many is a misfit: reading
-it would be guessing. Years are 1 to 9999.
+Text that is written otherwise, has more digits than its type holds, lacks a zone or has one too many is a misfit:
+reading it would be guessing. Years are 1 to 9999.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,8 +37,8 @@ _PATTERNS = {
 }
 _FIXED = re.compile(r"fixed\[(\d+)\]")
 
+_US_PER_MS = 1000
 _MS_PER_DAY = 86_400_000
-_UUID_BYTES = 16
 
 
 class Misfit(WriterError):
@@ -82,10 +83,18 @@ def _read(texts: pa.Array, type_: str) -> pa.Array:
         moments = pc.binary_join_element_wise(pa.scalar("1970-01-01T"), texts, "").cast(pa.timestamp("us"))
         return moments.cast(target)
     if type_ == "uuid":
-        return pa.array([None if text is None else bytes.fromhex(text.replace("-", "")) for text in texts.to_pylist()], target)
+        return _each(texts, _from_hexadecimal, target)
     if type_ in _PATTERNS:
         return texts.cast(target)
-    return pa.array([None if text is None else _from_base64(text) for text in texts.to_pylist()], target)
+    return _each(texts, _from_base64, target)
+
+
+def _each(texts: pa.Array, read: Callable[[str], bytes], target: pa.DataType) -> pa.Array:
+    return pa.array([None if text is None else read(text) for text in texts.to_pylist()], target)
+
+
+def _from_hexadecimal(text: str) -> bytes:
+    return bytes.fromhex(text.replace("-", ""))
 
 
 def _from_base64(text: str) -> bytes:
@@ -97,8 +106,8 @@ def _from_base64(text: str) -> bytes:
 
 def _check_years(values: pa.Array, type_: str) -> None:
     if type_ in ("timestamp", "timestamptz"):
-        unit_per_ms, integers = 1000, values.cast(pa.int64())
-        first, last = TIMESTAMP_MIN_MS * unit_per_ms, (TIMESTAMP_MAX_MS + 1) * unit_per_ms - 1
+        integers = values.cast(pa.int64())
+        first, last = TIMESTAMP_MIN_MS * _US_PER_MS, (TIMESTAMP_MAX_MS + 1) * _US_PER_MS - 1
     elif type_ == "date":
         integers = values.cast(pa.int32())
         first, last = TIMESTAMP_MIN_MS // _MS_PER_DAY, TIMESTAMP_MAX_MS // _MS_PER_DAY

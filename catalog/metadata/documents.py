@@ -17,6 +17,7 @@ from catalog.fields import (
     maybe_text,
     maybe_text_map,
     parse_object,
+    read_id,
     read_int,
     read_object,
     read_objects,
@@ -95,8 +96,9 @@ def check_document(document: JsonObject) -> None:
     Raises: BadRequest, ValidationFailed.
     """
     version = document["format-version"]
-    for key in ("last-updated-ms", "last-column-id", "last-partition-id"):
-        read_int(document, key)
+    read_int(document, "last-updated-ms")
+    for key in ("last-column-id", "last-partition-id"):
+        read_id(document, key)
     read_text(document, "location")
     (maybe_text if version == 1 else read_text)(document, "table-uuid")
     maybe_text_map(document, "properties")
@@ -113,7 +115,7 @@ def check_document(document: JsonObject) -> None:
 
 
 def _check_chosen(document: JsonObject, *, chosen: str, among: str, id_key: str) -> None:
-    if read_int(document, chosen) not in {read_int(item, id_key) for item in document[among]}:
+    if read_id(document, chosen) not in {read_id(item, id_key) for item in document[among]}:
         raise ValidationFailed(f"Invalid table metadata: {chosen} {document[chosen]} is not in {among}")
 
 

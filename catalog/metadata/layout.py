@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from catalog.errors import ValidationFailed
-from catalog.fields import JsonObject, maybe_int, read_int, read_ints, read_object
+from catalog.fields import JsonObject, maybe_id, read_id, read_ints, read_object
 from catalog.metadata.documents import MAIN
 from catalog.metadata.draft import Draft
 from catalog.metadata.partitioning import (
@@ -55,14 +55,16 @@ def add_schema(draft: Draft, update: JsonObject) -> None:
     schema = read_object(update, "schema")
     columns = check_schema(schema, draft.format_version)
     _check_initial_defaults(draft, columns)
-    maybe_int(update, "last-column-id")
-    _add(draft, _SCHEMAS, item=schema, first_id=0)
+    maybe_id(update, "last-column-id")
+    # Not every reader takes null for a list.
+    stored = {key: value for key, value in schema.items() if value is not None}
+    _add(draft, _SCHEMAS, item=stored, first_id=0)
     draft.put("last-column-id", max(draft.document["last-column-id"], *columns, 0))
 
 
 def set_current_schema(draft: Draft, update: JsonObject) -> None:
     """Make a schema current."""
-    schema_id = _chosen(draft, _SCHEMAS, sent=read_int(update, "schema-id"))
+    schema_id = _chosen(draft, _SCHEMAS, sent=read_id(update, "schema-id"))
     draft.put("current-schema-id", schema_id)
 
 
@@ -89,7 +91,7 @@ def add_spec(draft: Draft, update: JsonObject) -> None:
 
 def set_default_spec(draft: Draft, update: JsonObject) -> None:
     """Make a partition spec the default."""
-    spec_id = _chosen(draft, _SPECS, sent=read_int(update, "spec-id"))
+    spec_id = _chosen(draft, _SPECS, sent=read_id(update, "spec-id"))
     draft.put("default-spec-id", spec_id)
 
 
@@ -110,7 +112,7 @@ def add_order(draft: Draft, update: JsonObject) -> None:
 
 def set_default_order(draft: Draft, update: JsonObject) -> None:
     """Make a sort order the default."""
-    order_id = _chosen(draft, _ORDERS, sent=read_int(update, "sort-order-id"))
+    order_id = _chosen(draft, _ORDERS, sent=read_id(update, "sort-order-id"))
     draft.put("default-sort-order-id", order_id)
 
 

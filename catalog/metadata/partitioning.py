@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from catalog.errors import BadRequest, ValidationFailed
-from catalog.fields import JsonObject, as_int, maybe_int, read_int, read_list, read_objects, read_text
+from catalog.fields import JsonObject, as_id, maybe_id, read_id, read_list, read_objects, read_text
 from catalog.metadata.schemas import FieldInfo
 
 # Partition field ids start here so that they never meet the field ids of the manifests' own columns.
@@ -38,7 +38,7 @@ def check_spec(spec: JsonObject) -> None:
         source_ids(field)
         name = read_text(field, "name")
         read_text(field, "transform")
-        maybe_int(field, "field-id")
+        maybe_id(field, "field-id")
         if not name or name in seen:
             raise ValidationFailed(f"Cannot use partition name more than once: {name}")
         seen.add(name)
@@ -129,8 +129,8 @@ def rewrite_sources(document: JsonObject, fresh: Mapping[int, int]) -> JsonObjec
 def source_ids(field: Mapping[str, Any]) -> list[int]:
     """Read the columns a field is made from; v3 transforms of several columns list them."""
     if field.get("source-ids") is not None:
-        return [as_int(item, "item of source-ids") for item in read_list(field, "source-ids")]
-    return [read_int(field, "source-id")]
+        return [as_id(item, "item of source-ids") for item in read_list(field, "source-ids")]
+    return [read_id(field, "source-id")]
 
 
 def _rewrite_source(field: JsonObject, fresh: Mapping[int, int]) -> JsonObject:
@@ -141,7 +141,7 @@ def _rewrite_source(field: JsonObject, fresh: Mapping[int, int]) -> JsonObject:
 
     if field.get("source-ids") is not None:
         return {**field, "source-ids": [rewrite(old) for old in source_ids(field)]}
-    return {**field, "source-id": rewrite(read_int(field, "source-id"))}
+    return {**field, "source-id": rewrite(read_id(field, "source-id"))}
 
 
 def _check_source(field: Mapping[str, Any], columns: Mapping[int, FieldInfo], *, kind: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from catalog.errors import BadRequest, ValidationFailed
-from catalog.fields import JsonObject, maybe_bool, read_int, read_objects, read_text
+from catalog.fields import JsonObject, maybe_text, read_bool, read_id, read_objects, read_text
 
 # Deeper than any real schema, shallower than Python's recursion limit.
 SCHEMA_MAX_DEPTH = 100
@@ -24,7 +24,8 @@ _SINCE_V1 = _NUMBERS | _TIMES | {"boolean", "string", "uuid", "binary", "fixed"}
 _SINCE_V3 = {"timestamp_ns", "timestamptz_ns", "unknown", "variant", "geometry", "geography"}
 _PARAMETERS = {
     "fixed": re.compile(r"\[\s*\d+\s*\]"),
-    "decimal": re.compile(r"\(\s*\d+\s*,\s*\d+\s*\)"),
+    # At most 38 digits, of which some may be behind the point.
+    "decimal": re.compile(r"\(\s*(?:[1-9]|[12]\d|3[0-8])\s*,\s*(?:\d|[12]\d|3[0-8])\s*\)"),
     "geometry": re.compile(r"(\(.*\))?"),
     "geography": re.compile(r"(\(.*\))?"),
 }
@@ -98,12 +99,13 @@ def _walk_struct(
         info = FieldInfo(
             name=prefix + name,
             type_name=_type_name(field.get("type")),
-            required=maybe_bool(field, "required"),
+            required=read_bool(field, "required"),
             initial_default=field.get("initial-default"),
             in_collection=in_collection,
         )
+        maybe_text(field, "doc")
         _check_defaults(field, info)
-        yield read_int(field, "id"), info
+        yield read_id(field, "id"), info
         yield from _walk_type(field["type"], prefix=f"{info.name}.", depth=depth + 1, in_collection=in_collection)
 
 
@@ -116,9 +118,9 @@ def _walk_type(type_: Any, *, prefix: str, depth: int, in_collection: bool) -> I
     for part in ("element",) if type_["type"] == "list" else ("key", "value"):
         if depth > SCHEMA_MAX_DEPTH:
             raise BadRequest(f"Invalid schema: nested deeper than {SCHEMA_MAX_DEPTH} levels")
-        required = part == "key" or maybe_bool(type_, f"{part}-required")
+        required = part == "key" or read_bool(type_, f"{part}-required")
         info = FieldInfo(f"{prefix}{part}", _type_name(type_.get(part)), required, None, in_collection=True)
-        yield read_int(type_, f"{part}-id"), info
+        yield read_id(type_, f"{part}-id"), info
         yield from _walk_type(type_[part], prefix=f"{info.name}.", depth=depth + 1, in_collection=True)
 
 

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from catalog.errors import BadRequest, CommitFailed, ValidationFailed
-from catalog.fields import JsonObject, maybe_int, read_int, read_ints, read_object, read_text, read_text_map
+from catalog.fields import (
+    JsonObject,
+    maybe_id,
+    maybe_int,
+    read_int,
+    read_ints,
+    read_object,
+    read_objects,
+    read_text,
+    read_text_map,
+)
 from catalog.metadata.documents import MAIN, ROW_LINEAGE_VERSION, no_snapshot
 from catalog.metadata.draft import Draft
 
+_OPERATIONS = ("append", "replace", "overwrite", "delete")
 _REF_AGES = ("max-ref-age-ms", "max-snapshot-age-ms", "min-snapshots-to-keep")
 
 
@@ -58,6 +69,13 @@ def remove_snapshots(draft: Draft, update: JsonObject) -> None:
 
 def set_statistics(draft: Draft, update: JsonObject) -> None:
     """Set the statistics file of one snapshot."""
+    statistics = read_object(update, "statistics")
+    read_int(statistics, "file-footer-size-in-bytes")
+    for blob in read_objects(statistics, "blob-metadata"):
+        read_text(blob, "type")
+        read_int(blob, "snapshot-id")
+        read_int(blob, "sequence-number")
+        read_ints(blob, "fields")
     _set_statistics(draft, "statistics", update)
 
 
@@ -94,16 +112,16 @@ def finish_snapshot_log(draft: Draft) -> None:
 
 
 def _checked_snapshot(snapshot: JsonObject, draft: Draft) -> JsonObject:
-    for key in ("schemas", "partition-specs", "sort-orders"):
-        if not draft.document[key]:
-            raise ValidationFailed(f"Attempting to add a snapshot before any of {key} is added")
+    if not draft.document["schemas"]:
+        raise ValidationFailed("Attempting to add a snapshot before a schema is added")
     snapshot_id = read_int(snapshot, "snapshot-id")
     read_int(snapshot, "timestamp-ms")
     maybe_int(snapshot, "parent-snapshot-id")
-    maybe_int(snapshot, "schema-id")
+    maybe_id(snapshot, "schema-id")
     if draft.format_version > 1 or snapshot.get("summary") is not None:
-        read_text_map(snapshot, "summary")
-        read_text(snapshot["summary"], "operation")
+        operation = read_text_map(snapshot, "summary").get("operation")
+        if operation not in _OPERATIONS:
+            raise ValidationFailed(f"Invalid snapshot operation: {operation}")
     if draft.format_version > 1 or "manifests" not in snapshot:
         read_text(snapshot, "manifest-list")
     if any(known["snapshot-id"] == snapshot_id for known in draft.document["snapshots"]):
@@ -137,7 +155,7 @@ def _checked_ref(name: str, update: JsonObject) -> JsonObject:
         raise ValidationFailed("Invalid ref: main must be a branch")
     ref: JsonObject = {"snapshot-id": read_int(update, "snapshot-id"), "type": kind}
     for key in _REF_AGES:
-        value = maybe_int(update, key)
+        value = (maybe_id if key == "min-snapshots-to-keep" else maybe_int)(update, key)
         if value is None:
             continue
         if value <= 0:

@@ -7,6 +7,7 @@ The base is never changed. A commit that changes nothing yields None, so that no
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ from catalog.metadata.draft import Draft
 from catalog.metadata.properties import DELETE_AFTER_COMMIT, FORMAT_VERSION, is_true, previous_versions_max
 
 Update = JsonObject
+
+_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +117,13 @@ def _write_legacy_fields(document: JsonObject) -> JsonObject:
 
 
 def _assign_uuid(draft: Draft, update: Update) -> None:
-    uuid, known = read_text(update, "uuid"), draft.document.get("table-uuid")
-    if known is not None and known.lower() != uuid.lower():
-        raise ValidationFailed(f"Cannot reassign uuid: {known} to {uuid}")
+    sent, known = read_text(update, "uuid"), draft.document.get("table-uuid")
+    if _UUID.fullmatch(sent) is None:
+        raise BadRequest(f"Invalid uuid: {sent}")
+    if known is not None and known.lower() != sent.lower():
+        raise ValidationFailed(f"Cannot reassign uuid: {known} to {sent}")
     if known is None:
-        draft.put("table-uuid", uuid)
+        draft.put("table-uuid", sent)
 
 
 def _upgrade_format_version(draft: Draft, update: Update) -> None:

@@ -9,10 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from pyspark.sql import SparkSession
 
-from pipeline.config import CatalogConfig, SessionConfig
+from catalog.app import build_catalog
+from catalog.config import CatalogConfig, Warehouse
+from pipeline import config as pipeline_config
 from pipeline.session import attach_catalog, build_session, stop_session
+from tests.serving import serve_in_thread
 
 OpenSpark = Callable[..., SparkSession]
 
@@ -33,20 +37,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def running_spark() -> Iterator[SparkSession]:
-    spark = build_session(SessionConfig(app_name="lakefeed-tests", master="local[2]"))
+    spark = build_session(pipeline_config.SessionConfig(app_name="lakefeed-tests", master="local[2]"))
     yield spark
     stop_session(spark)
 
 
 @pytest.fixture
 def open_spark(running_spark: SparkSession) -> OpenSpark:
-    """Open a session on a catalog: `open_spark(uri=..., token=...)` takes what CatalogConfig takes."""
+    """Open a session on a catalog: `open_spark(uri=..., token=...)` takes what the pipeline's CatalogConfig takes."""
 
     def open_session(**catalog: str) -> SparkSession:
         session = running_spark.newSession()
-        attach_catalog(session, CatalogConfig(**catalog))
+        attach_catalog(session, pipeline_config.CatalogConfig(**catalog))
         # Iceberg's DataFrame source looks up its catalog in the active session, whichever session is asked to load.
         session._jvm.SparkSession.setActiveSession(session._jsparkSession)
         return session
 
     return open_session
+
+
+@pytest.fixture
+def catalog_url(tmp_path: Path) -> Iterator[str]:
+    app = web.Application()
+    warehouse = Warehouse(location=(tmp_path / "warehouse").as_uri())
+    app.add_subapp("/v1", build_catalog(CatalogConfig(), warehouse, tmp_path / "catalog.db"))
+    with serve_in_thread(app) as url:
+        yield url

@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from aiohttp import web
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from catalog.app import build_catalog
-from catalog.config import CatalogConfig, Warehouse
 from tests.clients import open_duckdb, open_pyiceberg
-from tests.serving import serve_in_thread
-
-
-@pytest.fixture
-def catalog_url(tmp_path: Path) -> Iterator[str]:
-    app = web.Application()
-    warehouse = Warehouse(location=(tmp_path / "warehouse").as_uri())
-    app.add_subapp("/v1", build_catalog(CatalogConfig(), warehouse, tmp_path / "catalog.db"))
-    with serve_in_thread(app) as url:
-        yield url
 
 
 @pytest.fixture

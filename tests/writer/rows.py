@@ -116,7 +116,8 @@ def _value(value, type_: Type, left, doc: str | None = None):
             members = {
                 each.name: member
                 for each in fields
-                if (member := _value(value[each.name], each.type, rest.pop(each.name, NOTHING), each.doc)) is not NOTHING
+                if (member := _value(value[each.name], each.type, rest.pop(each.name, NOTHING), each.doc))
+                is not NOTHING
             }
             return members | rest
         case ListType(element=element):
@@ -127,8 +128,26 @@ def _value(value, type_: Type, left, doc: str | None = None):
             return {key: _value(each, value_type, NOTHING) for key, each in value if each is not None}
     assert left is NOTHING
     if isinstance(value, float):
-        return Decimal(str(np.float32(value)) if type_ == "float" else repr(value))
+        return np.float32(value) if type_ == "float" else value
     return Decimal(value) if type(value) is int else value
+
+
+def is_same(value, original) -> bool:
+    """Tell whether a value put together is the original. Numbers count by value, however they were written."""
+    if isinstance(original, dict):
+        return (
+            isinstance(value, dict)
+            and value.keys() == original.keys()
+            and all(is_same(value[name], member) for name, member in original.items())
+        )
+    if isinstance(original, list):
+        return isinstance(value, list) and len(value) == len(original) and all(map(is_same, value, original))
+    if isinstance(original, str) and isinstance(value, Decimal | float | np.float32):
+        original = Decimal(original.removeprefix("__bigint__:"))
+    if isinstance(value, float | np.float32):
+        ways = (str(value), f"{value:.16e}", Decimal(float(value)))
+        return isinstance(original, Decimal) and original in map(Decimal, ways)
+    return type(value) is type(original) and value == original
 
 
 def _without_nulls(value):

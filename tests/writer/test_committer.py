@@ -151,6 +151,40 @@ async def test_a_row_of_own_commits_reads_nothing_from_storage(bench, monkeypatc
     assert bench.sequences() == list(range(1, 31))
 
 
+@pytest.mark.parametrize("format_version", [2, 3])
+async def test_many_commits_leave_a_short_list_of_manifests(bench, monkeypatch, format_version):
+    monkeypatch.setattr("writer.manifest_merge.MIN_COUNT_DEFAULT", 4)
+    state = await bench.create(format_version=format_version)
+    for first in range(1, 100, 10):
+        state = (await bench.committer.commit(state, await bench.make_flush(state, first, first + 9))).state
+    assert bench.sequences() == list(range(1, 101))
+    counts = [(m["added_files_count"], m["existing_files_count"]) for m in state.manifests.manifests]
+    assert sorted(counts) == [(0, 4), (0, 4), (1, 0), (1, 0)]
+    with bench.lake.open_duckdb() as duckdb:
+        assert duckdb.execute("SELECT count(*) FROM lake.default.users").fetchall() == [(100,)]
+    first = bench.snapshots()[0]
+    with contextlib.closing(bench.lake.open_pyiceberg()) as catalog:
+        assert catalog.load_table("default.users").scan(snapshot_id=first.snapshot_id).to_arrow().num_rows == 10
+
+
+async def test_a_merge_that_cannot_read_is_put_off_and_the_rows_are_committed(bench, monkeypatch):
+    monkeypatch.setattr("writer.manifest_merge.MIN_COUNT_DEFAULT", 2)
+    state = await bench.create()
+    for first in (1, 11):
+        state = (await bench.committer.commit(state, await bench.make_flush(state, first, first + 9))).state
+
+    async def refuse(location):
+        raise StorageError(f"cannot read file: location={location}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.store, "read", refuse)
+        state = (await bench.committer.commit(state, await bench.make_flush(state, 21, 30))).state
+    assert len(state.manifests.manifests) == 3
+    state = (await bench.committer.commit(state, await bench.make_flush(state, 31, 40))).state
+    assert len(state.manifests.manifests) == 2
+    assert bench.sequences() == list(range(1, 41))
+
+
 async def test_totals_are_carried_from_snapshot_to_snapshot(bench):
     state = await bench.create()
     for first in (1, 11):

@@ -200,7 +200,7 @@ def test_an_entry_without_counts_is_refused_by_name():
 
 @pytest.mark.parametrize("data", [b"", b"not avro", b"Obj\x01"])
 def test_what_is_not_a_list_is_refused(data):
-    with pytest.raises(ManifestUnreadable, match="not a manifest list"):
+    with pytest.raises(ManifestUnreadable, match="not a manifest or manifest list"):
         decode_manifest_list(data)
 
 

@@ -1,0 +1,174 @@
+"""Wrong input of every kind is answered 400 (or another 4xx), names the field, and changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyiceberg.table.metadata import TableMetadataUtil
+
+from tests.catalog.conftest import Client, parsed
+from tests.catalog.documents import UUID, add_snapshot, create_body, field, schema, set_main, snapshot
+from tests.catalog.test_http import error_of
+from tests.catalog.test_tables_http import TABLE, TABLES, commit
+
+WRONG = (None, True, 7, 1.5, "text", [], [1], {}, {"x": 1}, 2**70)
+
+
+@pytest.fixture
+def table(client: Client) -> Client:
+    client.post("namespaces", {"namespace": ["db"]})
+    assert client.post(TABLES, create_body())[0] == 200
+    return client
+
+
+def variants(document: Any) -> list[Any]:
+    """Put every wrong value in every place of a document, and leave every field out."""
+    found = [value for value in WRONG if value != document]
+    if isinstance(document, dict):
+        for key, inner in document.items():
+            found += [{**document, key: wrong} for wrong in variants(inner)]
+            found.append({name: value for name, value in document.items() if name != key})
+    if isinstance(document, list):
+        for index, inner in enumerate(document):
+            found += [[*document[:index], wrong, *document[index + 1 :]] for wrong in variants(inner)]
+    return found
+
+
+NESTED = schema(
+    field(1, "id", required=True),
+    field(2, "s", {"type": "struct", "fields": [field(3, "x", "decimal(9, 2)")]}),
+    field(4, "l", {"type": "list", "element-id": 5, "element": "string", "element-required": False}),
+    field(6, "m", {"type": "map", "key-id": 7, "key": "string", "value-id": 8, "value": "int", "value-required": True}),
+    **{"identifier-field-ids": [1]},
+)
+SPEC = {"spec-id": 0, "fields": [{"source-id": 1, "field-id": 1000, "transform": "bucket[4]", "name": "b"}]}
+ORDER = {
+    "order-id": 1,
+    "fields": [{"source-id": 1, "transform": "identity", "direction": "asc", "null-order": "nulls-first"}],
+}
+STATISTICS = {
+    "snapshot-id": 5,
+    "statistics-path": "p",
+    "file-size-in-bytes": 1,
+    "file-footer-size-in-bytes": 1,
+    "blob-metadata": [{"type": "b", "snapshot-id": 5, "sequence-number": 1, "fields": [1]}],
+}
+UPDATES = [
+    {"action": "assign-uuid", "uuid": UUID},
+    {"action": "upgrade-format-version", "format-version": 2},
+    {"action": "add-schema", "schema": NESTED},
+    {"action": "set-current-schema", "schema-id": 0},
+    {"action": "remove-schemas", "schema-ids": [9]},
+    {"action": "add-spec", "spec": SPEC},
+    {"action": "set-default-spec", "spec-id": 0},
+    {"action": "remove-partition-specs", "spec-ids": [9]},
+    {"action": "add-sort-order", "sort-order": ORDER},
+    {"action": "set-default-sort-order", "sort-order-id": 0},
+    {"action": "add-snapshot", "snapshot": snapshot(1, 1, 5)},
+    {**set_main(1), "min-snapshots-to-keep": 1, "max-ref-age-ms": 1},
+    {"action": "remove-snapshots", "snapshot-ids": [9]},
+    {"action": "remove-snapshot-ref", "ref-name": "none"},
+    {"action": "set-statistics", "statistics": STATISTICS},
+    {"action": "remove-statistics", "snapshot-id": 9},
+    {"action": "set-partition-statistics", "partition-statistics": STATISTICS},
+    {"action": "remove-partition-statistics", "snapshot-id": 9},
+    {"action": "set-location", "location": "file:///x"},
+    {"action": "set-properties", "updates": {"a": "b"}},
+    {"action": "remove-properties", "removals": ["none"]},
+    {"action": "add-encryption-key", "encryption-key": {"key-id": "k", "encrypted-key-metadata": "AA=="}},
+    {"action": "remove-encryption-key", "key-id": "none"},
+]
+REQUIREMENTS = [
+    {"type": "assert-create"},
+    {"type": "assert-table-uuid", "uuid": "u"},
+    {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": 1},
+    {"type": "assert-last-assigned-field-id", "last-assigned-field-id": 1},
+    {"type": "assert-current-schema-id", "current-schema-id": 1},
+    {"type": "assert-last-assigned-partition-id", "last-assigned-partition-id": 1},
+    {"type": "assert-default-spec-id", "default-spec-id": 1},
+    {"type": "assert-default-sort-order-id", "default-sort-order-id": 1},
+]
+
+
+def assert_never_a_server_error(client: Client, path: str, bodies: list[Any]) -> None:
+    for body in bodies:
+        status, answer = client.post(path, body)
+        assert status < 500, (body, answer)
+        if status >= 400:
+            error_of((status, answer))
+
+
+@pytest.mark.parametrize("update", UPDATES, ids=lambda update: update["action"])
+def test_malformed_update_is_no_server_error_and_leaves_a_readable_table(table: Client, update: dict):
+    commit(table, add_snapshot(5, 1))
+    assert_never_a_server_error(table, TABLE, [{"requirements": [], "updates": [wrong]} for wrong in variants(update)])
+    metadata = table.get(TABLE)[1]["metadata"]
+    for statistics in metadata["statistics"]:
+        for blob in statistics["blob-metadata"]:
+            blob["type"] = "deletion-vector-v1"  # Any type is allowed, but PyIceberg reads two.
+    TableMetadataUtil.parse_obj(metadata)
+
+
+def test_malformed_requirements_are_refused(table: Client):
+    for requirement in REQUIREMENTS:
+        bodies = [{"requirements": [wrong], "updates": []} for wrong in variants(requirement)]
+        assert_never_a_server_error(table, TABLE, bodies)
+
+
+def test_malformed_create_is_never_a_server_error(table: Client):
+    body = create_body("x", schema=NESTED, properties={"format-version": "2"}, location=None)
+    bodies = variants({**body, "partition-spec": SPEC, "write-order": ORDER, "stage-create": True})
+    assert_never_a_server_error(table, TABLES, bodies)
+
+
+def test_other_malformed_bodies_are_never_a_server_error(table: Client):
+    identifier = {"namespace": ["db"], "name": "t"}
+    for path, body in (
+        ("namespaces", {"namespace": ["a"], "properties": {"a": "b"}}),
+        ("namespaces/db/properties", {"removals": ["a"], "updates": {"b": "c"}}),
+        ("tables/rename", {"source": identifier, "destination": {**identifier, "name": "u"}}),
+        ("namespaces/db/register", {"name": "t", "metadata-location": "file:///x", "overwrite": True}),
+        (TABLE, {"identifier": identifier, "requirements": [], "updates": []}),
+    ):
+        assert_never_a_server_error(table, path, variants(body))
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"text"', b"\xff", b"[" * 5000])
+def test_body_that_is_no_json_object_is_refused(table: Client, body: bytes):
+    for path in ("namespaces", TABLES, TABLE, "tables/rename", "namespaces/db/register", "namespaces/db/properties"):
+        assert error_of(parsed(table.send("POST", path, data=body)))[:2] == (400, "BadRequestException")
+
+
+@pytest.mark.parametrize(
+    ("path", "params"),
+    [
+        ("namespaces", {"pageToken": "", "pageSize": "0"}),
+        ("namespaces", {"pageToken": "", "pageSize": "many"}),
+        ("namespaces", {"pageToken": "???"}),
+        ("namespaces", {"pageToken": "/w=="}),
+        (TABLE, {"snapshots": "some"}),
+        ("namespaces/a%1F", {}),
+        ("namespaces/" + "x" * 600, {}),
+        ("namespaces/" + "%1F".join("abcdefghijklmnopqrst"), {}),
+        ("namespaces/db/tables/a%1Fb", {}),
+    ],
+)
+def test_bad_path_or_query_is_refused(table: Client, path: str, params: dict):
+    assert error_of(table.get(path, params=params))[:2] == (400, "BadRequestException")
+
+
+def test_unknown_updates_and_requirements_are_refused(table: Client):
+    assert "unknown action: fly" in error_of(commit(table, {"action": "fly"}))[2]
+    assert "unknown type: hope" in error_of(commit(table, requirements=({"type": "hope"},)))[2]
+    both = ({"type": "assert-create"}, {"type": "assert-table-uuid", "uuid": "u"})
+    assert error_of(commit(table, requirements=both))[0] == 400
+
+
+def test_deeply_nested_schema_is_refused(table: Client):
+    type_: Any = "long"
+    for depth in range(300):
+        type_ = {"type": "list", "element-id": depth + 2, "element": type_, "element-required": False}
+    status, kind, message = error_of(table.post(TABLES, create_body("x", schema=schema(field(1, "deep", type_)))))
+    assert (status, kind) == (400, "BadRequestException")
+    assert "nested deeper" in message

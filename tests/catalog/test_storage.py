@@ -1,0 +1,150 @@
+"""Metadata files on a local disk and on S3, their locations and their cache."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+import pytest
+
+from catalog.app import build_catalog
+from catalog.config import CatalogConfig, S3Settings, Warehouse
+from catalog.errors import BadRequest, FileMissing, Forbidden, StorageFailed
+from catalog.locations import Confinement, namespace_location, next_version, parse_location, table_location
+from catalog.metadata_files import MetadataFiles, unpack
+from catalog.names import TableId
+from catalog.storage import LocalFiles
+from tests.catalog.conftest import Server
+from tests.catalog.documents import new_table
+from tests.catalog.test_clients import ROWS, SCHEMA
+from tests.clients import open_pyiceberg
+from tests.s3_server import S3Server
+
+
+@pytest.mark.parametrize("location", ["file:/a/b", "file:///a/b", "file://localhost/a/b", "/a/b", "file:///a//b/"])
+def test_spellings_of_a_local_place_are_one_place(location: str):
+    assert parse_location(location).path == "/a/b"
+
+
+@pytest.mark.parametrize(
+    "location", ["", "a/b", "http://x/y", "file://host/a", "s3://", "file:///a/../b", "/a/./b", "/a\0"]
+)
+def test_location_that_could_mean_anything_is_refused(location: str):
+    with pytest.raises(BadRequest):
+        parse_location(location)
+
+
+def test_confinement_goes_by_directories_not_by_letters():
+    rule = Confinement("s3://bucket/lake", allow_any=False)
+    rule.check("s3a://bucket/lake/db/t")
+    for outside in ("s3://bucket/lake2/t", "s3://bucket/lake", "s3://other/lake/t"):
+        with pytest.raises(Forbidden):
+            rule.check(outside)
+    with pytest.raises(BadRequest):
+        Confinement("s3://bucket/lake", allow_any=True).check("file:///x")
+
+
+def test_locations_are_made_of_safe_characters():
+    base = namespace_location("file:///w", ("a b", "..", "c/d"))
+    assert base == "file:///w/a_b/__/c_d"
+    assert table_location(base, TableId(("x",), "t?é" + "x" * 500), "u").endswith(f"/t__{'x' * 117}-u")
+
+
+@pytest.mark.parametrize(("name", "version"), [("00007-a.metadata.json", 8), ("v3.metadata.json", 0), ("x", 0)])
+def test_version_counts_on_from_the_files_name(name: str, version: int):
+    assert next_version(f"file:///t/metadata/{name}") == version
+
+
+async def test_local_write_makes_its_directory_and_leaves_nothing_beside_the_file(tmp_path: Path):
+    files = LocalFiles()
+    location = f"file://{tmp_path}/new/metadata/00000-a.metadata.json"
+    await files.write(location, b"{}")
+    assert await files.read(location, max_bytes=10) == b"{}"
+    assert [path.name for path in (tmp_path / "new/metadata").iterdir()] == ["00000-a.metadata.json"]
+    with pytest.raises(StorageFailed):
+        await files.read(location, max_bytes=1)
+    await files.delete(location)
+    await files.delete(location)
+    with pytest.raises(FileMissing):
+        await files.read(location, max_bytes=10)
+    await files.close()
+
+
+@pytest.fixture
+def taken(tmp_path: Path) -> Path:
+    """A directory where a file is going to be written."""
+    (tmp_path / "taken" / "inside").mkdir(parents=True)
+    return tmp_path / "taken"
+
+
+async def test_failed_local_write_leaves_no_file(taken: Path, tmp_path: Path):
+    files = LocalFiles()
+    with pytest.raises(StorageFailed):
+        await files.write(f"file://{taken}", b"{}")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+    await files.close()
+
+
+async def test_cache_keeps_the_recently_used_within_its_limit(tmp_path: Path):
+    files = LocalFiles()
+    document = new_table()
+    size = len(orjson.dumps(document))
+    metadata = MetadataFiles(files, max_bytes=10 * size, cache_bytes=6 * size * 2)
+    locations = [f"file://{tmp_path}/{number}.metadata.json" for number in range(3)]
+    first, second = [await metadata.write(location, document) for location in locations[:2]]
+    assert await metadata.load(locations[0]) is first
+    await metadata.write(locations[2], document)
+    assert await metadata.load(locations[0]) is first
+    assert await metadata.load(locations[1]) is not second
+    metadata.forget(locations[1])
+    await files.close()
+
+
+async def test_document_larger_than_the_whole_cache_is_still_served(tmp_path: Path):
+    files = LocalFiles()
+    metadata = MetadataFiles(files, max_bytes=10**6, cache_bytes=0)
+    location = f"file://{tmp_path}/0.metadata.json"
+    await metadata.write(location, new_table())
+    assert (await metadata.load(location)).document == new_table()
+    await files.close()
+
+
+def test_gzip_bomb_is_cut_off_at_the_limit():
+    location = "file:///x/00000-a.gz.metadata.json"
+    packed = gzip.compress(b" " * 1_000_000)
+    with pytest.raises(StorageFailed):
+        unpack(location, packed, 1000)
+    with pytest.raises(BadRequest):
+        unpack(location, b"not gzip", 1000)
+    assert len(unpack(location, packed, 1_000_000)) == 1_000_000
+
+
+@pytest.mark.integration
+def test_tables_live_on_s3(s3_server: S3Server, tmp_path: Path, start_server: Callable[..., Server]):
+    bucket = s3_server.create_bucket()
+    settings = S3Settings(
+        endpoint=s3_server.endpoint,
+        region=s3_server.region,
+        path_style=True,
+        access_key_id=s3_server.access_key_id,
+        secret_access_key=s3_server.secret_access_key,
+    )
+    warehouse = Warehouse(location=f"s3://{bucket}/lake", s3=settings)
+    config = CatalogConfig(verify_metadata_file=True, metadata_cache_bytes=0)
+    server = start_server(build_catalog(config, warehouse, tmp_path / "s3.db"))
+    with contextlib.closing(open_pyiceberg(server.url, s3=s3_server.settings)) as catalog:
+        catalog.create_namespace("db")
+        table = catalog.create_table("db.t", SCHEMA)
+        table.append(ROWS)
+        with table.transaction() as transaction:
+            limits = {"write.metadata.previous-versions-max": "1", "write.metadata.delete-after-commit.enabled": "true"}
+            transaction.set_properties(limits)
+        assert catalog.load_table("db.t").scan().to_arrow()["id"].to_pylist() == [1, 2, 3]
+        assert table.metadata_location.startswith(f"s3://{bucket}/lake/db/t-")
+    with contextlib.closing(s3_server.client()) as s3:
+        keys = [item["Key"] for item in s3.list_objects_v2(Bucket=bucket)["Contents"]]
+    versions = sorted(key.rsplit("/", 1)[1][:5] for key in keys if key.endswith(".metadata.json"))
+    assert versions == ["00001", "00002"]

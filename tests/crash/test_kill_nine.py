@@ -1,0 +1,81 @@
+"""Promise 1 and 2 against a real process: whatever was acked is in the tables once, in order, after any `kill -9`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+
+import pytest
+
+from tests.crash.senders import Sender
+from tests.crash.table_checks import check_tables, load_contents
+from tests.service_process import ServiceProcess, service_process
+
+pytestmark = pytest.mark.crash
+
+ROUNDS = 25
+# Kills fall anywhere in this time after the service is ready, which is several flushes and log segments long.
+KILL_WITHIN_S = 1.5
+# One start in this many is itself killed, while it recovers from the kill before.
+KILL_START_ONE_IN = 5
+KILL_START_WITHIN_S = 2.0
+
+# Small enough that every kill has a fair chance to meet a rotation, a trim, a flush or a commit.
+SETTINGS = {
+    "ingest.frame_max_bytes": "256KiB",
+    "ingest.event_max_bytes": "64KiB",
+    "log.segment_max_bytes": "1MiB",
+    "log.max_bytes": "32MiB",
+    "writer.flush_max_changes": 500,
+    "writer.flush_max_age_s": 0.2,
+    "writer.flush_check_interval_s": 0.05,
+}
+
+
+def _seed() -> int:
+    given = os.environ.get("CRASH_TEST_SEED")
+    return int(given) if given else random.SystemRandom().randrange(2**32)
+
+
+async def test_acked_changes_are_in_the_tables_exactly_once_and_in_order_after_kills_at_any_moment(tmp_path):
+    seed = _seed()
+    print(f"seed: CRASH_TEST_SEED={seed}")
+    rng = random.Random(seed)
+    up = asyncio.Event()
+    stays, leaves = (Sender(name, random.Random(rng.random()), up) for name in ("shop-1", "shop-2"))
+    with service_process(tmp_path, SETTINGS) as service:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(stays.run(service.ws_url))
+            leaving = tasks.create_task(leaves.run(service.ws_url))
+            for _ in range(ROUNDS):
+                await _run_and_kill(service, rng, up)
+            leaving.cancel()  # its last batches were sent and never acked: they may be in the tables or not
+            stays.finish()
+            await asyncio.to_thread(service.start)
+            up.set()
+        await asyncio.to_thread(service.flush)
+        tables = await asyncio.to_thread(load_contents, service.http_url)
+        _print_tally(tables, (stays, leaves))
+        assert service.get("/status")["problems"] == []
+    assert stays.acked == stays.sent
+    check_tables(tables, (stays, leaves))
+
+
+async def _run_and_kill(service: ServiceProcess, rng: random.Random, up: asyncio.Event) -> None:
+    if rng.randrange(KILL_START_ONE_IN) == 0:
+        service.spawn()
+        await asyncio.sleep(rng.uniform(0, KILL_START_WITHIN_S))  # the moment of the kill
+        service.kill()
+    await asyncio.to_thread(service.start)
+    up.set()
+    await asyncio.sleep(rng.uniform(0, KILL_WITHIN_S))  # the moment of the kill
+    up.clear()
+    service.kill()
+
+
+def _print_tally(tables, senders) -> None:
+    for sender in senders:
+        print(f"{sender.source}: sent={sender.sent} acked={sender.acked} {sender.tally}")
+    for table in tables:
+        print(f"{table.source_table}: rows={table.rows.num_rows} snapshots={len(table.snapshots)}")

@@ -1,0 +1,53 @@
+"""A real session keeps what the settings promise."""
+
+from __future__ import annotations
+
+import sys
+
+import pandas as pd
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.config import SessionConfig
+from pipeline.session import build_session
+
+
+@pytest.fixture
+def spark(open_spark, catalog_url: str) -> SparkSession:
+    return open_spark(uri=catalog_url)
+
+
+def test_python_functions_run_in_this_interpreter(spark):
+    def report(_batches):
+        yield pd.DataFrame({"executable": [sys.executable]})
+
+    rows = spark.range(1).mapInPandas(report, "executable string").collect()
+
+    assert {row.executable for row in rows} == {sys.executable}
+
+
+def test_rows_reach_pandas_through_arrow(spark):
+    spark.conf.set("spark.sql.execution.arrow.pyspark.enabled", "true")
+    spark.conf.set("spark.sql.execution.arrow.pyspark.fallback.enabled", "false")
+
+    assert spark.range(3).toPandas()["id"].tolist() == [0, 1, 2]
+
+
+def test_times_without_a_zone_are_utc(spark):
+    (row,) = spark.sql("SELECT unix_timestamp(TIMESTAMP '1970-01-01 00:00:01') AS seconds").collect()
+
+    assert row.seconds == 1
+
+
+def test_second_session_in_the_process_shares_the_first_ones_jvm(running_spark):
+    again = build_session(SessionConfig(master="local[2]"))
+
+    assert again.sparkContext is running_spark.sparkContext
+
+
+def test_sessions_of_one_jvm_know_different_catalogs(open_spark):
+    first = open_spark(name="first")
+    second = open_spark(name="second")
+
+    assert first.conf.get("spark.sql.catalog.first.uri") == "http://127.0.0.1:8181"
+    assert second.conf.get("spark.sql.catalog.first.uri", None) is None

@@ -1,0 +1,165 @@
+"""A second look at the text of numbers that pyarrow.json changes without a word. Owns finding them fast.
+
+- Doubles: digits beyond what a double holds are rounded, tiny numbers become 0. The JSON lines are scanned for numbers
+  that this could happen to (a few per cent of the decoding time), and only rows with such a number are read again.
+- Decimals: a number with an exponent may become 0 or wrap around. Exponents are refused; all rows are read again.
+
+Rows are read again by msgspec, which skips everything but the numbers in question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from writer.exact_numbers import double_holds
+
+# Every decimal of up to fifteen significant digits survives a double, unless it is near the smallest ones.
+SAFE_DIGITS = 15
+
+_SCAN_BLOCK_BYTES = 128 * 1024  # a block and its masks stay in the processor's cache
+
+_Image: TypeAlias = msgspec.Raw | bytes
+_IsWanted: TypeAlias = Callable[[pa.DataType], bool]
+_Collect: TypeAlias = Callable[[Any, list[msgspec.Raw]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class NumberCheck:
+    """Checks the numbers of one parse type."""
+
+    doubles: _Reader | None
+    decimals: _Reader | None
+
+    def all_held(self, lines: bytes, images: Sequence[_Image]) -> bool:
+        """Tell whether the numbers in `images` were parsed exactly. `lines` joins them with one byte between."""
+        return self._doubles_held(lines, images) and self._decimals_held(images)
+
+    def _doubles_held(self, lines: bytes, images: Sequence[_Image]) -> bool:
+        if self.doubles is None:
+            return True
+        tokens = self.doubles.read([images[row] for row in _suspicious_rows(lines, images)])
+        return all(_is_safe(token) or double_holds(token.decode()) for token in map(bytes, tokens))
+
+    def _decimals_held(self, images: Sequence[_Image]) -> bool:
+        if self.decimals is None:
+            return True
+        tokens = b",".join(self.decimals.read(images))
+        # An escape in a decimal's text could stand for an e.
+        return b"e" not in tokens and b"E" not in tokens and b"\\" not in tokens
+
+
+def number_check_of(type_: pa.DataType) -> NumberCheck:
+    """Build the check for a parse type."""
+    return NumberCheck(_reader_of(type_, pa.types.is_float64), _reader_of(type_, pa.types.is_decimal))
+
+
+def _is_safe(token: bytes) -> bool:
+    return len(token) <= SAFE_DIGITS and b"e" not in token and b"E" not in token
+
+
+def _suspicious_rows(lines: bytes, images: Sequence[_Image]) -> list[int]:
+    offsets = list(suspicious_offsets(lines))
+    if not offsets:
+        return []
+    row_ends = np.cumsum(np.fromiter(map(len, images), np.int64, len(images)) + 1)
+    rows: list[int] = np.unique(np.searchsorted(row_ends, np.concatenate(offsets), side="right")).tolist()
+    return rows
+
+
+def suspicious_offsets(text: bytes) -> Iterator[np.ndarray[Any, np.dtype[np.intp]]]:
+    """Find where JSON text may have a number that a double cannot hold, in blocks of ascending byte offsets.
+
+    Those are runs of sixteen digits (a point among them counts) and exponents below -99. There are false alarms, in
+    strings and in integers; a number that is not found is safe.
+    """
+    run = SAFE_DIGITS + 1
+    everything = np.frombuffer(text, np.uint8)
+    for start in range(0, len(everything), _SCAN_BLOCK_BYTES):
+        # Blocks overlap, so that a run across their border is found.
+        first = max(start - run + 1, 0)
+        block = everything[first : start + _SCAN_BLOCK_BYTES]
+        digits = (block - np.uint8(ord("."))) <= ord("9") - ord(".")
+        runs = digits[:-1] & digits[1:]
+        for width in (2, 4, 8):
+            runs = runs[:-width] & runs[width:]
+        exponents = (block[:-3] == ord("-")) & digits[1:-2] & digits[2:-1] & digits[3:]
+        if runs.any():
+            yield np.flatnonzero(runs) + first
+        if exponents.any():
+            found = np.flatnonzero(exponents) + first
+            yield found[(everything[found - 1] | 0x20) == ord("e")]
+
+
+class _Reader:
+    """Reads the text of certain numbers out of rows."""
+
+    def __init__(self, type_: Any, collect: _Collect) -> None:
+        self._decode = msgspec.json.Decoder(type_).decode
+        self._collect = collect
+
+    def read(self, images: Sequence[_Image]) -> list[msgspec.Raw]:
+        tokens: list[msgspec.Raw] = []
+        for image in images:
+            self._collect(self._decode(image), tokens)
+        return tokens
+
+
+def _reader_of(type_: pa.DataType, is_wanted: _IsWanted) -> _Reader | None:
+    parts = _reader_parts(type_, is_wanted)
+    return None if parts is None else _Reader(*parts)
+
+
+def _reader_parts(type_: pa.DataType, is_wanted: _IsWanted) -> tuple[Any, _Collect] | None:
+    """Build a msgspec type that skips all but the wanted numbers of a type, and what collects their text from it."""
+    if is_wanted(type_):
+        return msgspec.Raw, lambda token, tokens: tokens.append(token)
+    if pa.types.is_list(type_):
+        return _list_parts(type_.value_type, is_wanted)
+    if pa.types.is_struct(type_):
+        return _struct_parts(type_, is_wanted)
+    return None
+
+
+def _list_parts(element_type: pa.DataType, is_wanted: _IsWanted) -> tuple[Any, _Collect] | None:
+    parts = _reader_parts(element_type, is_wanted)
+    if parts is None:
+        return None
+    element, collect_element = parts
+
+    def collect(elements: list[Any] | None, tokens: list[msgspec.Raw]) -> None:
+        for each in elements or ():
+            collect_element(each, tokens)
+
+    return list[element] | None, collect  # type: ignore[valid-type]
+
+
+def _struct_parts(type_: pa.StructType, is_wanted: _IsWanted) -> tuple[Any, _Collect] | None:
+    found = [(each.name, parts) for each in type_.fields if (parts := _reader_parts(each.type, is_wanted)) is not None]
+    if not found:
+        return None
+    # A field's name need not be a name in Python, so the fields are numbered and renamed.
+    attributes = [f"field_{index}" for index in range(len(found))]
+    struct = msgspec.defstruct(
+        "Numbers",
+        [(attribute, *_with_default(parts[0])) for attribute, (_, parts) in zip(attributes, found, strict=True)],
+        rename=dict(zip(attributes, (name for name, _ in found), strict=True)),
+        gc=False,
+    )
+    collectors = [(attribute, parts[1]) for attribute, (_, parts) in zip(attributes, found, strict=True)]
+
+    def collect(value: Any, tokens: list[msgspec.Raw]) -> None:
+        if value is not None:
+            for attribute, collect_field in collectors:
+                collect_field(getattr(value, attribute), tokens)
+
+    return struct | None, collect
+
+
+def _with_default(type_: Any) -> tuple[Any, Any]:
+    return (type_, msgspec.Raw()) if type_ is msgspec.Raw else (type_, None)
