@@ -57,8 +57,8 @@ def build_app(config: CatalogConfig, warehouse: Warehouse, *, store: Store, file
         app.router.add_route(route.method, route.pattern, route.handler)
 
     async def open_parts(_app: web.Application) -> AsyncIterator[None]:
-        await store.open()
         try:
+            await store.open()
             await files.open()
             yield
         finally:

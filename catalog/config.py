@@ -33,7 +33,7 @@ class CatalogConfig:
     )
     metadata_cache_bytes: int = field(
         default=128 * MIB,
-        metadata={"why": "memory for parsed metadata; a table with 1,000 snapshots takes about 4 MiB"},
+        metadata={"why": "memory for parsed metadata; a table with 1,000 snapshots takes about 3 MiB"},
     )
     page_default_items: int = field(
         default=1000, metadata={"why": "names per page of a list when the client pages without a size"}

@@ -65,11 +65,12 @@ def ack(
     verdict: Durable | Duplicate | None,
     *,
     number: int,
+    changes: int,
     correlation_id: str | None,
     utilization: float,
     now: float,
 ) -> Ack:
-    """Acknowledge a batch that is durable; None stands for a batch without changes."""
+    """Acknowledge a batch of so many changes that is durable; None stands for a batch without changes."""
     if isinstance(verdict, Duplicate):
         return Ack(
             timestamp=_ms(now),
@@ -79,6 +80,7 @@ def ack(
             last_durable_sequence=verdict.mark_sequence,
         )
     slow_down = utilization > SLOW_DOWN_UTILIZATION
+    new = verdict.changes if verdict is not None else 0
     return Ack(
         timestamp=_ms(now),
         sequence_number=number,
@@ -86,8 +88,9 @@ def ack(
         batch_id=str(verdict.offset) if verdict is not None else None,
         correlation_id=correlation_id,
         details=AckDetails(
-            events_processed=verdict.changes if verdict is not None else 0,
+            events_processed=new,
             buffer_utilization=round(utilization, 4),
+            duplicates=changes - new or None,
             suggested_delay_ms=int(utilization * SLOW_DOWN_MAX_DELAY_MS) if slow_down else None,
         ),
     )
@@ -120,7 +123,7 @@ def protocol_nack(error: ProtocolError, *, now: float) -> Nack:
     """Refuse a message that breaks the protocol; only one that came too early is worth sending again."""
     return Nack(
         timestamp=_ms(now),
-        sequence_number=error.sequence_number,
+        sequence_number=error.sequence_number or 0,
         reason=error.reason,
         error_message=str(error),
         should_retry=error.reason == NackReason.INVALID_SEQUENCE.value,

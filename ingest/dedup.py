@@ -4,7 +4,7 @@ A change is new if its position is above its source's mark. Deciding changes not
 the intake calls only after the log is synced, so a batch that failed to become durable is still new when it returns.
 
 A refused batch leaves a *gap*: changes behind it would lift the mark over it, and its return would look like a
-duplicate. So the source is held at the refused sequence until it sends that sequence again or connects anew.
+duplicate. So the source is held at each refused batch until it sends that batch again or connects anew.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from writer.changes import Position, SourceId
 
 # Below every sequence, so that a new source's first change is above its mark.
 BEFORE_ALL = -1
+
+# Refused batches that are remembered per source: more than a connection has in flight. Of further ones the first stay.
+GAPS_MAX_PER_SOURCE = 1024
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, tuple[int, int]]).decode
@@ -42,7 +45,7 @@ class Dedup:
     """The marks of all sources, and the gaps that refused batches left."""
 
     _marks: dict[SourceId, Position] = field(default_factory=dict)
-    _gaps: dict[SourceId, Position] = field(default_factory=dict)
+    _gaps: dict[SourceId, list[Position]] = field(default_factory=dict)
 
     def mark(self, source: SourceId) -> Position | None:
         """Tell how far a source is durable, or None if it is not known."""
@@ -65,11 +68,11 @@ class Dedup:
                 f"epoch is over: epoch={offer.epoch} known={mark.epoch}",
                 retry=False,
             )
-        gap = self._gaps.get(offer.source)
-        if gap is not None and Position(offer.epoch, offer.first_sequence) > gap:
+        gap = self._first_gap(offer, mark)
+        if gap is not None and offer.first_sequence > gap:
             return Refused(
                 NackReason.INVALID_SEQUENCE,
-                f"an earlier batch was refused and must come first: expected_sequence={gap.sequence}"
+                f"an earlier batch was refused and must come first: expected_sequence={gap}"
                 f" first_sequence={offer.first_sequence}",
                 retry=True,
             )
@@ -79,24 +82,32 @@ class Dedup:
         ahead[offer.source] = Position(offer.epoch, offer.last_sequence)
         return Fresh(offer, after)
 
+    def _first_gap(self, offer: Offer, mark: Position) -> int | None:
+        """Find the first refused sequence above the mark; a source that started over is not held by its past."""
+        gaps = self._gaps.get(offer.source, ())
+        return next((gap.sequence for gap in gaps if gap > mark and gap.epoch == offer.epoch), None)
+
     def record(self, fresh: Iterable[Fresh]) -> None:
         """Lift the marks over offers that are now durable, and close the gaps they fill."""
         for item in fresh:
             position = Position(item.offer.epoch, item.offer.last_sequence)
             self._marks[item.offer.source] = position
-            gap = self._gaps.get(item.offer.source)
-            if gap is not None and position >= gap:
-                del self._gaps[item.offer.source]
+            if gaps := self._gaps.pop(item.offer.source, None):
+                self._keep_gaps(item.offer.source, [gap for gap in gaps if gap > position])
 
     def hold(self, refused: Iterable[Offer]) -> None:
-        """Remember the first refused position of each source, so that nothing overtakes it."""
+        """Remember where refused offers begin, so that nothing overtakes them."""
         for offer in refused:
-            position = Position(offer.epoch, offer.first_sequence)
-            self._gaps[offer.source] = min(position, self._gaps.get(offer.source, position))
+            gaps = {*self._gaps.get(offer.source, ()), Position(offer.epoch, offer.first_sequence)}
+            self._keep_gaps(offer.source, sorted(gaps))
 
-    def release(self, source: SourceId) -> None:
-        """Forget a source's gap: it has connected anew and been told where to resume."""
-        self._gaps.pop(source, None)
+    def _keep_gaps(self, source: SourceId, gaps: list[Position]) -> None:
+        if gaps:
+            self._gaps[source] = gaps[:GAPS_MAX_PER_SOURCE]
+
+    def release(self, source: SourceId) -> bool:
+        """Forget a source's gaps: it has connected anew and been told where to resume. Tells whether there were any."""
+        return self._gaps.pop(source, None) is not None
 
     def restore(self, source: SourceId, position: Position) -> None:
         """Take a position from the log at start."""

@@ -10,7 +10,7 @@ class IngestError(Exception):
 class ProtocolError(IngestError):
     """A message breaks the protocol: refuse it with this reason; the connection may go on."""
 
-    def __init__(self, reason: str, message: str, *, sequence_number: int = 0) -> None:
+    def __init__(self, reason: str, message: str, *, sequence_number: int | None = None) -> None:
         super().__init__(message)
         self.reason = reason
         self.sequence_number = sequence_number

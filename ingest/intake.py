@@ -27,6 +27,10 @@ GROUP_MAX_BYTES = 4 * 1024 * 1024
 # How long a client waits after `buffer_full`: about the time of a flush, which is what makes room.
 FULL_RETRY_DELAY_MS = 1_000
 
+# What a record has beside the body, at most, for each character of its source's name and for all the rest.
+_NAME_CHAR_MAX_BYTES = 4
+_HEADER_MAX_BYTES = 256
+
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
@@ -59,8 +63,17 @@ class Intake:
 
     def resume(self, source: SourceId) -> Position | None:
         """Let a source that connects start over from its durable position."""
-        self._dedup.release(source)
+        if self._dedup.release(source):
+            self._refuse_waiting(source)
         return self._dedup.mark(source)
+
+    def _refuse_waiting(self, source: SourceId) -> None:
+        """Take back what an earlier connection queued behind a refused batch: it would now overtake that batch."""
+        overtaken = [waiting for waiting in self._waiting if waiting.offer.source == source]
+        self._waiting = deque(waiting for waiting in self._waiting if waiting.offer.source != source)
+        self._forget_waiting_bytes(overtaken)
+        message = "source has connected anew and resumes from its durable position"
+        self._answer(overtaken, [Refused(NackReason.INVALID_SEQUENCE, message, retry=True)] * len(overtaken))
 
     async def offer(self, offer: Offer) -> asyncio.Future[Verdict]:
         """Queue an offer, waiting while the queue is full; the future gives the verdict.
@@ -93,30 +106,41 @@ class Intake:
 
     def _next_group(self) -> list[_Waiting]:
         group: list[_Waiting] = []
-        group_bytes = 0
-        while self._waiting and (not group or group_bytes + len(self._waiting[0].offer.body) <= GROUP_MAX_BYTES):
+        room_bytes = min(GROUP_MAX_BYTES, self._log.group_max_bytes)
+        while self._waiting and (not group or _record_max_bytes(self._waiting[0].offer) <= room_bytes):
             group.append(self._waiting.popleft())
-            group_bytes += len(group[-1].offer.body)
-        self._waiting_bytes -= group_bytes
-        self._room.set()
+            room_bytes -= _record_max_bytes(group[-1].offer)
+        self._forget_waiting_bytes(group)
         return group
 
+    def _forget_waiting_bytes(self, taken: list[_Waiting]) -> None:
+        self._waiting_bytes -= sum(len(waiting.offer.body) for waiting in taken)
+        if self._waiting_bytes < self._config.queue_max_bytes:
+            self._room.set()
+
     async def _admit(self, group: list[_Waiting]) -> None:
-        decisions = self._dedup.decide([waiting.offer for waiting in group])  # decide: nothing has changed yet
+        offers = [waiting.offer for waiting in group]
+        decisions = self._dedup.decide(offers)  # decide: nothing has changed yet
         fresh = [decision for decision in decisions if isinstance(decision, Fresh)]
+        verdicts: list[Verdict]
         try:
             first_offset = await self._persist(fresh)  # persist: returns after the sync
         except (WalFull, WalFailed) as error:
-            self._dedup.hold(item.offer for item in fresh)
-            self._answer(group, [_refusal(error) if isinstance(item, Fresh) else item for item in decisions])
-            return
-        self._dedup.record(fresh)  # record: only what is durable
-        self._metrics.count_durable(fresh)
-        offsets = iter(range(first_offset, first_offset + len(fresh)))
-        self._answer(
-            group,
-            [Durable(next(offsets), item.changes) if isinstance(item, Fresh) else item for item in decisions],
+            verdicts = self._judge_again(offers, _refusal(error))
+        else:
+            self._dedup.record(fresh)  # record: only what is durable
+            self._metrics.count_durable(fresh)
+            offsets = iter(range(first_offset, first_offset + len(fresh)))
+            verdicts = [Durable(next(offsets), item.changes) if isinstance(item, Fresh) else item for item in decisions]
+        self._dedup.hold(
+            offer for offer, item in zip(offers, verdicts, strict=True) if isinstance(item, Refused) and item.retry
         )
+        self._answer(group, verdicts)
+
+    def _judge_again(self, offers: list[Offer], refusal: Refused) -> list[Verdict]:
+        """Judge each by what is durable alone: a copy of a batch that is refused is no duplicate."""
+        decisions = [self._dedup.decide([offer])[0] for offer in offers]
+        return [refusal if isinstance(item, Fresh) else item for item in decisions]
 
     async def _persist(self, fresh: list[Fresh]) -> int:
         if not fresh:
@@ -142,6 +166,11 @@ def load_dedup(log: Log) -> Dedup:
         frame = decode_frame(record.payload)
         dedup.restore(frame.source, Position(frame.epoch, frame.last_sequence))
     return dedup
+
+
+def _record_max_bytes(offer: Offer) -> int:
+    """Bound what an offer takes in the log, without encoding it."""
+    return len(offer.body) + _NAME_CHAR_MAX_BYTES * len(offer.source) + _HEADER_MAX_BYTES
 
 
 def _frame_of(item: Fresh) -> Frame:

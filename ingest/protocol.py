@@ -175,7 +175,7 @@ ServerMessage: TypeAlias = Status | Ack | Nack | Pong | FlushResponse
 class _Head(msgspec.Struct, rename="camel"):
     """What a refusal repeats of a message that does not decode as a whole."""
 
-    sequence_number: Sequence = 0
+    sequence_number: Sequence | None = None
     correlation_id: Annotated[str, msgspec.Meta(max_length=CORRELATION_ID_MAX_CHARS)] | None = None
 
 
@@ -240,8 +240,8 @@ def _without_values(text: str) -> str:
     return re.sub(r" '.*'", "", text, flags=re.DOTALL)
 
 
-def _invalid(message: str, sequence_number: int = 0) -> ProtocolError:
-    return ProtocolError(NackReason.INVALID_FORMAT.value, message, sequence_number=sequence_number)
+def _invalid(message: str) -> ProtocolError:
+    return ProtocolError(NackReason.INVALID_FORMAT.value, message)
 
 
 class State(enum.Enum):

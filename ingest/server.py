@@ -33,9 +33,11 @@ from ingest.protocol import (
     Heartbeat,
     ServerMessage,
     Session,
+    State,
     decode_message,
     encode_message,
 )
+from writer.changes import SourceId
 from writer.envelope import Batch
 from writer.feed import Feed
 
@@ -53,10 +55,11 @@ FLUSHES_PER_CONNECTION = 4
 
 @dataclass(frozen=True, slots=True)
 class _PendingAck:
-    """A batch that waits for its verdict."""
+    """A batch that waits for its verdict; its rows do not wait with it."""
 
-    batch: Batch
     number: int
+    changes: int
+    correlation_id: str | None
     received_at: float
     verdict: asyncio.Future[Verdict] | None
 
@@ -71,6 +74,7 @@ class Connection:
     last_activity_at: float
     batches: int = 0
     changes: int = 0
+    newest_verdict: asyncio.Future[Verdict] | None = None
     flushes: set[asyncio.Task[None]] = field(default_factory=set)
     answers: asyncio.Queue[_PendingAck | ServerMessage | None] = field(default_factory=asyncio.Queue)
 
@@ -128,18 +132,21 @@ class DataPlane:
 
     async def _read_frames(self, client: ServerConnection, connection: Connection, tasks: asyncio.TaskGroup) -> None:
         try:
-            while True:
+            while connection.session.state is not State.ENDED:
                 frame = await client.recv(decode=False)
                 if frame == b"ping":  # outside the JSON protocol, for the simplest of clients
                     await client.send("pong")
                     continue
                 await self._on_frame(client, frame, connection=connection, tasks=tasks)
+            if connection.flushes:  # asked for before the goodbye, so answered before it
+                await asyncio.wait(connection.flushes)
         except ConnectionClosed:
-            await connection.answers.put(None)
+            logger.debug("client_gone", extra={"source": connection.session.source})
         finally:
             connection.session.end()
             for task in connection.flushes:
                 task.cancel()
+        await connection.answers.put(None)
 
     async def _on_frame(
         self, client: ServerConnection, frame: bytes, *, connection: Connection, tasks: asyncio.TaskGroup
@@ -158,8 +165,10 @@ class DataPlane:
                 case FlushRequest():
                     self._start_flush(client, message, connection=connection, tasks=tasks)
                 case Disconnect():
-                    await client.close(1000, "goodbye")
+                    connection.session.end()
         except ProtocolError as error:
+            if error.sequence_number is not None:
+                connection.session.on_malformed(error.sequence_number)
             self._metrics.nacks.labels(error.reason).inc()
             await connection.answers.put(answers.protocol_nack(error, now=received_at))
 
@@ -174,17 +183,17 @@ class DataPlane:
         connection.changes += len(batch.events)
         self._metrics.received_changes.inc(len(batch.events))
         verdict = await self._intake.offer(offer) if offer is not None else None
-        batch.events = []  # the answer needs the header only; rows must not wait in memory for it
-        return _PendingAck(batch, number, received_at, verdict)
+        connection.newest_verdict = verdict or connection.newest_verdict
+        return _PendingAck(number, len(batch.events), batch.correlation_id, received_at, verdict)
 
     def _on_connect(self, message: Connect, connection: Connection) -> ServerMessage:
+        known = self._intake.durable_position(SourceId(message.source_do_id))
+        if known is not None and message.epoch < known.epoch:
+            raise answers.stale_epoch(message.epoch, known.epoch)
         source = connection.session.on_connect(message)
-        durable = self._intake.resume(source)
-        if durable is not None and message.epoch < durable.epoch:
-            raise answers.stale_epoch(message.epoch, durable.epoch)
         return answers.status(
             message,
-            durable=durable,
+            durable=self._intake.resume(source),
             committed=self._feed.committed_position(source),
             log_bytes=self._feed.log_bytes(),
             log_max_bytes=self._feed.log_max_bytes(),
@@ -204,6 +213,8 @@ class DataPlane:
 
     async def _flush(self, client: ServerConnection, message: FlushRequest, connection: Connection) -> None:
         try:
+            if connection.newest_verdict is not None:  # a flush covers what the client sent before it
+                await asyncio.wait([connection.newest_verdict])
             report = await self._feed.flush()
             answer = answers.flush_response(message, report.to_json(), now=time.time())
             await client.send(encode_message(answer), text=True)
@@ -215,6 +226,7 @@ class DataPlane:
             while (item := await connection.answers.get()) is not None:
                 message = await self._resolve(item, connection) if isinstance(item, _PendingAck) else item
                 await client.send(encode_message(message), text=True)
+            await client.close(1000, "goodbye")
         except ConnectionClosed:
             logger.debug("client_gone_before_its_answers", extra={"source": connection.session.source})
 
@@ -224,12 +236,13 @@ class DataPlane:
         if isinstance(verdict, Refused):
             connection.session.on_refused(pending.number)
             self._metrics.nacks.labels(verdict.reason.value).inc()
-            return answers.refusal_nack(verdict, pending.number, pending.batch.correlation_id, now=now)
+            return answers.refusal_nack(verdict, pending.number, pending.correlation_id, now=now)
         self._metrics.ack_s.observe(now - pending.received_at)
         return answers.ack(
             verdict,
             number=pending.number,
-            correlation_id=pending.batch.correlation_id,
+            changes=pending.changes,
+            correlation_id=pending.correlation_id,
             utilization=self._feed.log_bytes() / self._feed.log_max_bytes(),
             now=now,
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import MutableMapping
@@ -81,5 +82,14 @@ def stop_session(spark: SparkSession) -> None:
     gateway.shutdown()
     jvm = getattr(gateway, "proc", None)
     if jvm is not None:
-        jvm.stdin.close()  # the JVM ends when this closes
+        _end_jvm(jvm)
+
+
+def _end_jvm(jvm: subprocess.Popen[bytes]) -> None:
+    if jvm.stdin is not None:
+        jvm.stdin.close()  # the JVM ends by itself when this closes
+    try:
         jvm.wait(_JVM_EXIT_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        jvm.kill()
+        jvm.wait()

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import fastavro
 
-from writer.partitions import PartitionSpec
+from writer.partitions import PartitionRejected, PartitionSpec
 
 AvroSchema: TypeAlias = dict[str, Any]
 
@@ -161,7 +161,7 @@ def _partition_type(field_id: int, type_: str) -> Any:
         return {"type": "fixed", "size": int(fixed[1]), "name": f"fixed_{field_id}"}
     if decimal := _DECIMAL.fullmatch(type_):
         return _decimal(field_id, int(decimal[1]), int(decimal[2]))
-    raise ValueError(f"type cannot be a partition: type={type_}")
+    raise PartitionRejected(f"type cannot be a partition: type={type_}")
 
 
 def _decimal(field_id: int, precision: int, scale: int) -> AvroSchema:

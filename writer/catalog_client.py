@@ -32,6 +32,10 @@ from writer.types import Schema, schema_to_json
 NAMESPACE_SEPARATOR = "\x1f"  # fixed by the specification; %1F in a path
 CONNECTIONS_MAX = 16  # commits of different tables at once; more would only queue in the catalog
 
+# The answer to a commit is the table's whole history, which is not read here: packing it would cost the catalog more
+# time than the commit itself.
+_BODY_HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+
 _NOT_FOUND = 404
 _CONFLICT = 409
 _TOO_MANY_REQUESTS = 429
@@ -152,7 +156,7 @@ class CatalogClient:
         # The path is encoded by us: aiohttp would decode %1F and %2F in it.
         target = URL(url, encoded=True).with_query(query or None)
         data = None if body is None else orjson.dumps(body)
-        headers = {} if body is None else {"Content-Type": "application/json"}
+        headers = {} if body is None else _BODY_HEADERS
         return self._session.request(method, target, data=data, headers=headers)
 
 

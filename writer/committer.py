@@ -147,6 +147,7 @@ class Committer:
             CommitConflict, CommitUnknown, CatalogUnavailable: no luck within the attempts; try again later.
             StorageError: manifests could not be written; try again later.
         """
+        assert flush.files, "a flush without rows is not committed"
         pending = _prepare(state, flush, snapshot_id=self._random.getrandbits(_SNAPSHOT_ID_BITS))
         # Marks that stand at our rows are ours, if an earlier call did commit, or another node's.
         must_look = state.progress.is_ahead_of(flush.spans)

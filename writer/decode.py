@@ -43,13 +43,18 @@ def decode_group(group: ChangeGroup, columns: StructType, vacant: Vacancies = NO
 
     Raises: Misfit unless every value of every row has its exact place.
     """
-    images = group.images
-    lines = b"\n".join(images)
-    if _BIGINT_MARK in lines:
-        images = [_BIGINT_VALUE.sub(rb"\1", bytes(image)) for image in images]
-        lines = b"\n".join(images)
     plan = _plan(columns, vacant, lifted=False)
-    return _assemble(group, plan, own=_decode_lines(lines, images, plan), rescued=None)
+    if not group.images:
+        return plan.schema.empty_table()
+    lines = b"\n".join(group.images)
+    try:
+        own = _decode_lines(lines, group.images, plan)
+    except Misfit:
+        if _BIGINT_MARK not in lines:
+            raise
+        images = [_BIGINT_VALUE.sub(rb"\1", bytes(image)) for image in group.images]
+        own = _decode_lines(b"\n".join(images), images, plan)
+    return _assemble(group, plan, own=own, rescued=None)
 
 
 def decode_lifted(

@@ -42,9 +42,8 @@ class Room:
         if len(self._taken) + len(names) > FIELDS_MAX:
             return None
         self._taken.update(names)
-        made = self._field(path[-1], settled)
-        self.note(path, "json" if made.doc == JSON_DOC else settled if isinstance(settled, str) else _kind(settled))
-        return made
+        self.note(path, _describe(settled))
+        return self._field(path[-1], settled)
 
     def note(self, path: Path, change: str) -> None:
         """Remember a change for the log."""
@@ -70,8 +69,16 @@ class Room:
         return self.last_field_id
 
 
-def _kind(settled: Settled) -> str:
-    return "struct" if isinstance(settled, NewStruct) else "list"
+def _describe(settled: Settled) -> str:
+    match settled:
+        case Text():
+            return JSON_DOC
+        case NewStruct():
+            return "struct"
+        case NewList():
+            return "list"
+        case str():
+            return settled
 
 
 def _full_names(fields: Iterable[Field], parent: Path) -> Iterator[str]:

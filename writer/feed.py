@@ -179,8 +179,9 @@ class Feed:
         return list({id(table): table for table in self._tables.values()}.values())
 
     def _trim_point(self) -> int:
+        """Tell which records are no longer needed; those of a run that is only partly applied still are."""
         needed = (table.needed_offset for table in self._writers())
-        return min((offset for offset in needed if offset is not None), default=self._applied_offset)
+        return min([self._applied_offset, *(offset for offset in needed if offset is not None)])
 
     # -- what others may know
 

@@ -197,6 +197,7 @@ class _Pending:
 
 
 def _images_of(events: list[Event]) -> list[Image]:
+    """Choose each change's row. None of them is `null`: pyarrow.json crashes the process if the first one is."""
     images: list[Image] = [event.before if event.operation == "DELETE" else event.after for event in events]
     # An image as short as `null` may be missing. Rows are rarely that short, so most frames end here.
     if min(map(len, images)) > _LENGTH_OF_NULL:

@@ -142,24 +142,34 @@ def _leave(value: Any) -> Split:
 
 
 def _struct_keeper(fields: Iterable[Field]) -> Keeper:
-    keepers: Mapping[str, Keeper] = {field.name: _keeper(field.type, field.doc) for field in fields}
+    keepers = {field.name: (_own_class(field), _keeper(field.type, field.doc)) for field in fields}
+    unknown = (None, _leave)
 
     def keep(members: Any) -> Split:
         if not isinstance(members, dict):
             return None, members
         kept, left = {}, {}
         for name, value in members.items():
-            if value is None:
-                continue
-            keeper = keepers.get(name, _leave)
-            kept_value, left_value = keeper(value)
-            if kept_value is not None:
-                kept[name] = kept_value
-            if left_value is not NOTHING:
-                left[name] = left_value
+            own_class, keeper = keepers.get(name, unknown)
+            if type(value) is own_class:
+                kept[name] = value
+            elif value is not None:
+                kept_value, left_value = keeper(value)
+                if kept_value is not None:
+                    kept[name] = kept_value
+                if left_value is not NOTHING:
+                    left[name] = left_value
         return kept, left or NOTHING
 
     return keep
+
+
+# Most values are of the class that their column's values always have, and need no closer look.
+_OWN_CLASSES: Mapping[str, type] = {"boolean": bool, "long": int, "string": str}
+
+
+def _own_class(field: Field) -> type | None:
+    return _OWN_CLASSES.get(field.type) if isinstance(field.type, str) and field.doc != JSON_DOC else None
 
 
 def _list_keeper(keep_element: Keeper) -> Keeper:

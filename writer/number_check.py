@@ -1,7 +1,8 @@
 """A second look at the text of numbers that pyarrow.json changes without a word. Owns finding them fast.
 
-- Doubles: digits beyond what a double holds are rounded, tiny numbers become 0. The JSON lines are scanned for numbers
-  that this could happen to (a few per cent of the decoding time), and only rows with such a number are read again.
+- Doubles: digits beyond what a double holds are rounded, and tiny numbers become 0. The JSON lines are scanned for
+  numbers that this could happen to (a few per cent of the decoding time), and only rows with such a number are read
+  again. Numbers too large for a double become infinite, which parse_types.py sees afterwards.
 - Decimals: a number with an exponent may become 0 or wrap around. Exponents are refused; all rows are read again.
 
 Rows are read again by msgspec, which skips everything but the numbers in question.
@@ -64,36 +65,33 @@ def _is_safe(token: bytes) -> bool:
 
 
 def _suspicious_rows(lines: bytes, images: Sequence[_Image]) -> list[int]:
-    offsets = list(suspicious_offsets(lines))
-    if not offsets:
+    offsets = np.concatenate(list(suspicious_offsets(lines)))
+    if not len(offsets):
         return []
     row_ends = np.cumsum(np.fromiter(map(len, images), np.int64, len(images)) + 1)
-    rows: list[int] = np.unique(np.searchsorted(row_ends, np.concatenate(offsets), side="right")).tolist()
+    rows: list[int] = np.unique(np.searchsorted(row_ends, offsets, side="right")).tolist()
     return rows
 
 
 def suspicious_offsets(text: bytes) -> Iterator[np.ndarray[Any, np.dtype[np.intp]]]:
-    """Find where JSON text may have a number that a double cannot hold, in blocks of ascending byte offsets.
+    """Find where JSON lines may have a number that a double would change, in blocks of byte offsets.
 
     Those are runs of sixteen digits (a point among them counts) and exponents below -99. There are false alarms, in
-    strings and in integers; a number that is not found is safe.
+    strings and in integers; a number that is not found is safe, unless it is too large for a double.
     """
-    run = SAFE_DIGITS + 1
     everything = np.frombuffer(text, np.uint8)
     for start in range(0, len(everything), _SCAN_BLOCK_BYTES):
         # Blocks overlap, so that a run across their border is found.
-        first = max(start - run + 1, 0)
+        first = max(start - SAFE_DIGITS, 0)
         block = everything[first : start + _SCAN_BLOCK_BYTES]
         digits = (block - np.uint8(ord("."))) <= ord("9") - ord(".")
         runs = digits[:-1] & digits[1:]
+        triples = runs[:-1] & digits[2:]
         for width in (2, 4, 8):
             runs = runs[:-width] & runs[width:]
-        exponents = (block[:-3] == ord("-")) & digits[1:-2] & digits[2:-1] & digits[3:]
-        if runs.any():
-            yield np.flatnonzero(runs) + first
-        if exponents.any():
-            found = np.flatnonzero(exponents) + first
-            yield found[(everything[found - 1] | 0x20) == ord("e")]
+        yield np.flatnonzero(runs) + first
+        minuses = np.flatnonzero((block[:-3] == ord("-")) & triples[1:]) + first
+        yield minuses[(everything[minuses - 1] | 0x20) == ord("e")]
 
 
 class _Reader:

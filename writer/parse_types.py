@@ -99,7 +99,7 @@ def _is_final(type_: Type) -> bool:
         case MapType():
             return False
         case str():
-            return bool(_parse_primitive(type_) == to_arrow_type(type_))
+            return type_ != "double" and bool(_parse_primitive(type_) == to_arrow_type(type_))
 
 
 def refine(parsed: pa.Array, type_: Type) -> pa.Array:
@@ -116,6 +116,8 @@ def refine(parsed: pa.Array, type_: Type) -> pa.Array:
             return _refine_list(parsed, type_)
         case MapType():
             return _refine_map(parsed, type_)
+        case "double":
+            return _refine_double(parsed)
         case "float":
             return _refine_float(parsed)
         case str():
@@ -144,6 +146,13 @@ def _refine_map(parsed: pa.ListArray, type_: MapType) -> pa.MapArray:
     if type_.value_required and values.null_count:
         raise Misfit("a map of required values has nulls")
     return pa.MapArray.from_arrays(parsed.offsets, keys, values, type=to_arrow_type(type_), mask=parsed.is_null())
+
+
+def _refine_double(doubles: pa.Array) -> pa.Array:
+    # JSON has no infinity: such a number was too large.
+    if not pc.all(pc.is_finite(doubles), min_count=0).as_py():
+        raise Misfit("a number is larger than a double holds")
+    return doubles
 
 
 def _refine_float(doubles: pa.Array) -> pa.Array:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from writer.errors import WriterError
 from writer.types import Field, Schema, StructType, Type
 
 # One value per field of the spec: dates and times as Iceberg's integers, decimals as Decimal, None for null.
@@ -33,6 +34,10 @@ _NUMPY_UNITS = {
     "timestamptz_ns": "ns",
 }
 _TERM = re.compile(r"(\w+)\(([^()]+)\)")
+
+
+class PartitionRejected(WriterError, ValueError):
+    """A spec cannot be used here: change the setting, or the table's spec."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,7 @@ def parse_partition(text: str, schema: Schema) -> PartitionSpec:
     """Read the setting `partition`: `none`, or terms such as `day(_cdc_timestamp), identity(_cdc_source)`.
 
     Raises:
-        ValueError: a term is not understood or names a column that the table does not have.
+        PartitionRejected: a term is not understood or names a column that the table does not have.
     """
     terms = [] if text.strip() == "none" else text.split(",")
     fields = [_parse_term(term.strip(), schema) for term in terms]
@@ -90,11 +95,11 @@ def parse_partition(text: str, schema: Schema) -> PartitionSpec:
 def _parse_term(term: str, schema: Schema) -> tuple[str, Field]:
     match = _TERM.fullmatch(term)
     if match is None:
-        raise ValueError(f"partition must be `none` or transform(column): term={term}")
+        raise PartitionRejected(f"partition must be `none` or transform(column): term={term}")
     transform, column = match[1], match[2].strip()
     field = schema.columns.field(column)
     if field is None:
-        raise ValueError(f"partition names an unknown column: term={term}")
+        raise PartitionRejected(f"partition names an unknown column: term={term}")
     result_type(transform, field.type)
     return transform, field
 
@@ -107,21 +112,21 @@ def result_type(transform: str, source: Type) -> str:
     """Give the type of a partition value.
 
     Raises:
-        ValueError: the transform is not supported, or not on this type.
+        PartitionRejected: the transform is not supported, or not on this type.
     """
     if isinstance(source, str):
         if transform in {"identity", "void"}:
             return source
         if transform in _TIME_UNITS and source in _NUMPY_UNITS and (transform, source) != ("hour", "date"):
             return "date" if transform == "day" else "int"
-    raise ValueError(f"partition transform is not supported: transform={transform} type={source}")
+    raise PartitionRejected(f"partition transform is not supported: transform={transform} type={source}")
 
 
 def partition_types(spec: PartitionSpec, schema: Schema) -> tuple[str, ...]:
     """Give the types of a spec's partition values.
 
     Raises:
-        ValueError: a transform is not supported.
+        PartitionRejected: a transform is not supported.
     """
     return tuple(result_type(f.transform, _find_source(f, schema)[-1].type) for f in spec.fields)
 
@@ -129,7 +134,9 @@ def partition_types(spec: PartitionSpec, schema: Schema) -> tuple[str, ...]:
 def _find_source(field: PartitionField, schema: Schema) -> tuple[Field, ...]:
     path = _find_path(schema.columns, field.source_id)
     if path is None:
-        raise ValueError(f"partition field has no column in the schema: field={field.name} source_id={field.source_id}")
+        raise PartitionRejected(
+            f"partition field has no column in the schema: field={field.name} source_id={field.source_id}"
+        )
     return path
 
 
@@ -146,7 +153,7 @@ def split_by_partition(table: pa.Table, spec: PartitionSpec, schema: Schema) -> 
     """Split rows by partition, keeping their order within each.
 
     Raises:
-        ValueError: a transform is not supported.
+        PartitionRejected: a transform is not supported.
     """
     if table.num_rows == 0:
         return []

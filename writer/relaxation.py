@@ -13,12 +13,15 @@ from writer.types import Field, ListType, MapType, StructType, Type
 
 def relax_fields(fields: Sequence[Field], rows: Sequence[dict[str, Any]], room: Room, path: Path = ()) -> list[Field]:
     """Make those fields optional, at any depth, that some row has no value for."""
-    return [_relax_field(each, [row.get(each.name) for row in rows], room, (*path, each.name)) for each in fields]
+    return [
+        _relax_field(each, [row.get(each.name) for row in rows], room, (*path, each.name))
+        if _has_required(each)
+        else each
+        for each in fields
+    ]
 
 
 def _relax_field(each: Field, values: list[Any], room: Room, path: Path) -> Field:
-    if not _has_required(each):
-        return each
     present = [value for value in values if value is not None]
     required = each.required and len(present) == len(values)
     if required != each.required:

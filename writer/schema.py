@@ -87,7 +87,7 @@ def fit_group(
 
 def _offer_again(group: ChangeGroup, columns: StructType, vacant: Vacancies) -> Iterator[pa.Table | ChangeGroup]:
     """Cut a group into chunks and decode those that the strict decoder takes."""
-    for start in range(0, len(group), FIT_CHUNK_ROWS):
+    for start in range(0, max(len(group), 1), FIT_CHUNK_ROWS):
         chunk = group.between(start, min(start + FIT_CHUNK_ROWS, len(group)))
         try:
             yield decode_group(chunk, columns, vacant)

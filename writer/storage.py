@@ -98,6 +98,7 @@ class LocalStore:
                 os.fsync(file.fileno())  # 2. durable, under a name that nobody looks for
             hidden.rename(path)  # 3. visible
         except BaseException:
+            self._known_directories.clear()  # one of them may be gone, with a table that was dropped
             hidden.unlink(missing_ok=True)
             raise
         _sync_directory(path.parent)  # 4. the name is durable too

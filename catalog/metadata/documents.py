@@ -104,8 +104,7 @@ def check_document(document: JsonObject) -> None:
     maybe_text_map(document, "properties")
     for schema in read_objects(document, "schemas"):
         check_schema(schema, version)
-    for spec in read_objects(document, "partition-specs"):
-        check_spec(spec)
+    _last_partition_id(read_objects(document, "partition-specs"))
     for order in read_objects(document, "sort-orders"):
         check_order(order)
     _check_chosen(document, chosen="current-schema-id", among="schemas", id_key="schema-id")
@@ -151,7 +150,8 @@ def _modernise(document: JsonObject) -> JsonObject:
         modern |= {"schemas": [schema], "current-schema-id": schema["schema-id"]}
     if "partition-specs" not in modern:
         modern |= _modern_specs(document)
-    modern.setdefault("last-partition-id", max(map(highest_partition_field_id, modern["partition-specs"])))
+    if "last-partition-id" not in modern:
+        modern["last-partition-id"] = _last_partition_id(read_objects(modern, "partition-specs"))
     if "sort-orders" not in modern:
         modern |= {"sort-orders": [{"order-id": 0, "fields": []}], "default-sort-order-id": 0}
     modern.setdefault("properties", {})
@@ -166,6 +166,15 @@ def _modern_specs(document: JsonObject) -> JsonObject:
     spec = {"spec-id": 0, "fields": read_objects(document, "partition-spec")}
     check_spec(spec)
     return {"partition-specs": [number_spec_fields(spec, (), FIRST_PARTITION_FIELD_ID - 1)], "default-spec-id": 0}
+
+
+def _last_partition_id(specs: list[JsonObject]) -> int:
+    """Check stored specs, whose fields all have ids, and return the highest of these."""
+    for spec in specs:
+        check_spec(spec)
+        for field in spec["fields"]:
+            read_id(field, "field-id")
+    return max(map(highest_partition_field_id, specs), default=FIRST_PARTITION_FIELD_ID - 1)
 
 
 def _refs_from_current(document: Mapping[str, Any]) -> JsonObject:

@@ -48,7 +48,7 @@ def set_ref(draft: Draft, update: JsonObject) -> None:
 
 
 def remove_ref(draft: Draft, update: JsonObject) -> None:
-    """Remove a branch or tag; without main the table is empty and has no history."""
+    """Remove a branch or tag; without main the table is empty, but its history stays (a replace starts so)."""
     _remove_ref(draft, read_text(update, "ref-name"))
 
 
@@ -182,7 +182,6 @@ def _remove_ref(draft: Draft, name: str) -> None:
     del draft.change_map("refs")[name]
     if name == MAIN:
         draft.put("current-snapshot-id", no_snapshot(draft.format_version))
-        draft.put("snapshot-log", [])
 
 
 def _set_statistics(draft: Draft, key: str, update: JsonObject) -> None:

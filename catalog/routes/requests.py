@@ -36,14 +36,17 @@ class Page:
 async def read_body(request: web.Request) -> bytes:
     """Read a body up to the configured limit, which an enclosing application cannot know.
 
-    Raises: BodyTooLarge.
+    Raises: BadRequest, BodyTooLarge.
     """
     max_bytes = services(request).config.request_max_bytes
     body = bytearray()
-    async for chunk in request.content.iter_any():
-        body += chunk
-        if len(body) > max_bytes:
-            raise BodyTooLarge(f"Request body is larger than {max_bytes} bytes")
+    try:
+        async for chunk in request.content.iter_any():
+            body += chunk
+            if len(body) > max_bytes:
+                raise BodyTooLarge(f"Request body is larger than {max_bytes} bytes")
+    except web.RequestPayloadError as error:
+        raise BadRequest(f"Cannot read request body: {error}") from error
     return bytes(body)
 
 

@@ -140,6 +140,11 @@ def test_body_that_is_no_json_object_is_refused(table: Client, body: bytes):
         assert error_of(parsed(table.send("POST", path, data=body)))[:2] == (400, "BadRequestException")
 
 
+def test_body_that_is_not_encoded_as_it_says_is_refused(table: Client):
+    answer = table.send("POST", "namespaces", data=b"no gzip", headers={"Content-Encoding": "gzip"})
+    assert error_of(parsed(answer))[:2] == (400, "BadRequestException")
+
+
 @pytest.mark.parametrize(
     ("path", "params"),
     [

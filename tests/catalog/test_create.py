@@ -7,10 +7,12 @@ import json
 import orjson
 import pytest
 
-from catalog.errors import BadRequest, ValidationFailed
+from catalog.errors import BadRequest, CommitFailed, ValidationFailed
 from catalog.metadata.create import create_document
 from catalog.metadata.documents import check_document, parse_document
-from tests.catalog.documents import LOCATION, NOW_MS, UUID, field, new_table, schema, snapshot
+from tests.catalog.documents import LOCATION, NOW_MS, UUID, append, field, new_table, schema, snapshot
+from tests.catalog.test_bad_input import NESTED, ORDER, SPEC, variants
+from tests.catalog.test_updates import apply
 
 
 def test_field_ids_are_assigned_level_by_level_and_carried_into_spec_order_and_identifiers():
@@ -159,3 +161,22 @@ def test_document_of_ours_comes_back_as_it_was():
 def test_damaged_document_is_refused(damage: dict):
     with pytest.raises((BadRequest, ValidationFailed)):
         check_document(parse_document(orjson.dumps(new_table() | damage)))
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_document_damaged_anywhere_is_refused_or_still_takes_a_commit(version: int):
+    more = {"partition-spec": SPEC, "write-order": ORDER, "properties": {"format-version": str(version)}}
+    rows = {"first-row-id": 0, "added-rows": 1}
+    table = apply(new_table(schema=NESTED, **more), *append(1, 1, **rows))
+    for damaged in variants(table):
+        if not isinstance(damaged, dict):
+            continue
+        try:
+            document = parse_document(json.dumps(damaged).encode())
+            check_document(document)
+        except (BadRequest, ValidationFailed):
+            continue
+        try:
+            apply(document, *append(2, 2, 1, **rows | {"first-row-id": 1}))
+        except (BadRequest, ValidationFailed, CommitFailed):
+            continue

@@ -120,10 +120,12 @@ def test_removing_one_snapshot_per_update_equals_removing_all_at_once(filled: di
     assert changes_nothing(filled, {"action": "remove-snapshots", "snapshot-ids": [99]})
 
 
-def test_removing_main_empties_the_table(filled: dict):
+def test_removing_main_empties_the_table_and_keeps_its_history(filled: dict):
     after = apply(filled, {"action": "remove-snapshot-ref", "ref-name": "main"})
-    assert (after["current-snapshot-id"], after["refs"], after["snapshot-log"]) == (-1, {}, [])
+    assert (after["current-snapshot-id"], after["refs"]) == (-1, {})
     assert len(after["snapshots"]) == 3
+    replaced = apply(after, *append(4, 4))
+    assert ids(replaced["snapshot-log"]) == [1, 2, 3, 4]
     assert changes_nothing(filled, {"action": "remove-snapshot-ref", "ref-name": "none"})
 
 

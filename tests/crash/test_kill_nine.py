@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import time
+from pathlib import Path
 
 import pytest
 
@@ -15,11 +17,16 @@ from tests.service_process import ServiceProcess, service_process
 pytestmark = pytest.mark.crash
 
 ROUNDS = 25
-# Kills fall anywhere in this time after the service is ready, which is several flushes and log segments long.
-KILL_WITHIN_S = 1.5
+# Half of the kills fall anywhere in this time after the service is ready.
+KILL_WITHIN_S = 1.8
+# The others follow within this time a step that leaves a file behind: a segment of the log begun or recycled, a data
+# file not yet in a manifest, a manifest or a list not yet committed, metadata perhaps not yet the table's.
+KILL_AFTER_FILES = ("*.wal", "*.parquet", "*.avro", "*.metadata.json")
+KILL_AFTER_FILE_WITHIN_S = 0.03
+FILE_TIMEOUT_S = 10.0
 # One start in this many is itself killed, while it recovers from the kill before.
 KILL_START_ONE_IN = 5
-KILL_START_WITHIN_S = 2.0
+KILL_START_WITHIN_S = 1.5
 
 # Small enough that every kill has a fair chance to meet a rotation, a trim, a flush or a commit.
 SETTINGS = {
@@ -27,7 +34,7 @@ SETTINGS = {
     "ingest.event_max_bytes": "64KiB",
     "log.segment_max_bytes": "1MiB",
     "log.max_bytes": "32MiB",
-    "writer.flush_max_changes": 500,
+    "writer.flush_max_changes": 200,
     "writer.flush_max_age_s": 0.2,
     "writer.flush_check_interval_s": 0.05,
 }
@@ -69,9 +76,21 @@ async def _run_and_kill(service: ServiceProcess, rng: random.Random, up: asyncio
         service.kill()
     await asyncio.to_thread(service.start)
     up.set()
-    await asyncio.sleep(rng.uniform(0, KILL_WITHIN_S))  # the moment of the kill
+    if rng.randrange(2):
+        await asyncio.sleep(rng.uniform(0, KILL_WITHIN_S))  # the moment of the kill
+    else:
+        await asyncio.to_thread(_wait_for_new_file, service.data_dir, rng.choice(KILL_AFTER_FILES))
+        await asyncio.sleep(rng.uniform(0, KILL_AFTER_FILE_WITHIN_S))
     up.clear()
     service.kill()
+
+
+def _wait_for_new_file(directory: Path, pattern: str) -> None:
+    """Wait until a file of this kind appears; a service that is too slow for it is killed all the same."""
+    before = set(directory.rglob(pattern))
+    deadline = time.monotonic() + FILE_TIMEOUT_S
+    while time.monotonic() < deadline and before.issuperset(directory.rglob(pattern)):
+        time.sleep(0.001)
 
 
 def _print_tally(tables, senders) -> None:

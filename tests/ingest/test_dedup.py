@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -156,6 +154,13 @@ def test_batch_taken_before_is_a_duplicate_despite_a_gap():
     assert take(dedup, offer_of(1, 2)) == [Duplicate(2)]
 
 
+def test_source_that_started_over_is_not_held_by_what_it_left_behind():
+    dedup = Dedup()
+    dedup.hold([offer_of(5)])
+    assert fresh_sequences(*take(dedup, offer_of(1, 2, epoch=1))) == [1, 2]
+    assert fresh_sequences(*take(dedup, offer_of(9, epoch=1))) == [9]
+
+
 def test_connecting_anew_releases_the_gaps_and_says_whether_there_were_any():
     dedup = Dedup()
     assert not dedup.release(SHOP)
@@ -177,91 +182,130 @@ def test_gaps_kept_for_one_source_are_bounded_and_the_first_ones_stay():
 
 
 class Client:
-    """A well-behaved sender of one source: numbered changes in batches, many in flight, resends what was refused.
+    """A sender of one source that numbers its changes 0, 1, 2 ... and has many batches in flight.
 
-    Its truth is a set: which positions it holds an ack for. It sends nothing above a change that it knows to be
-    refused before it has sent that change again, which is all that the protocol asks of it.
+    It goes back to the first change of a batch that it hears was refused, as the protocol asks, and to the durable
+    position when it connects. Its truth is a set: the changes that it holds an ack for.
     """
 
     def __init__(self, source: str) -> None:
-        self.source = source
+        self.source = SourceId(source)
         self.epoch = 0
         self.next = 0
         self.acked: set[tuple[int, int]] = set()
+        self.inbox: list[tuple[Offer, Fresh | Duplicate | Refused]] = []
 
-    def batches(self, draw: Callable[[st.SearchStrategy], object]) -> list[Offer]:
-        made = []
-        for _ in range(draw(st.integers(1, 4))):
-            start = max(0, self.next - draw(st.sampled_from([0, 0, 0, 1, 3])))  # overlaps and repeats
-            stop = start + draw(st.integers(1, 4))
-            step = draw(st.sampled_from([1, 1, 2]))  # sequences may have holes, but always the same ones
-            sequences = [each * step for each in range(start, stop)] if step == 1 else list(range(start, stop))
-            made.append(offer_of(*sequences, source=self.source, epoch=self.epoch))
-            self.next = max(self.next, stop)
-        return made
+    def batch(self, *, back: int, size: int) -> Offer:
+        start = max(0, self.next - back)  # overlaps and repeats
+        self.next = max(self.next, start + size)
+        return offer_of(*range(start, start + size), source=self.source, epoch=self.epoch)
 
-    def on_answer(self, offer: Offer, answer: Fresh | Duplicate | Refused) -> None:
-        if isinstance(answer, Refused):
-            self.next = min(self.next, offer.first_sequence)
+    def hear(self, count: int) -> None:
+        heard, self.inbox = self.inbox[:count], self.inbox[count:]
+        for offer, answer in heard:
+            if isinstance(answer, Refused):
+                self.next = min(self.next, offer.first_sequence)
+            else:
+                self.acked |= {(offer.epoch, sequence) for sequence in offer.sequences}
+
+    def connect(self, mark: Position | None, *, new_epoch: bool) -> None:
+        self.inbox = []  # answers on the way are lost with the connection
+        self.epoch += new_epoch
+        self.next = mark.sequence + 1 if mark is not None and mark.epoch == self.epoch else 0
+
+
+class Server:
+    """What the intake does, without a log: groups are taken off the queue, and recorded or refused as a whole."""
+
+    def __init__(self) -> None:
+        self.dedup = Dedup()
+        self.queue: list[tuple[Client, Offer]] = []
+        self.recorded: list[tuple[SourceId, int, int]] = []
+
+    def connect(self, client: Client, *, new_epoch: bool) -> None:
+        if self.dedup.release(client.source):
+            self.queue = [item for item in self.queue if item[0] is not client]
+        client.connect(self.dedup.mark(client.source), new_epoch=new_epoch)
+
+    def admit(self, count: int, *, log_is_full: bool) -> None:
+        group, self.queue = self.queue[:count], self.queue[count:]
+        offers = [offer for _, offer in group]
+        decisions = self.dedup.decide(offers)
+        fresh = [decision for decision in decisions if isinstance(decision, Fresh)]
+        if fresh and log_is_full:
+            full = Refused(NackReason.BUFFER_FULL, "log has used up its budget", retry=True)
+            alone = [self.dedup.decide([offer])[0] for offer in offers]
+            decisions = [full if isinstance(item, Fresh) else item for item in alone]
         else:
-            self.acked |= {(offer.epoch, sequence) for sequence in offer.sequences}
+            self.dedup.record(fresh)
+            self.recorded += [
+                (item.offer.source, item.offer.epoch, sequence) for item in fresh for sequence in fresh_sequences(item)
+            ]
+        self.dedup.hold(
+            offer for offer, item in zip(offers, decisions, strict=True) if isinstance(item, Refused) and item.retry
+        )
+        for (client, offer), decision in zip(group, decisions, strict=True):
+            if offer.epoch == client.epoch:
+                client.inbox.append((offer, decision))
+
+    def restart(self, clients: list[Client]) -> None:
+        self.queue = []
+        marks = decode_marks(self.dedup.encode_marks())
+        self.dedup = Dedup()
+        for source, position in marks.items():
+            self.dedup.restore(source, position)
+        for client in clients:
+            self.connect(client, new_epoch=False)
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("send"), st.integers(0, 1), st.sampled_from([0, 0, 0, 1, 3]), st.integers(1, 4)),
+    st.tuples(st.just("send"), st.integers(0, 1), st.sampled_from([0, 0, 0, 1, 3]), st.integers(1, 4)),
+    st.tuples(st.just("admit"), st.integers(1, 4), st.sampled_from([False, False, True])),
+    st.tuples(st.just("hear"), st.integers(0, 1), st.integers(1, 4)),
+    st.tuples(st.just("connect"), st.integers(0, 1), st.sampled_from([False, False, False, True])),
+    st.tuples(st.just("restart")),
+)
+
+
+def play(actions) -> tuple[Server, list[Client]]:
+    server, clients = Server(), [Client("a"), Client("b")]
+    for action in actions:
+        match action:
+            case "send", who, back, size:
+                server.queue.append((clients[who], clients[who].batch(back=back, size=size)))
+            case "admit", count, log_is_full:
+                server.admit(count, log_is_full=log_is_full)
+            case "hear", who, count:
+                clients[who].hear(count)
+            case "connect", who, new_epoch:
+                server.connect(clients[who], new_epoch=new_epoch)
+            case ("restart",):
+                server.restart(clients)
+    return server, clients
 
 
 @settings(max_examples=2_000, deadline=None)
-@given(data=st.data())
-def test_what_was_acked_is_recorded_once_in_order_and_nothing_passes_a_gap(data):
-    dedup = Dedup()
-    clients = [Client(name) for name in ("a", "b")]
-    recorded: dict[str, list[tuple[int, int]]] = {client.source: [] for client in clients}
-
-    for _ in range(data.draw(st.integers(1, 12))):
-        action = data.draw(st.sampled_from(["send", "send", "send", "send", "connect", "new_epoch", "restart"]))
-        client = data.draw(st.sampled_from(clients))
-        if action == "restart":
-            restarted = Dedup()
-            for source, position in decode_marks(dedup.encode_marks()).items():
-                restarted.restore(source, position)
-            dedup = restarted
-        if action in ("connect", "restart", "new_epoch"):
-            for each in clients if action == "restart" else [client]:
-                client_connects(dedup, each, new_epoch=action == "new_epoch")
-        if action == "send":
-            group = [offer for each in {client, data.draw(st.sampled_from(clients))} for offer in each.batches(data.draw)]
-            admit(dedup, group, clients, recorded, log_is_full=data.draw(st.sampled_from([False, False, True])))
-
+@given(actions=st.lists(ACTIONS, max_size=40))
+def test_what_was_acked_is_recorded_once_in_order_and_nothing_passes_a_gap(actions):
+    server, clients = play(actions)
     for client in clients:
-        log = recorded[client.source]
-        assert log == sorted(set(log)), "once each, and in order"
-        assert client.acked <= set(log), "what was acked is there"
-        for epoch in range(client.epoch + 1):
-            sequences = [sequence for known, sequence in log if known == epoch]
+        client.hear(len(client.inbox))
+        own = [(epoch, sequence) for source, epoch, sequence in server.recorded if source == client.source]
+        assert own == sorted(set(own)), "each change once, in order"
+        assert client.acked <= set(own), "what was acked is recorded"
+        for epoch in {epoch for epoch, _ in own}:
+            sequences = [sequence for each, sequence in own if each == epoch]
             assert sequences == list(range(len(sequences))), "nothing was accepted over a gap"
 
 
-def client_connects(dedup: Dedup, client: Client, *, new_epoch: bool) -> None:
-    """Let a client start from what it is told is durable, or from nothing in a new epoch."""
-    dedup.release(SourceId(client.source))
-    mark = dedup.mark(SourceId(client.source))
-    if new_epoch:
-        client.epoch += 1
-    client.next = mark.sequence + 1 if mark is not None and mark.epoch == client.epoch else 0
-
-
-def admit(dedup, group, clients, recorded, *, log_is_full) -> None:
-    """Do what the intake does with a group; a client hears its answers after the whole group was sent."""
-    decisions = dedup.decide(group)
-    fresh = [decision for decision in decisions if isinstance(decision, Fresh)]
-    if log_is_full and fresh:
-        dedup.hold(item.offer for item in fresh)
-        full = Refused(NackReason.BUFFER_FULL, "full", retry=True)
-        alone = [dedup.decide([offer])[0] for offer in group]
-        decisions = [full if isinstance(item, Fresh) else item for item in alone]
-    else:
-        dedup.record(fresh)
-        for item in fresh:
-            recorded[item.offer.source] += [(item.offer.epoch, each) for each in fresh_sequences(item)]
-    for offer, decision in zip(group, decisions, strict=True):
-        if isinstance(decision, Refused):
-            assert decision.retry
-            dedup.hold([offer])
-        next(client for client in clients if client.source == offer.source).on_answer(offer, decision)
+@settings(max_examples=300, deadline=None)
+@given(actions=st.lists(ACTIONS, max_size=30))
+def test_whatever_was_refused_the_source_can_always_go_on(actions):
+    server, clients = play(actions)
+    server.admit(len(server.queue), log_is_full=False)
+    for client in clients:
+        client.hear(len(client.inbox))
+        last = client.batch(back=0, size=3)
+        (decision,) = server.dedup.decide([last])
+        assert not isinstance(decision, Refused)

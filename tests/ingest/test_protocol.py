@@ -350,7 +350,7 @@ def test_refusal_of_a_malformed_batch_still_carries_its_number_and_correlation()
 
 def test_refusal_of_a_batch_whose_number_is_the_fault_carries_none():
     error = refusal(frame("cdc_batch", sequenceNumber="17", correlationId=5, events=[]))
-    assert (error.sequence_number, error.correlation_id) == (0, None)
+    assert (error.sequence_number, error.correlation_id) == (None, None)
 
 
 def test_correlation_id_is_bounded_because_answers_repeat_it():

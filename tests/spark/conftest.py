@@ -37,7 +37,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def running_spark() -> Iterator[SparkSession]:
-    spark = build_session(pipeline_config.SessionConfig(app_name="lakefeed-tests", master="local[2]"))
+    quiet = {"spark.log.level": "ERROR"}  # pytest shows all that a JVM said since its start, when any test fails
+    spark = build_session(pipeline_config.SessionConfig(master="local[2]", extra_conf=quiet))
     yield spark
     stop_session(spark)
 

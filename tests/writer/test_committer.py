@@ -25,7 +25,7 @@ from writer.errors import (
     TableMissing,
     TableReplaced,
 )
-from writer.partitions import split_by_partition
+from writer.partitions import PartitionRejected, split_by_partition
 from writer.storage import open_store
 from writer.table_state import data_location
 from writer.types import Field, Schema, StructType
@@ -199,6 +199,11 @@ async def test_a_new_table_is_append_only_and_partitioned_by_day(bench):
     assert state.properties["write.parquet.compression-codec"] == "zstd"
     assert [(field.name, field.transform) for field in state.spec.fields] == [("_cdc_timestamp_day", "day")]
     assert (await bench.create()).uuid == state.uuid
+
+
+async def test_a_partition_on_a_column_that_is_not_there_is_told(bench):
+    with pytest.raises(PartitionRejected, match="unknown column"):
+        await bench.create(partition="day(nowhere)")
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ NUMBERS = st.sampled_from(
         "0e-400",
         "1e-39",
         "1e30",
+        "200e306",
         "2147483648",
         "9007199254740993",
         "9223372036854775807",
@@ -100,19 +101,19 @@ def _check_nothing_lost(rows: list[str], together: list) -> None:
 
 
 @given(TABLES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_columns_and_rescued_values_together_are_the_row_that_came(groups):
     _check_groups(groups, initial_columns(keep_before=False))
 
 
 @given(TABLES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_declared_columns_lose_nothing_either(groups):
     _check_groups(groups, DECLARED)
 
 
 @given(st.lists(ROWS, min_size=1, max_size=4), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_fast_path_and_slow_path_agree_where_the_fast_path_accepts(rows, with_declared):
     columns = DECLARED if with_declared else initial_columns(keep_before=False)
     images = raw_group(*rows)
@@ -128,7 +129,7 @@ def test_fast_path_and_slow_path_agree_where_the_fast_path_accepts(rows, with_de
 
 
 @given(TABLES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_tables_of_older_columns_conform_to_the_newest(groups):
     columns, vacant, tables = initial_columns(keep_before=False), frozenset(), []
     for rows in groups:

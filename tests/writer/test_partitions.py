@@ -9,6 +9,7 @@ import pytest
 from tests.writer.examples import MIDNIGHT, NESTED, nested_rows
 from writer.partitions import (
     PartitionField,
+    PartitionRejected,
     PartitionSpec,
     parse_partition,
     partition_path,
@@ -42,7 +43,7 @@ def test_several_terms_are_numbered_in_order():
     "text", ["day", "day(nowhere)", "day(name)", "hour(born)", "bucket(name)", "identity(address)", ""]
 )
 def test_a_partition_that_makes_no_sense_is_refused(text):
-    with pytest.raises(ValueError, match="partition"):
+    with pytest.raises(PartitionRejected, match="partition"):
         parse_partition(text, NESTED)
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 from pathlib import Path
 
@@ -97,6 +98,16 @@ async def test_a_disk_that_refuses_is_a_storage_error(tmp_path):
     async with open_store(StorageConfig(warehouse=str(tmp_path))) as store:
         with pytest.raises(StorageError, match=r"cannot write file: Not a directory: path=.*/file/x"):
             await store.write(f"file://{tmp_path}/file/x", b"")
+
+
+async def test_a_directory_that_was_deleted_is_made_again(tmp_path):
+    async with open_store(StorageConfig(warehouse=str(tmp_path))) as store:
+        await store.write(f"file://{tmp_path}/d/e/1", b"x")
+        shutil.rmtree(tmp_path / "d")
+        with pytest.raises(StorageError):
+            await store.write(f"file://{tmp_path}/d/e/2", b"x")
+        await store.write(f"file://{tmp_path}/d/e/3", b"x")
+    assert [path.name for path in (tmp_path / "d" / "e").iterdir()] == ["3"]
 
 
 async def test_parallel_writes_into_a_new_directory_do_not_collide(tmp_path):

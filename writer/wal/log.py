@@ -205,7 +205,7 @@ class Log:
 
     async def _rotate(self, newest: Newest | None, head: Callable[[], bytes]) -> Newest:
         """Begin a new segment; see directory.py for what a crash in between leaves."""
-        spare = await self._load_spare()
+        spare = await self._ready_spare()
         header = self._next_header(newest, head())
         try:
             begun = await self._call(self._append_thread, self._directory.begin, spare, header)
@@ -233,7 +233,7 @@ class Log:
             raise ValueError(f"head is too large for a segment: bytes={len(head)} segment_bytes={self._segment_bytes}")
         return header
 
-    async def _load_spare(self) -> Path:
+    async def _ready_spare(self) -> Path:
         """Return a spare, which stays one until a segment is begun with it."""
         if not self._has_room():
             raise WalFull(f"log has used up its budget: size_bytes={self.size_bytes} max_bytes={self.max_bytes}")

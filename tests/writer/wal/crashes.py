@@ -164,12 +164,13 @@ class CrashingFilesystem(Filesystem):
         return len(self._journal)
 
     def crash(self, directory: Path, *, moment: int, power_loss: random.Random | None) -> CrashingFilesystem:
-        """Return a filesystem as the next process finds it, after a crash at that moment. This one is used up."""
+        """Return a filesystem as the next process finds it, after a crash at that moment."""
+        machine = copy.deepcopy(self._machine)
         for event in self._journal[:moment]:
-            self._machine.apply(event)
+            machine.apply(event)
         if power_loss is not None:
-            self._machine.lose_power(power_loss)
-        return CrashingFilesystem(directory, self._machine)
+            machine.lose_power(power_loss)
+        return CrashingFilesystem(directory, machine)
 
     def open(self, path: Path, flags: int) -> int:
         with self._turn:

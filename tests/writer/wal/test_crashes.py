@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import shutil
 import tempfile
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.writer.wal.crashes import CrashingFilesystem
-from tests.writer.wal.support import SMALL, append, read_all
+from tests.writer.wal.support import SMALL, append, append_large, large, opened, read_all
 from writer.errors import WalFailed, WalFull
 from writer.wal.log import Log
 
@@ -22,6 +23,25 @@ groups = st.lists(sizes, min_size=1, max_size=5).filter(lambda group: sum(group)
 seeds = st.integers(0, 2**32 - 1)
 parts = st.floats(0, 1)
 power = st.booleans()
+
+
+async def test_power_loss_at_any_step_of_recycling_and_rotating_loses_nothing_that_was_acked(tmp_path: Path):
+    files = CrashingFilesystem(tmp_path / "log")
+    async with opened(files.directory, files=files) as log:
+        await append_large(log, 4)
+        trimmed = files.moment()
+        await log.trim(2)
+        await append_large(log, 1)  # goes to the file that was just recycled
+        acked = files.moment()
+        await append_large(log, 1)
+        end = files.moment()
+    for moment, seed in itertools.product(range(trimmed, end + 1), range(4)):
+        directory = tmp_path / f"{moment}-{seed}"
+        crashed = files.crash(directory, moment=moment, power_loss=random.Random(seed))
+        async with opened(directory, files=crashed) as log:
+            assert log.durable_end in ((4, 5) if moment < acked else (5, 6) if moment < end else (6,))
+            assert read_all(log, offset=2) == [large(offset) for offset in range(2, log.durable_end)]
+        shutil.rmtree(directory)
 
 
 class LogAgainstList(RuleBasedStateMachine):
@@ -128,7 +148,7 @@ def payloads_of(group: list[int], seed: int) -> list[bytes]:
 
 
 LogAgainstList.TestCase.settings = settings(
-    max_examples=40,
+    max_examples=30,
     stateful_step_count=20,
     deadline=None,
     print_blob=True,

@@ -1,0 +1,29 @@
+"""The whole service in the test's own event loop, on free ports, with its files in the test's directory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from ingest.config import Config, IngestConfig, ServerConfig
+from ingest.service import Addresses, serving
+from writer.config import MIB, LogConfig, WriterConfig
+
+
+def small_config(data_dir: Path, **writer: object) -> Config:
+    """Settings for tests: any port, small segments, and no flush unless it is asked for."""
+    return Config(
+        server=ServerConfig(http_port=0, ws_port=0, data_dir=str(data_dir)),
+        ingest=IngestConfig(frame_max_bytes=MIB // 4, event_max_bytes=MIB // 8),
+        log=LogConfig(segment_max_bytes=MIB, max_bytes=64 * MIB),
+        writer=WriterConfig(**{"flush_max_age_s": 3600.0, "flush_check_interval_s": 0.02, **writer}),
+    )
+
+
+@pytest.fixture
+async def service(tmp_path: Path) -> AsyncIterator[Addresses]:
+    """The service with `small_config`."""
+    async with serving(small_config(tmp_path / "data")) as addresses:
+        yield addresses

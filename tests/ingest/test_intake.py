@@ -1,0 +1,411 @@
+"""The intake on a real log: groups, verdicts after the sync, a full log and a broken one, and what a restart knows."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from ingest.config import IngestConfig
+from ingest.intake import GROUP_MAX_BYTES, Intake
+from ingest.metrics import IngestMetrics
+from ingest.offers import Duplicate, Durable, NackReason, Offer, Refused, Verdict
+from tests.fakes import FaultyFilesystem
+from tests.ingest.offered import offer_of
+from writer.changes import Position, SourceId
+from writer.config import MIB, LogConfig
+from writer.frames import Frame, decode_frame
+from writer.wal.files import Filesystem
+from writer.wal.log import Log
+from writer.wal.tail import Tail
+
+DEADLINE_S = 20.0
+SHOP = SourceId("shop")
+SMALL_LOG = LogConfig(segment_max_bytes=MIB, max_bytes=2 * MIB)
+
+# Three rows of this size fill one group of a small log.
+LARGE = 150_000
+
+
+class HeldFilesystem(Filesystem):
+    """The real filesystem, whose syncs wait until they are let through."""
+
+    def __init__(self) -> None:
+        self.open_gate = threading.Event()
+        self.open_gate.set()
+        self.begun = 0
+        self.syncs = 0
+
+    def sync(self, descriptor: int) -> None:
+        self.begun += 1
+        assert self.open_gate.wait(DEADLINE_S)
+        super().sync(descriptor)
+        self.syncs += 1
+
+
+class Running:
+    """An intake at work on a log in a directory."""
+
+    def __init__(self, log: Log, intake: Intake, registry: CollectorRegistry) -> None:
+        self.log = log
+        self.intake = intake
+        self._registry = registry
+
+    async def offer(self, *offers: Offer) -> list[asyncio.Future[Verdict]]:
+        return [await self.intake.offer(offer) for offer in offers]
+
+    async def verdicts(self, *offers: Offer) -> list[Verdict]:
+        async with asyncio.timeout(DEADLINE_S):
+            return [await future for future in await self.offer(*offers)]
+
+    def frames(self) -> list[Frame]:
+        tail = Tail(self.log, self.log.first_offset)
+        try:
+            frames = []
+            while records := tail.read(until=self.log.durable_end, max_bytes=MIB):
+                frames += [decode_frame(record.payload) for record in records]
+            return frames
+        finally:
+            tail.close()
+
+    def metric(self, name: str) -> float:
+        value = self._registry.get_sample_value(name)
+        assert value is not None
+        return value
+
+
+@asynccontextmanager
+async def running(
+    directory: Path,
+    *,
+    log_config: LogConfig = SMALL_LOG,
+    config: IngestConfig | None = None,
+    files: Filesystem | None = None,
+) -> AsyncIterator[Running]:
+    log = Log.open(directory, log_config, files=files)
+    registry = CollectorRegistry()
+    try:
+        intake = Intake(log, config=config or IngestConfig(), metrics=IngestMetrics(registry))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(intake.run())
+            yield Running(log, intake, registry)
+            intake.close()
+    finally:
+        await log.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():  # noqa: ASYNC110 - what is waited for happens in a thread
+            await asyncio.sleep(0.001)
+
+
+async def turns() -> None:
+    """Let every task that can go on do so."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def fill(at_work: Running, *, source: str = "filler") -> int:
+    """Offer large batches until the log is full; the number of batches it took."""
+    taken = 0
+    while True:
+        (verdict,) = await at_work.verdicts(offer_of(taken + 1, source=source, padding=LARGE))
+        if isinstance(verdict, Refused):
+            assert verdict.reason is NackReason.BUFFER_FULL
+            return taken
+        taken += 1
+
+
+# -- the way of an offer
+
+
+async def test_offer_becomes_durable_with_what_admission_decided_about_it(tmp_path):
+    async with running(tmp_path) as at_work:
+        assert await at_work.verdicts(offer_of(1, 2, 3)) == [Durable(0, 3)]
+        assert await at_work.verdicts(offer_of(2, 3, 4)) == [Durable(1, 1)]
+        first, second = at_work.frames()
+        assert (first.source, first.epoch, first.after_sequence, first.last_sequence) == ("shop", 0, -1, 3)
+        assert (second.after_sequence, second.last_sequence) == (3, 4)
+        assert first.body == offer_of(1, 2, 3).body
+        assert at_work.intake.durable_position(SHOP) == Position(0, 4)
+
+
+async def test_duplicate_is_not_written_again(tmp_path):
+    async with running(tmp_path) as at_work:
+        await at_work.verdicts(offer_of(1, 2))
+        assert await at_work.verdicts(offer_of(1, 2)) == [Duplicate(2)]
+        assert len(at_work.frames()) == 1
+        assert at_work.metric("ingest_durable_changes_total") == 2
+        assert at_work.metric("ingest_duplicate_changes_total") == 2
+
+
+async def test_verdict_comes_after_the_sync_and_never_before(tmp_path):
+    files = HeldFilesystem()
+    async with running(tmp_path, files=files) as at_work:
+        await at_work.verdicts(offer_of(1))
+        files.open_gate.clear()
+        begun = files.begun
+        (verdict,) = await at_work.offer(offer_of(2))
+        await until(lambda: files.begun > begun)
+        assert not verdict.done()
+        assert at_work.intake.durable_position(SHOP) == Position(0, 1)
+        files.open_gate.set()
+        async with asyncio.timeout(DEADLINE_S):
+            assert await verdict == Durable(1, 1)
+
+
+async def test_offers_that_gather_during_a_sync_share_the_next_one(tmp_path):
+    files = HeldFilesystem()
+    async with running(tmp_path, files=files) as at_work:
+        await at_work.verdicts(offer_of(0))
+        before = files.syncs
+        files.open_gate.clear()
+        verdicts = await at_work.offer(*(offer_of(number) for number in range(1, 501)))
+        files.open_gate.set()
+        async with asyncio.timeout(DEADLINE_S):
+            results = await asyncio.gather(*verdicts)
+        assert results == [Durable(number, 1) for number in range(1, 501)]
+        assert files.syncs - before <= 2
+
+
+async def test_offers_of_many_sources_share_a_group(tmp_path):
+    files = HeldFilesystem()
+    async with running(tmp_path, files=files) as at_work:
+        await at_work.verdicts(offer_of(0))
+        before = files.syncs
+        files.open_gate.clear()
+        verdicts = await at_work.offer(*(offer_of(1, source=f"source-{number}") for number in range(100)))
+        files.open_gate.set()
+        async with asyncio.timeout(DEADLINE_S):
+            results = await asyncio.gather(*verdicts)
+        assert all(isinstance(result, Durable) for result in results)
+        assert files.syncs - before <= 2
+        assert len(at_work.intake.sources()) == 101
+
+
+async def test_groups_fit_a_log_with_small_segments(tmp_path):
+    files = HeldFilesystem()
+    log_config = LogConfig(segment_max_bytes=MIB, max_bytes=16 * MIB)
+    async with running(tmp_path, log_config=log_config, files=files) as at_work:
+        assert at_work.log.group_max_bytes < GROUP_MAX_BYTES
+        await at_work.verdicts(offer_of(0))
+        files.open_gate.clear()
+        verdicts = await at_work.offer(*(offer_of(number, padding=LARGE) for number in range(1, 21)))
+        files.open_gate.set()
+        async with asyncio.timeout(DEADLINE_S):
+            assert all(isinstance(verdict, Durable) for verdict in await asyncio.gather(*verdicts))
+
+
+async def test_groups_of_many_small_offers_with_long_names_fit_the_log(tmp_path):
+    files = HeldFilesystem()
+    async with running(tmp_path, files=files) as at_work:
+        await at_work.verdicts(offer_of(0))
+        files.open_gate.clear()
+        name = "\N{OLD ITALIC LETTER A}" * 255  # four bytes each
+        verdicts = await at_work.offer(*(offer_of(number, source=name) for number in range(700)))
+        files.open_gate.set()
+        async with asyncio.timeout(DEADLINE_S):
+            assert all(isinstance(verdict, Durable) for verdict in await asyncio.gather(*verdicts))
+
+
+# -- bounds
+
+
+async def test_full_queue_makes_the_next_offer_wait_until_there_is_room(tmp_path):
+    files = HeldFilesystem()
+    config = IngestConfig(queue_max_bytes=2_000)
+    async with running(tmp_path, files=files, config=config) as at_work:
+        await at_work.verdicts(offer_of(0))
+        files.open_gate.clear()
+        (being_synced,) = await at_work.offer(offer_of(1))
+        await until(lambda: not at_work.intake._waiting)
+        queued = await at_work.offer(offer_of(2, padding=2_000))
+        waiting = asyncio.create_task(at_work.intake.offer(offer_of(3)))
+        await turns()
+        assert not waiting.done()
+        files.open_gate.set()
+        async with asyncio.timeout(DEADLINE_S):
+            assert [await each for each in (being_synced, *queued, await waiting)] == [
+                Durable(1, 1),
+                Durable(2, 1),
+                Durable(3, 1),
+            ]
+
+
+async def test_room_for_some_lets_in_no_more_than_the_queue_holds(tmp_path):
+    files = HeldFilesystem()
+    config = IngestConfig(queue_max_bytes=2_000)
+    async with running(tmp_path, files=files, config=config) as at_work:
+        await at_work.verdicts(offer_of(0))
+        files.open_gate.clear()
+        await at_work.offer(offer_of(1))
+        await until(lambda: not at_work.intake._waiting)
+        waiting = [
+            asyncio.create_task(at_work.intake.offer(offer_of(number, padding=1_500))) for number in range(2, 30)
+        ]
+        await turns()
+        largest = len(offer_of(29, padding=1_500).body)
+        assert at_work.intake._waiting_bytes < config.queue_max_bytes + largest
+        files.open_gate.set()
+        async with asyncio.timeout(DEADLINE_S):
+            for task in waiting:
+                assert isinstance(await (await task), Durable | Refused)
+
+
+async def test_cancelled_wait_for_room_queues_nothing(tmp_path):
+    files = HeldFilesystem()
+    async with running(tmp_path, files=files, config=IngestConfig(queue_max_bytes=100)) as at_work:
+        await at_work.verdicts(offer_of(0))
+        files.open_gate.clear()
+        await at_work.offer(offer_of(1))
+        await until(lambda: not at_work.intake._waiting)
+        await at_work.offer(offer_of(2))
+        waiting = asyncio.create_task(at_work.intake.offer(offer_of(3)))
+        await turns()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        files.open_gate.set()
+        assert await at_work.verdicts(offer_of(2)) == [Duplicate(2)]
+        assert [frame.last_sequence for frame in at_work.frames()] == [0, 1, 2]
+
+
+async def test_cancelled_verdict_harms_nobody(tmp_path):
+    files = HeldFilesystem()
+    async with running(tmp_path, files=files) as at_work:
+        await at_work.verdicts(offer_of(0))
+        files.open_gate.clear()
+        given_up, kept = await at_work.offer(offer_of(1), offer_of(2))
+        given_up.cancel()
+        files.open_gate.set()
+        async with asyncio.timeout(DEADLINE_S):
+            assert await kept == Durable(2, 1)
+        assert at_work.intake.durable_position(SHOP) == Position(0, 2)
+
+
+async def test_close_drains_what_was_offered(tmp_path):
+    files = HeldFilesystem()
+    async with running(tmp_path, files=files) as at_work:
+        await at_work.verdicts(offer_of(0))
+        files.open_gate.clear()
+        verdicts = await at_work.offer(*(offer_of(number) for number in range(1, 50)))
+        at_work.intake.close()
+        files.open_gate.set()
+    assert [verdict.result() for verdict in verdicts] == [Durable(number, 1) for number in range(1, 50)]
+
+
+# -- a log that is full or broken
+
+
+async def test_full_log_refuses_with_a_delay_and_takes_the_batch_after_a_trim(tmp_path):
+    async with running(tmp_path) as at_work:
+        await fill(at_work)
+        refused = offer_of(1, 2, padding=LARGE)
+        (verdict,) = await at_work.verdicts(refused)
+        assert isinstance(verdict, Refused)
+        assert (verdict.reason, verdict.retry) == (NackReason.BUFFER_FULL, True)
+        assert verdict.retry_delay_ms is not None
+        assert at_work.intake.durable_position(SHOP) is None
+        await at_work.log.trim(at_work.log.durable_end)
+        assert isinstance(*await at_work.verdicts(refused), Durable)
+
+
+async def test_batches_behind_a_refused_one_are_refused_until_it_returns(tmp_path):
+    async with running(tmp_path) as at_work:
+        await at_work.verdicts(offer_of(1))
+        await fill(at_work)
+        large, next_one, one_more = offer_of(2, padding=LARGE), offer_of(3), offer_of(4)
+        assert isinstance(*await at_work.verdicts(large), Refused)
+        await at_work.log.trim(at_work.log.durable_end)
+        for early in await at_work.verdicts(next_one, one_more):
+            assert isinstance(early, Refused)
+            assert (early.reason, early.retry) == (NackReason.INVALID_SEQUENCE, True)
+        assert at_work.intake.durable_position(SHOP) == Position(0, 1)
+        verdicts = await at_work.verdicts(large, next_one, one_more)
+        assert [isinstance(verdict, Durable) for verdict in verdicts] == [True, True, True]
+
+
+async def test_copy_of_a_batch_that_the_full_log_refuses_is_no_duplicate(tmp_path):
+    async with running(tmp_path) as at_work:
+        await fill(at_work)
+        offer = offer_of(1, padding=LARGE)
+        verdicts = await at_work.verdicts(offer, offer)
+        assert [isinstance(verdict, Refused) for verdict in verdicts] == [True, True]
+
+
+async def test_small_batch_may_still_fit_a_log_that_refused_a_large_one(tmp_path):
+    async with running(tmp_path) as at_work:
+        await fill(at_work)
+        assert isinstance(*await at_work.verdicts(offer_of(1, source="small")), Durable)
+
+
+async def test_source_that_connects_anew_resumes_from_what_is_durable(tmp_path):
+    async with running(tmp_path) as at_work:
+        await at_work.verdicts(offer_of(1))
+        await fill(at_work)
+        await at_work.verdicts(offer_of(2, padding=LARGE))
+        assert at_work.intake.resume(SHOP) == Position(0, 1)
+        await at_work.log.trim(at_work.log.durable_end)
+        assert isinstance(*await at_work.verdicts(offer_of(5)), Durable)
+
+
+async def test_what_an_old_connection_left_in_the_queue_does_not_overtake_a_refused_batch(tmp_path):
+    files = HeldFilesystem()
+    async with running(tmp_path, files=files) as at_work:
+        await at_work.verdicts(offer_of(1))
+        await fill(at_work)
+        refused = offer_of(2, padding=LARGE)
+        assert isinstance(*await at_work.verdicts(refused), Refused)
+        await at_work.log.trim(at_work.log.durable_end)
+        files.open_gate.clear()
+        await at_work.offer(offer_of(1, source="other"))  # is being written while the next one waits
+        await until(lambda: not at_work.intake._waiting)
+        (left_behind,) = await at_work.offer(offer_of(3))
+        assert at_work.intake.resume(SHOP) == Position(0, 1)
+        files.open_gate.set()
+        async with asyncio.timeout(DEADLINE_S):
+            assert isinstance(await left_behind, Refused)
+        assert isinstance(*await at_work.verdicts(refused), Durable)
+        assert [frame.last_sequence for frame in at_work.frames() if frame.source == "shop"][-1:] == [2]
+
+
+async def test_broken_log_refuses_everything_and_says_so(tmp_path):
+    files = FaultyFilesystem()
+    async with running(tmp_path, files=files) as at_work:
+        await at_work.verdicts(offer_of(1))
+        files.fail("sync", errno.EIO)
+        for offer in (offer_of(2), offer_of(2), offer_of(1, source="other")):
+            (verdict,) = await at_work.verdicts(offer)
+            assert isinstance(verdict, Refused)
+            assert (verdict.reason, verdict.retry) == (NackReason.INTERNAL_ERROR, True)
+        assert await at_work.verdicts(offer_of(1)) == [Duplicate(1)]
+        assert at_work.intake.durable_position(SHOP) == Position(0, 1)
+
+
+# -- restarts
+
+
+async def test_marks_are_rebuilt_from_the_newest_segments_records(tmp_path):
+    async with running(tmp_path) as at_work:
+        await at_work.verdicts(offer_of(1, 2), offer_of(7, source="b", epoch=3))
+    async with running(tmp_path) as at_work:
+        assert at_work.intake.sources() == {"shop": Position(0, 2), "b": Position(3, 7)}
+        assert await at_work.verdicts(offer_of(1, 2), offer_of(2, 3)) == [Duplicate(2), Durable(2, 1)]
+
+
+async def test_marks_survive_the_trim_of_every_record_of_their_source(tmp_path):
+    async with running(tmp_path) as at_work:
+        await at_work.verdicts(offer_of(1, 2))
+        await fill(at_work)
+        await at_work.log.trim(at_work.log.durable_end)
+        assert all(frame.source != "shop" for frame in at_work.frames())
+    async with running(tmp_path) as at_work:
+        assert at_work.intake.durable_position(SHOP) == Position(0, 2)
+        assert await at_work.verdicts(offer_of(1, 2)) == [Duplicate(2)]

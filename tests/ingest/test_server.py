@@ -1,0 +1,452 @@
+"""The whole service on loopback: what clients of the data plane hear, and what the control plane shows."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import aiohttp
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from ingest.service import Addresses, serving
+from tests.clients import open_duckdb
+from tests.ingest.conftest import small_config
+from tests.ingest.talking import DEADLINE_S, Talker, insert, talking
+
+LARGE_FRAME_BYTES = 5 * 1024 * 1024
+
+
+@pytest.fixture
+async def http(service: Addresses) -> AsyncIterator[aiohttp.ClientSession]:
+    timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
+    async with aiohttp.ClientSession(service.http_url, timeout=timeout) as session:
+        yield session
+
+
+async def get(http: aiohttp.ClientSession, path: str) -> dict:
+    async with http.get(path) as answer:
+        assert answer.status == 200
+        return await answer.json()
+
+
+async def post(http: aiohttp.ClientSession, path: str, *, status: int = 200) -> dict:
+    async with http.post(path) as answer:
+        assert answer.status == status
+        return await answer.json()
+
+
+async def metrics_of(http: aiohttp.ClientSession) -> dict[str, float]:
+    """The samples of /metrics, by name and labels."""
+    async with http.get("/metrics") as answer:
+        assert answer.status == 200
+        lines = (await answer.text()).splitlines()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+
+def has_gauges(found: dict[str, float]) -> bool:
+    """Tell whether the timer has set the gauges since the last commit and the last batch."""
+    since_commit = 'writer_seconds_since_last_commit{table="default.users"}'
+    return since_commit in found and found["writer_log_uncommitted_records"] > 0
+
+
+async def until(look: Callable[[], Awaitable[dict]], condition: Callable[[dict], object]) -> dict:
+    """Look until what is seen meets the condition."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition(seen := await look()):  # noqa: ASYNC110 - over the network there is only looking
+            await asyncio.sleep(0.01)
+    return seen
+
+
+def rows_of(http_url: str, table: str) -> list[tuple]:
+    with open_duckdb(http_url) as connection:
+        query = f"SELECT _cdc_sequence, _cdc_source, id, name FROM lake.default.{table} ORDER BY _cdc_sequence"
+        return connection.execute(query).fetchall()
+
+
+async def read_rows(service: Addresses, table: str) -> list[tuple]:
+    return await asyncio.to_thread(rows_of, service.http_url, table)
+
+
+# -- connect
+
+
+async def test_connect_of_a_new_source_is_answered_with_limits_and_no_resume_point(service):
+    async with talking(service.ws_url, source=None) as client:
+        answer = await client.ask("connect", sourceDoId="shop", timestamp=5, correlationId="c-1")
+    assert answer["type"] == "status"
+    assert answer["state"] == "receiving"
+    assert answer["correlationId"] == "c-1"
+    assert answer["limits"] == {"maxMessageSize": 262_144, "maxEventSize": 131_072}
+    assert answer["encodings"] == ["json"]
+    assert answer["epoch"] == 0
+    assert answer["connectedSources"] == 1
+    assert answer["buffer"]["utilization"] == 0
+    assert "lastDurableSequence" not in answer
+    assert "lastCommittedSequence" not in answer
+
+
+async def test_reconnecting_source_is_told_where_to_resume(service):
+    async with talking(service.ws_url) as client:
+        await client.batch(1, 2, 3)
+    async with talking(service.ws_url, source=None) as client:
+        answer = await client.ask("connect", sourceDoId="shop")
+        assert answer["lastDurableSequence"] == 3
+        await client.ask("flush_request")
+        answer = await client.ask("connect", sourceDoId="shop")
+        assert (answer["lastDurableSequence"], answer["lastCommittedSequence"]) == (3, 3)
+
+
+async def test_new_epoch_has_no_resume_point_and_an_epoch_that_is_over_is_refused(service):
+    async with talking(service.ws_url) as client:
+        await client.batch(7)
+        answer = await client.ask("connect", sourceDoId="shop", epoch=2)
+        assert (answer["epoch"], "lastDurableSequence" in answer) == (2, False)
+        assert (await client.batch(1))["status"] == "ok"
+        answer = await client.ask("connect", sourceDoId="shop", epoch=1)
+        assert (answer["type"], answer["reason"]) == ("nack", "invalid_sequence")
+        assert answer["errorMessage"] == "epoch: expected at least 2, got 1"
+        assert (await client.batch(2))["status"] == "ok", "the refused connect has changed nothing"
+
+
+async def test_header_names_the_source_of_a_client_that_never_connects(service, http):
+    headers = {"X-Client-ID": "from-header"}
+    async with talking(service.ws_url, source=None, additional_headers=headers) as client:
+        assert (await client.batch(1))["status"] == "ok"
+    assert [source["sourceDoId"] for source in (await get(http, "/status"))["sources"]] == ["from-header"]
+
+
+async def test_header_that_is_no_name_is_refused_and_harms_nobody(service):
+    headers = {"X-Client-ID": "tab\tinside"}
+    async with talking(service.ws_url, source=None, additional_headers=headers) as client:
+        nack = await client.batch(1)
+        assert nack["errorMessage"].startswith("sourceDoId: expected at most 255 characters")
+        assert (await client.batch(1, sourceDoId="shop"))["status"] == "ok"
+
+
+# -- batches
+
+
+async def test_ack_names_the_batch_and_counts_its_changes(service):
+    async with talking(service.ws_url) as client:
+        ack = await client.batch(1, 2, sequenceNumber=41, correlationId="c-2")
+    assert (ack["type"], ack["status"], ack["sequenceNumber"], ack["correlationId"]) == ("ack", "ok", 41, "c-2")
+    assert ack["details"]["eventsProcessed"] == 2
+    assert "duplicates" not in ack["details"]
+    assert ack["batchId"] == "0"
+
+
+async def test_what_was_acked_is_in_the_log(tmp_path):
+    config = small_config(tmp_path)
+    async with serving(config) as addresses, talking(addresses.ws_url) as client:
+        await client.batch(1, 2)
+        segments = list((tmp_path / "log").glob("*.wal"))
+        assert any(b"name 2" in segment.read_bytes() for segment in segments)
+
+
+async def test_acks_keep_the_order_of_their_batches_with_a_hundred_in_flight(service):
+    async with talking(service.ws_url) as client:
+        for number in range(100):
+            await client.send_batch(number, sequenceNumber=number)
+        acks = [await client.hear() for _ in range(100)]
+    assert [ack["sequenceNumber"] for ack in acks] == list(range(100))
+    assert {ack["status"] for ack in acks} == {"ok"}
+
+
+async def test_batch_sent_again_is_a_duplicate_and_a_batch_that_overlaps_is_trimmed(service):
+    async with talking(service.ws_url) as client:
+        await client.batch(1, 2, sequenceNumber=1)
+        again = await client.batch(1, 2, sequenceNumber=1, isRetry=True)
+        assert (again["status"], again["lastDurableSequence"]) == ("duplicate", 2)
+        overlapping = await client.batch(2, 3, 4, sequenceNumber=2)
+        assert (overlapping["status"], overlapping["details"]["eventsProcessed"]) == ("ok", 2)
+        assert overlapping["details"]["duplicates"] == 1
+        await client.ask("flush_request")
+    assert [row[0] for row in await read_rows(service, "users")] == [1, 2, 3, 4]
+
+
+async def test_empty_batch_is_acked(service):
+    async with talking(service.ws_url) as client:
+        ack = await client.batch(sequenceNumber=9)
+    assert (ack["status"], ack["sequenceNumber"], ack["details"]["eventsProcessed"]) == ("ok", 9, 0)
+
+
+async def test_frames_may_be_binary(service):
+    async with talking(service.ws_url) as client:
+        await client.socket.send(json.dumps({"type": "cdc_batch", "events": [insert(1)]}).encode())
+        assert (await client.hear())["status"] == "ok"
+
+
+async def test_hole_in_the_batch_numbers_is_answered_with_the_number_expected(service):
+    async with talking(service.ws_url) as client:
+        await client.batch(1, sequenceNumber=1)
+        nack = await client.batch(3, sequenceNumber=3)
+        assert (nack["type"], nack["reason"], nack["shouldRetry"]) == ("nack", "invalid_sequence", True)
+        assert (nack["sequenceNumber"], "expected=2" in nack["errorMessage"]) == (3, True)
+        assert (await client.batch(2, sequenceNumber=2))["status"] == "ok"
+        assert (await client.batch(3, sequenceNumber=3))["status"] == "ok"
+
+
+# -- bad input harms nobody else
+
+BAD_FRAMES = {
+    "wrong value": ({"type": "cdc_batch", "events": [insert(1, operation="UPSERT")]}, "events[0].operation: expected"),
+    "wrong type": ({"type": "cdc_batch", "events": [insert(1, table=5)]}, "events[0].table: expected str, got int"),
+    "missing field": ({"type": "cdc_batch"}, "object missing required field events"),
+    "unknown message": ({"type": "subscribe"}, "type: expected one of connect, cdc_batch"),
+    "not an object": ([1, 2], "expected object, got array"),
+    "bad table name": ({"type": "cdc_batch", "events": [insert(1, table="a/b")]}, "events[0].table: expected a name"),
+    "falling sequences": ({"type": "cdc_batch", "events": [insert(2), insert(1)]}, "events[1].sequence: expected more"),
+    "other source": ({"type": "cdc_batch", "sourceDoId": "x", "events": [insert(1)]}, "sourceDoId: this connection"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FRAMES)
+async def test_bad_frame_gets_a_nack_that_names_field_and_rule_and_harms_nobody(service, name):
+    document, words = BAD_FRAMES[name]
+    async with talking(service.ws_url) as client, talking(service.ws_url, source="neighbour") as neighbour:
+        await neighbour.send_batch(1)
+        await client.socket.send(json.dumps(document))
+        nack = await client.hear()
+        assert (nack["type"], nack["reason"], nack["shouldRetry"]) == ("nack", "invalid_format", False)
+        assert nack["errorMessage"].startswith(words)
+        assert (await client.batch(1))["status"] == "ok", "the connection goes on"
+        assert (await neighbour.hear())["status"] == "ok"
+        assert (await neighbour.batch(2))["status"] == "ok"
+
+
+async def test_broken_json_gets_a_nack(service):
+    async with talking(service.ws_url) as client:
+        for frame in ("{", "", "\x00", '{"type":"heartbeat"', b"\xff\xfe"):
+            await client.socket.send(frame)
+            nack = await client.hear()
+            assert nack["reason"] == "invalid_format"
+            assert nack["errorMessage"].startswith("not valid JSON: ")
+        assert (await client.batch(1))["status"] == "ok"
+
+
+async def test_too_large_an_event_gets_a_nack_that_does_not_ask_for_it_again(service):
+    async with talking(service.ws_url) as client:
+        events = [insert(1), insert(2, after={"blob": "x" * 140_000})]
+        nack = await client.ask("cdc_batch", events=events, sequenceNumber=7, correlationId="c")
+        assert (nack["reason"], nack["shouldRetry"]) == ("event_too_large", False)
+        assert nack["errorMessage"].startswith("events[1]: expected at most 131072 bytes, got 14")
+        assert (nack["sequenceNumber"], nack["correlationId"]) == (7, "c")
+
+
+async def test_too_large_a_frame_closes_only_its_connection_with_1009(service):
+    async with talking(service.ws_url, source="neighbour") as neighbour:
+        client = Talker(await connect(service.ws_url, compression=None))
+        with contextlib.suppress(ConnectionClosed):
+            await client.socket.send("x" * LARGE_FRAME_BYTES)
+        assert await client.closed() == 1009
+        assert (await neighbour.batch(1))["status"] == "ok"
+
+
+async def test_nothing_overtakes_a_malformed_batch_even_if_it_was_the_first(service):
+    async with talking(service.ws_url) as client:
+        await client.say("cdc_batch", sequenceNumber=0, events=[insert(1, operation="UPSERT")])
+        await client.send_batch(2, sequenceNumber=1)
+        first, second = await client.hear(), await client.hear()
+        assert (first["reason"], first["sequenceNumber"]) == ("invalid_format", 0)
+        assert (second["reason"], "expected=0" in second["errorMessage"]) == ("invalid_sequence", True)
+        assert (await client.batch(1, sequenceNumber=0))["details"]["eventsProcessed"] == 1
+        assert (await client.batch(2, sequenceNumber=1))["details"]["eventsProcessed"] == 1
+
+
+async def test_path_that_nobody_serves_is_answered_404(service):
+    with pytest.raises(InvalidStatus) as caught:
+        async with talking(service.ws_url.replace("/ws", "/other")):
+            pass
+    assert caught.value.response.status_code == 404
+    assert b"/ws" in caught.value.response.body
+
+
+# -- heartbeats and goodbyes
+
+
+async def test_ping_gets_a_pong_and_a_heartbeat_its_own_time_back(service):
+    async with talking(service.ws_url, source=None) as client:
+        await client.socket.send("ping")
+        async with asyncio.timeout(DEADLINE_S):
+            assert await client.socket.recv() == "pong"
+        pong = await client.ask("heartbeat", timestamp=1234, correlationId="h")
+    assert (pong["type"], pong["timestamp"], pong["correlationId"]) == ("pong", 1234, "h")
+    assert pong["serverTime"] > 1_700_000_000_000
+
+
+async def test_disconnect_is_answered_after_everything_before_it_with_1000(service):
+    async with talking(service.ws_url) as client:
+        for number in range(20):
+            await client.send_batch(number, sequenceNumber=number)
+        await client.say("flush_request")
+        await client.say("disconnect", reason="done")
+        answers = [await client.hear() for _ in range(21)]
+        assert await client.closed() == 1000
+    assert [answer["sequenceNumber"] for answer in answers if answer["type"] == "ack"] == list(range(20))
+    assert [answer["result"]["eventsFlushed"] for answer in answers if answer["type"] == "flush_response"] == [20]
+
+
+async def test_client_that_leaves_with_unread_answers_harms_nobody(service, http):
+    async with talking(service.ws_url) as client:
+        for number in range(50):
+            await client.send_batch(number, sequenceNumber=number)
+        client.socket.transport.abort()
+    async with talking(service.ws_url, source="neighbour") as neighbour:
+        assert (await neighbour.batch(1))["status"] == "ok"
+        await until(lambda: get(http, "/status"), lambda status: status["connections"] == 1)
+    async with talking(service.ws_url, source=None) as client:
+        durable = (await client.ask("connect", sourceDoId="shop")).get("lastDurableSequence", -1)
+        assert (await client.batch(*range(durable + 1, 51)))["status"] == "ok"
+        await client.ask("flush_request")
+    assert [row[0] for row in await read_rows(service, "users") if row[1] == "shop"] == list(range(51))
+
+
+async def test_stopping_commits_what_was_acked_and_closes_with_1001(tmp_path):
+    config = small_config(tmp_path)
+    client = None
+    async with contextlib.AsyncExitStack() as connections:
+        async with serving(config) as addresses:
+            client = await connections.enter_async_context(talking(addresses.ws_url))
+            await client.batch(1, 2, 3)
+        assert await client.closed() == 1001
+    async with serving(config) as addresses:
+        assert [row[0] for row in await read_rows(addresses, "users")] == [1, 2, 3]
+        async with aiohttp.ClientSession(addresses.http_url) as http:
+            assert (await get(http, "/status"))["log"]["uncommittedRecords"] == 0
+
+
+async def test_restarted_service_knows_its_sources_and_its_tables(tmp_path):
+    config = small_config(tmp_path)
+    async with serving(config) as addresses, talking(addresses.ws_url) as client:
+        await client.batch(1, 2, 3)
+    async with serving(config) as addresses, talking(addresses.ws_url, source=None) as client:
+        assert (await client.ask("connect", sourceDoId="shop"))["lastDurableSequence"] == 3
+        assert (await client.batch(2, 3, 4))["details"]["eventsProcessed"] == 1
+        await client.ask("flush_request")
+        assert [row[0] for row in await read_rows(addresses, "users")] == [1, 2, 3, 4]
+
+
+# -- flushing
+
+
+async def test_flush_request_is_answered_after_the_commit_with_the_snapshot(service):
+    async with talking(service.ws_url) as client:
+        await client.batch(1, 2)
+        answer = await client.ask("flush_request", correlationId="f")
+        assert (answer["type"], answer["correlationId"]) == ("flush_response", "f")
+        result = answer["result"]
+        assert (result["success"], result["eventsFlushed"], result["batchesFlushed"]) == (True, 2, 1)
+        assert result["tables"]["default.users"]["rows"] == 2
+        assert result["tables"]["default.users"]["snapshotId"] > 0
+        assert [path.rpartition(".")[2] for path in result["paths"]] == ["parquet"]
+    assert await read_rows(service, "users") == [(1, "shop", 1, "name 1"), (2, "shop", 2, "name 2")]
+
+
+async def test_flush_request_covers_batches_sent_before_it_without_waiting_for_their_acks(service):
+    async with talking(service.ws_url) as client:
+        for number in range(30):
+            await client.send_batch(number, sequenceNumber=number)
+        await client.say("flush_request")
+        answers = [await client.hear() for _ in range(31)]
+    (flushed,) = [answer for answer in answers if answer["type"] == "flush_response"]
+    assert flushed["result"]["eventsFlushed"] == 30
+
+
+async def test_flush_over_http_commits_all_tables_or_one(service, http):
+    async with talking(service.ws_url) as client:
+        await client.batch(1, table="users")
+        await client.batch(2, table="sales.orders")
+        one = await post(http, "/flush?table=users")
+        assert list(one["tables"]) == ["default.users"]
+        assert one["eventsFlushed"] == 1
+        every = await post(http, "/flush")
+        assert every["tables"]["sales.orders"]["rows"] == 1
+        assert every["tables"]["default.users"]["rows"] == 0
+        assert (await post(http, "/flush?table=sales.orders"))["eventsFlushed"] == 0
+
+
+async def test_flush_of_a_table_that_nobody_knows_is_answered_404(service, http):
+    answer = await post(http, "/flush?table=nowhere", status=404)
+    assert answer == {"success": False, "error": "no such table here: table=nowhere"}
+
+
+async def test_flush_with_nothing_to_do_succeeds(service, http):
+    answer = await post(http, "/flush")
+    assert (answer["success"], answer["eventsFlushed"], answer["tables"]) == (True, 0, {})
+
+
+async def test_table_flushes_by_age_without_being_asked(tmp_path):
+    config = small_config(tmp_path, flush_max_age_s=0.05)
+    async with serving(config) as addresses, talking(addresses.ws_url) as client:
+        await client.batch(1)
+        await until(
+            lambda: client.ask("connect", sourceDoId="shop"), lambda status: status.get("lastCommittedSequence") == 1
+        )
+
+
+# -- the control plane
+
+
+async def test_status_shows_sources_tables_log_and_buffer(service, http):
+    async with talking(service.ws_url) as client:
+        await client.batch(1, 2, table="users")
+        await client.ask("flush_request")
+        await client.batch(3, table="users")
+        status = await until(lambda: get(http, "/status"), lambda status: status["buffer"]["eventCount"])
+    assert (status["state"], status["connections"], status["connectedSources"]) == ("receiving", 1, 1)
+    assert status["problems"] == []
+    (source,) = status["sources"]
+    assert (source["sourceDoId"], source["connected"]) == ("shop", True)
+    assert (source["lastDurableSequence"], source["lastCommittedSequence"]) == (3, 2)
+    assert (source["batchesReceived"], source["eventsReceived"]) == (2, 3)
+    (table,) = status["tables"]
+    assert (table["table"], table["bufferedRows"], table["committedRows"]) == ("default.users", 1, 2)
+    assert (table["problem"], table["lastFlushReason"]) == (None, "request")
+    assert (status["log"]["durableEnd"], status["log"]["uncommittedRecords"]) == (2, 1)
+    assert status["log"]["bytes"] > 0
+
+
+async def test_health_is_live_and_ready(http):
+    assert await get(http, "/health/live") == {"status": "live"}
+    assert await get(http, "/health/ready") == {"status": "ready", "problems": []}
+    assert await get(http, "/health") == {"status": "ready", "problems": []}
+
+
+async def test_index_lists_the_endpoints_and_each_is_there(http):
+    index = await get(http, "/")
+    assert index["service"] == "lakefeed"
+    for path in index["endpoints"]:
+        async with http.get(path) as answer:
+            assert answer.status in (200, 405), path
+
+
+async def test_metrics_tell_the_four_states_apart(service, http):
+    async with talking(service.ws_url) as client:
+        await client.batch(1, 2)
+        await client.batch(1, 2)
+        await client.ask("flush_request")
+        await client.batch(3)
+        await client.socket.send("{")
+        await client.hear()
+        found = await until(lambda: metrics_of(http), has_gauges)
+    assert found["ingest_received_changes_total"] == 5
+    assert found["ingest_durable_changes_total"] == 3
+    assert found["ingest_duplicate_changes_total"] == 2
+    assert found['writer_committed_changes_total{table="default.users"}'] == 2
+    assert found["ingest_received_bytes_total"] > found["ingest_durable_bytes_total"] > 0
+    assert found['writer_committed_bytes_total{table="default.users"}'] > 0
+    assert found['writer_committed_files_total{table="default.users"}'] == 1
+    assert found['ingest_nacks_total{reason="invalid_format"}'] == 1
+    assert found["ingest_connections"] == 1
+    assert found["ingest_ack_seconds_count"] == 3
+    assert found["writer_flush_seconds_count"] == 1
+    assert found["writer_commit_seconds_count"] == 1
+    assert found['writer_flushes_total{reason="request"}'] == 1
+    assert found["writer_log_bytes"] > 0
+    assert found["writer_buffered_bytes"] > 0
+    assert found['writer_oldest_uncommitted_seconds{table="default.users"}'] > 0
+    assert found["ingest_event_loop_lag_seconds"] >= 0

@@ -1,0 +1,63 @@
+import json
+import math
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from writer.exact_numbers import decimal_precision, decimal_text, double_holds, float_holds, integer_of
+from writer.number_check import number_check_of
+
+DIGITS = st.text("0123456789", min_size=1, max_size=22)
+NUMBERS = st.builds(
+    lambda sign, whole, fraction, exponent: f"{sign}{int(whole)}{fraction}{exponent}",
+    st.sampled_from(["", "-"]),
+    DIGITS,
+    st.one_of(st.just(""), DIGITS.map(".{}".format)),
+    st.one_of(st.just(""), st.integers(-420, 420).map("e{}".format), st.integers(-420, 420).map("E{:+}".format)),
+)
+CHECK = number_check_of(pa.struct([("c", pa.float64()), ("l", pa.list_(pa.struct([("d", pa.float64())])))]))
+
+
+def all_held(*images: bytes) -> bool:
+    return CHECK.all_held(b"\n".join(images), images)
+
+
+@settings(deadline=None, max_examples=300)
+@given(NUMBERS)
+def test_no_number_that_a_double_changes_is_overlooked(number):
+    if not math.isinf(float(number)):
+        assert all_held(b"{}", b'{"c":%s}' % number.encode(), b"{}") == double_holds(number)
+        assert all_held(b'{"l":[{"d":1},{"d":%s}]}' % number.encode()) == double_holds(number)
+
+
+@settings(deadline=None)
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_doubles_as_programs_write_them_are_held(value):
+    assert double_holds(json.dumps(value))
+    assert double_holds(f"{value:.17g}") or abs(value) >= 2**53
+
+
+@settings(deadline=None)
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_floats_are_held_in_their_short_and_their_full_form(value):
+    assert float_holds(value)
+
+
+@settings(deadline=None)
+@given(st.decimals(allow_nan=False, allow_infinity=False), st.integers(0, 38))
+def test_decimals_that_fit_survive_their_column(number, scale):
+    precision = decimal_precision(number, scale)
+    assert Decimal(decimal_text(number)) == number or number == 0
+    if precision is not None and precision <= 38:
+        assert abs(number.scaleb(scale)) < Decimal(10) ** precision or number == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "integer"),
+    [("1.0", 1), ("1e3", 1000), ("1e18", 10**18), ("1e19", None), ("1.5", None), ("1e999999999", None), ("-0", 0)],
+)
+def test_integers_are_told_by_value(text, integer):
+    assert integer_of(Decimal(text)) == integer
