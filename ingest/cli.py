@@ -247,18 +247,21 @@ def _version() -> str:
     return importlib.metadata.version("lakefeed")
 
 
-async def _request(method: str, url: str, params: dict[str, str] | None = None) -> tuple[int, Any]:
+async def _request(method: str, url: str, params: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
     timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
             session.request(method, url, params=params) as answer,
         ):
-            return answer.status, await answer.json(content_type=None)
+            code, document = answer.status, await answer.json(content_type=None)
     except (aiohttp.ClientError, TimeoutError) as error:
         raise IngestError(f"cannot reach the service, is `lakefeed serve` running? url={url} error={error}") from error
     except ValueError as error:
         raise IngestError(f"not a Lakefeed service: url={url}") from error
+    if not isinstance(document, dict):
+        raise IngestError(f"not a Lakefeed service: url={url}")
+    return code, document
 
 
 @contextmanager

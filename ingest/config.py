@@ -166,6 +166,8 @@ def _take_file(path: Path | None, given: _Given) -> None:
             raise ConfigError(
                 f"settings stand in sections: file={path} key={section}{_nearest(section, _as_keys(section))}"
             )
+        if not table and section not in section_types():
+            raise ConfigError(f"unknown section: file={path} section={section}{_nearest(section, section_types())}")
         for name, value in table.items():
             key = f"{section}.{name}"
             given.put(key, _checked(key, value, where=str(path)), origin=str(path))

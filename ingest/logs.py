@@ -28,7 +28,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info and record.exc_info[0] is not None:
             line["traceback"] = "".join(traceback.format_exception(*record.exc_info))
-        return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+        return _to_json(line)
 
 
 class TerminalFormatter(logging.Formatter):
@@ -51,6 +51,17 @@ def set_up_logging(level: str) -> None:
     # Their `info` is a line per request or connection, which is a line per change for small batches.
     for name in ("websockets", "aiohttp.access", "botocore", "aiobotocore"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _to_json(line: dict[str, Any]) -> str:
+    try:
+        return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+    except TypeError:  # text that is no text, or a number beyond 64 bits: every value as text, but shown
+        return orjson.dumps({key: _as_text(value) for key, value in line.items()}).decode()
+
+
+def _as_text(value: Any) -> str:
+    return str(value).encode("ascii", "backslashreplace").decode()
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

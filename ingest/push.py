@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import orjson
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
 from ingest.errors import PushError
 
@@ -24,7 +25,13 @@ WINDOW_BATCHES = 16
 OPEN_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 120.0
 
-OPERATIONS = ("INSERT", "UPDATE", "DELETE")
+OPERATIONS = tuple(msgspec.Raw(b'"%s"' % name) for name in (b"INSERT", b"UPDATE", b"DELETE"))
+
+_NULL = msgspec.Raw(b"null")
+
+# Rows are passed on as they were written: decoding and encoding them would round numbers that JSON has no bounds for.
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,7 @@ async def push(request: PushRequest, lines: Iterable[bytes], progress: Progress)
     try:
         async with connect(request.url, compression=None, max_size=None, open_timeout=OPEN_TIMEOUT_S) as socket:
             return await _push(socket, request, lines, progress)
-    except (OSError, InvalidHandshake, TimeoutError) as error:
+    except (OSError, InvalidHandshake, InvalidURI, TimeoutError) as error:
         raise PushError(f"cannot reach the service: url={request.url} error={error}") from error
     except ConnectionClosed as error:
         raise PushError(f"the service closed the connection: {error}") from error
@@ -134,9 +141,8 @@ async def _receive(socket: ClientConnection, kind: str) -> dict[str, Any]:
 
 
 def _batches(request: PushRequest, lines: Iterable[bytes], *, after: int, report: PushReport) -> Iterator[_Batch]:
-    events: list[dict[str, Any]] = []
-    input_bytes = 0
-    number = 0
+    events: list[msgspec.Raw] = []
+    input_bytes = number = 0
     for line_number, line in enumerate(lines, start=1):
         report.lines += 1
         input_bytes += len(line)
@@ -151,44 +157,55 @@ def _batches(request: PushRequest, lines: Iterable[bytes], *, after: int, report
         yield _batch(request, number, events, input_bytes)
 
 
-def _batch(request: PushRequest, number: int, events: list[dict[str, Any]], input_bytes: int) -> _Batch:
+def _batch(request: PushRequest, number: int, events: list[msgspec.Raw], input_bytes: int) -> _Batch:
     message = {
         "type": "cdc_batch",
         "timestamp": _now_ms(),
         "sourceDoId": request.source,
         "sequenceNumber": number,
-        "firstEventSequence": events[0]["sequence"],
-        "lastEventSequence": events[-1]["sequence"],
         "events": events,
     }
-    return _Batch(number, len(events), input_bytes, orjson.dumps(message))
+    return _Batch(number, len(events), input_bytes, _encode(message))
 
 
-def read_line(line: bytes, line_number: int, *, table: str | None, key: str) -> dict[str, Any]:
-    """Read one line: a change if it has an operation and a row image, else a row to insert.
+def read_line(line: bytes, line_number: int, *, table: str | None, key: str) -> msgspec.Raw:
+    """Read one line: a change if it has an operation and a row image, else a row to insert. Rows stay as they are.
 
     Raises: PushError.
     """
-    try:
-        row = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise PushError(f"not valid JSON: line={line_number} error={error}") from error
-    if not isinstance(row, dict):
-        raise PushError(f"expected a JSON object: line={line_number} got={type(row).__name__}")
-    is_change = row.get("operation") in OPERATIONS and ("after" in row or "before" in row)
-    change = row if is_change else {"operation": "INSERT", "after": row}
-    image = change.get("after") or change.get("before")
-    key_value = image.get(key, "") if isinstance(image, dict) else ""
+    fields = _read_fields(line, line_number)
+    is_change = fields.get("operation") in OPERATIONS and ("after" in fields or "before" in fields)
+    change: dict[str, Any] = fields if is_change else {"operation": "INSERT", "after": msgspec.Raw(line.strip())}
+    own_table = change.get("table", _NULL)
+    if own_table == _NULL and table is None:
+        raise PushError(f"no table: give --table, or a `table` in the change: line={line_number}")
     event = {
         "operation": change["operation"],
         "sequence": line_number,
         "timestamp": change.get("timestamp", _now_ms()),
-        "table": change.get("table") or table,
-        "rowId": change.get("rowId", str(key_value)),
+        "table": own_table if own_table != _NULL else table,
+        "rowId": change["rowId"] if "rowId" in change else _row_id(change, key),
     }
-    if event["table"] is None:
-        raise PushError(f"no table: give --table, or a `table` in the change: line={line_number}")
-    return event | {name: change[name] for name in ("before", "after", "unchanged") if name in change}
+    images = {name: change[name] for name in ("before", "after", "unchanged") if name in change}
+    return msgspec.Raw(_encode(event | images))
+
+
+def _read_fields(line: bytes, line_number: int) -> dict[str, msgspec.Raw]:
+    try:
+        return _decode_fields(line)
+    except msgspec.ValidationError as error:
+        raise PushError(f"expected a JSON object: line={line_number} error={error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PushError(f"not valid JSON: line={line_number} error={error}") from error
+
+
+def _row_id(change: Mapping[str, msgspec.Raw], key: str) -> str:
+    """Find the key's value in the row, as text."""
+    image = next((change[name] for name in ("after", "before") if bytes(change.get(name, _NULL))[:1] == b"{"), b"{}")
+    value = _decode_fields(image).get(key, _NULL)
+    if value == _NULL:
+        return ""
+    return str(msgspec.json.decode(value)) if bytes(value)[:1] == b'"' else bytes(value).decode()
 
 
 def _now_ms() -> int:

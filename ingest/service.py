@@ -33,7 +33,7 @@ from ingest.server import PATH, DataPlane
 from writer.buffer import FlushReason
 from writer.catalog_client import CatalogClient, open_catalog
 from writer.committer import Committer
-from writer.config import StorageConfig, WriterConfig
+from writer.config import LogConfig, StorageConfig, WriterConfig
 from writer.feed import Feed
 from writer.metrics import WriterMetrics
 from writer.partitions import parse_partition
@@ -86,12 +86,13 @@ async def serving(config: Config) -> AsyncIterator[Addresses]:
     _check_partition(config.writer)
     data_dir = _make_data_dir(config)
     storage = replace(config.storage, warehouse=warehouse_location(config, data_dir))
-    listener = _listen(config.server.host, config.server.http_port, setting="http_port")
-    ws_listener = _listen(config.server.host, config.server.ws_port, setting="ws_port")
-    http_url = _url("http", listener)
-    log = Log.open(data_dir / "log", config.log)
-    try:
+    with (
+        _listen(config.server.host, config.server.http_port, setting="http_port") as listener,
+        _listen(config.server.host, config.server.ws_port, setting="ws_port") as ws_listener,
+    ):
+        http_url = _url("http", listener)
         async with (
+            _open_log(data_dir / "log", config.log) as log,
             open_store(storage) as store,
             open_catalog(http_url) as catalog_client,
             asyncio.TaskGroup() as tasks,
@@ -103,10 +104,15 @@ async def serving(config: Config) -> AsyncIterator[Addresses]:
                 await catalog_client.load_config()
                 async with _working(config, parts, tasks=tasks, ws_listener=ws_listener) as ws_url:
                     yield Addresses(ws_url=ws_url, http_url=http_url)
+
+
+@asynccontextmanager
+async def _open_log(directory: Path, config: LogConfig) -> AsyncIterator[Log]:
+    log = Log.open(directory, config)
+    try:
+        yield log
     finally:
         await log.close()
-        listener.close()
-        ws_listener.close()
 
 
 def _make_data_dir(config: Config) -> Path:

@@ -114,7 +114,7 @@ class StorageConfig:
     )
     s3_access_key_id: str = field(default="", metadata={"why": "empty means the AWS credential chain"})
     s3_secret_access_key: str = field(
-        default="", metadata={"why": "empty means the AWS credential chain", "secret": True}
+        default="", repr=False, metadata={"why": "empty means the AWS credential chain", "secret": True}
     )
     s3_part_bytes: int = field(
         default=8 * MIB, metadata={"why": "part size of multipart uploads; larger objects than this use them"}

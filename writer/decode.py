@@ -92,6 +92,8 @@ def _plan(columns: StructType, vacant: Vacancies, *, lifted: bool) -> _Plan:
 
 
 def _decode_lines(lines: bytes, images: Sequence[Image], plan: _Plan) -> dict[str, pa.ChunkedArray]:
+    if not plan.numbers.decimals_are_safe(images):
+        raise Misfit("a decimal is not written plainly")
     # A row may span two blocks but not three.
     block_bytes = max(PARSE_BLOCK_BYTES, max(map(len, images)) + 1)
     try:
@@ -104,8 +106,8 @@ def _decode_lines(lines: bytes, images: Sequence[Image], plan: _Plan) -> dict[st
         raise Misfit(f"rows do not fit their table: {error}") from error
     if parsed.num_rows != len(images):
         raise Misfit(f"rows were not read one for one: expected={len(images)} read={parsed.num_rows}")
-    if not plan.numbers.all_held(lines, images):
-        raise Misfit("a number has more digits than its column holds")
+    if not plan.numbers.doubles_are_exact(lines, images):
+        raise Misfit("a number has more digits than a double holds")
     return {field.name: refine_column(parsed.column(field.name), field) for field in plan.own}
 
 

@@ -1,16 +1,21 @@
 """Two versions of a table's columns made one: the table's own, and those the writer evolved meanwhile.
 
-The table's version wins wherever both know a column, its field ids always. Columns that only the writer knows are
-added behind with fresh ids. So a table that the catalog numbered anew at creation, or that Spark has altered while rows
+The table's version wins wherever both know a column, its field ids always, except that what holds more stays: the
+wider of two types, and optional. Rows may be buffered that need it. Columns that only the writer knows are added
+behind with fresh ids. So a table that the catalog numbered anew at creation, or that Spark has altered while rows
 were buffered, goes on with every column of both.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from writer.types import Field, ListType, MapType, StructType, Type
+
+_PROMOTIONS = {("int", "long"), ("float", "double")}
+_DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,9 @@ def _merge_structs(table: StructType, own: StructType, ids: _Ids) -> StructType:
 
 
 def _merge_field(table: Field, own: Field | None, ids: _Ids) -> Field:
-    return table if own is None else replace(table, type=_merge_types(table.type, own.type, ids))
+    if own is None:
+        return table
+    return replace(table, type=_merge_types(table.type, own.type, ids), required=table.required and own.required)
 
 
 def _merge_types(table: Type, own: Type, ids: _Ids) -> Type:
@@ -54,7 +61,17 @@ def _merge_types(table: Type, own: Type, ids: _Ids) -> Type:
         return _merge_structs(table, own, ids)
     if isinstance(table, ListType) and isinstance(own, ListType):
         return replace(table, element=_merge_types(table.element, own.element, ids))
+    if isinstance(table, str) and isinstance(own, str) and _is_promotion(table, own):
+        return own
     return table
+
+
+def _is_promotion(table: str, own: str) -> bool:
+    """Tell whether Iceberg lets a column of the table's type become the writer's."""
+    if (table, own) in _PROMOTIONS:
+        return True
+    from_, to = _DECIMAL.fullmatch(table), _DECIMAL.fullmatch(own)
+    return from_ is not None and to is not None and int(from_[1]) < int(to[1]) and from_[2] == to[2]
 
 
 def _renumber_field(field: Field, ids: _Ids) -> Field:

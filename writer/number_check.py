@@ -1,15 +1,17 @@
-"""A second look at the text of numbers that pyarrow.json changes without a word. Owns finding them fast.
+"""A look at the text of numbers that pyarrow.json would change without a word. Owns finding them fast.
 
 - Doubles: digits beyond what a double holds are rounded, and tiny numbers become 0. The JSON lines are scanned for
   numbers that this could happen to (a few per cent of the decoding time), and only rows with such a number are read
   again. Numbers too large for a double become infinite, which parse_types.py sees afterwards.
-- Decimals: a number with an exponent may become 0 or wrap around. Exponents are refused; all rows are read again.
+- Decimals: a number with an exponent may become 0, wrap around, or (1e-10000000) crash the process. So all decimals
+  are read before pyarrow.json sees them, and only plain ones of a bounded length are let through.
 
-Rows are read again by msgspec, which skips everything but the numbers in question.
+Rows are read here by msgspec, which skips everything but the numbers in question.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -30,6 +32,10 @@ _IsWanted: TypeAlias = Callable[[pa.DataType], bool]
 _Collect: TypeAlias = Callable[[Any, list[msgspec.Raw]], None]
 
 
+# A decimal column has at most 38 digits. What is parsed has 76, so that any number that is let through fits in there.
+_PLAIN_DECIMAL = re.compile(rb'(?:"?[+-]?[0-9]{1,38}(?:\.[0-9]{1,38})?"?|null)?')
+
+
 @dataclass(frozen=True, slots=True)
 class NumberCheck:
     """Checks the numbers of one parse type."""
@@ -37,22 +43,23 @@ class NumberCheck:
     doubles: _Reader | None
     decimals: _Reader | None
 
-    def all_held(self, lines: bytes, images: Sequence[_Image]) -> bool:
-        """Tell whether the numbers in `images` were parsed exactly. `lines` joins them with one byte between."""
-        return self._doubles_held(lines, images) and self._decimals_held(images)
+    def decimals_are_safe(self, images: Sequence[_Image]) -> bool:
+        """Tell whether all decimals can be parsed. Ask before parsing."""
+        if self.decimals is None:
+            return True
+        try:
+            tokens = self.decimals.read(images)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            # A row or a struct is something else.
+            return False
+        return all(map(_PLAIN_DECIMAL.fullmatch, tokens))
 
-    def _doubles_held(self, lines: bytes, images: Sequence[_Image]) -> bool:
+    def doubles_are_exact(self, lines: bytes, images: Sequence[_Image]) -> bool:
+        """Tell whether doubles hold all their numbers. `lines` joins `images`, which were parsed, with one byte."""
         if self.doubles is None:
             return True
         tokens = self.doubles.read([images[row] for row in _suspicious_rows(lines, images)])
         return all(_is_safe(token) or double_holds(token.decode()) for token in map(bytes, tokens))
-
-    def _decimals_held(self, images: Sequence[_Image]) -> bool:
-        if self.decimals is None:
-            return True
-        tokens = b",".join(self.decimals.read(images))
-        # An escape in a decimal's text could stand for an e.
-        return b"e" not in tokens and b"E" not in tokens and b"\\" not in tokens
 
 
 def number_check_of(type_: pa.DataType) -> NumberCheck:
@@ -86,12 +93,13 @@ def suspicious_offsets(text: bytes) -> Iterator[np.ndarray[Any, np.dtype[np.intp
         block = everything[first : start + _SCAN_BLOCK_BYTES]
         digits = (block - np.uint8(ord("."))) <= ord("9") - ord(".")
         runs = digits[:-1] & digits[1:]
-        triples = runs[:-1] & digits[2:]
         for width in (2, 4, 8):
             runs = runs[:-width] & runs[width:]
         yield np.flatnonzero(runs) + first
-        minuses = np.flatnonzero((block[:-3] == ord("-")) & triples[1:]) + first
-        yield minuses[(everything[minuses - 1] | 0x20) == ord("e")]
+        # There are few minus signs, and fewer behind an e: only those are worth a look at what follows.
+        minuses = np.flatnonzero(block[:-3] == ord("-"))
+        minuses = minuses[(block[minuses - 1] | 0x20) == ord("e")]
+        yield minuses[digits[minuses + 1] & digits[minuses + 2] & digits[minuses + 3]] + first
 
 
 class _Reader:

@@ -22,7 +22,7 @@ CHECK = number_check_of(pa.struct([("c", pa.float64()), ("l", pa.list_(pa.struct
 
 
 def all_held(*images: bytes) -> bool:
-    return CHECK.all_held(b"\n".join(images), images)
+    return CHECK.doubles_are_exact(b"\n".join(images), images)
 
 
 @settings(deadline=None, max_examples=300)
@@ -61,3 +61,11 @@ def test_decimals_that_fit_survive_their_column(number, scale):
 )
 def test_integers_are_told_by_value(text, integer):
     assert integer_of(Decimal(text)) == integer
+
+
+@pytest.mark.parametrize("image", [b"[]", b"5", b'{"l":5}', b'{"l":[[]]}', b'{"d":1,"d":1e-10000000}'])
+def test_rows_of_another_shape_are_not_safe_to_parse_as_decimals(image):
+    decimal = pa.decimal256(10, 2)
+    check = number_check_of(pa.struct([("d", decimal), ("l", pa.list_(pa.struct([("d", decimal)])))]))
+    assert check.decimals_are_safe([b'{"d":"12.50","l":[null,{"d":null},{"d":-1.5}]}', b"{}"])
+    assert not check.decimals_are_safe([b"{}", image])
