@@ -106,7 +106,7 @@ def _decode_lines(lines: bytes, images: Sequence[Image], plan: _Plan) -> dict[st
         raise Misfit(f"rows do not fit their table: {error}") from error
     if parsed.num_rows != len(images):
         raise Misfit(f"rows were not read one for one: expected={len(images)} read={parsed.num_rows}")
-    if not plan.numbers.doubles_are_exact(lines, images):
+    if not plan.numbers.doubles_are_exact(lines, images, parsed):
         raise Misfit("a number has more digits than a double holds")
     return {field.name: refine_column(parsed.column(field.name), field) for field in plan.own}
 

@@ -1,8 +1,8 @@
 """A look at the text of numbers that pyarrow.json would change without a word. Owns finding them fast.
 
 - Doubles: digits beyond what a double holds are rounded, and tiny numbers become 0. The JSON lines are scanned for
-  numbers that this could happen to (a few per cent of the decoding time), and only rows with such a number are read
-  again. Numbers too large for a double become infinite, which parse_types.py sees afterwards.
+  long numbers; those that a double writes back digit by digit (as programs write their doubles) are held. Only rows
+  with another one are read again. Numbers too large for a double become infinite, which parse_types.py sees afterwards.
 - Decimals: a number with an exponent may become 0, wrap around, or (1e-10000000) crash the process. So all decimals
   are read before pyarrow.json sees them, and only plain ones of a bounded length are let through.
 
@@ -12,24 +12,33 @@ Rows are read here by msgspec, which skips everything but the numbers in questio
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from writer.exact_numbers import double_holds
 
 # Every decimal of up to fifteen significant digits survives a double, unless it is near the smallest ones.
 SAFE_DIGITS = 15
 
+# Below this a double holds every integer.
+EXACT_INTEGERS_BELOW = float(2**53)
+
 _SCAN_BLOCK_BYTES = 128 * 1024  # a block and its masks stay in the processor's cache
 
 _Image: TypeAlias = msgspec.Raw | bytes
 _IsWanted: TypeAlias = Callable[[pa.DataType], bool]
 _Collect: TypeAlias = Callable[[Any, list[msgspec.Raw]], None]
+_Bytes: TypeAlias = npt.NDArray[np.uint8]
+_Offsets: TypeAlias = npt.NDArray[np.intp]
+
+_BEFORE_A_NUMBER = np.frombuffer(b":,[ \t\r\n", np.uint8)
 
 
 # A decimal column has at most 38 digits. What is parsed has 76, so that any number that is let through fits in there.
@@ -54,11 +63,12 @@ class NumberCheck:
             return False
         return all(map(_PLAIN_DECIMAL.fullmatch, tokens))
 
-    def doubles_are_exact(self, lines: bytes, images: Sequence[_Image]) -> bool:
-        """Tell whether doubles hold all their numbers. `lines` joins `images`, which were parsed, with one byte."""
+    def doubles_are_exact(self, lines: bytes, images: Sequence[_Image], parsed: pa.Table) -> bool:
+        """Tell whether doubles hold all their numbers. `lines` joins `images` with one byte; they became `parsed`."""
         if self.doubles is None:
             return True
-        tokens = self.doubles.read([images[row] for row in _suspicious_rows(lines, images)])
+        offsets = suspicious_offsets(lines, integers=_has_large_doubles(parsed))
+        tokens = self.doubles.read([images[row] for row in _rows_at(offsets, images)])
         return all(_is_safe(token) or double_holds(token.decode()) for token in map(bytes, tokens))
 
 
@@ -71,8 +81,7 @@ def _is_safe(token: bytes) -> bool:
     return len(token) <= SAFE_DIGITS and b"e" not in token and b"E" not in token
 
 
-def _suspicious_rows(lines: bytes, images: Sequence[_Image]) -> list[int]:
-    offsets = np.concatenate(list(suspicious_offsets(lines)))
+def _rows_at(offsets: _Offsets, images: Sequence[_Image]) -> list[int]:
     if not len(offsets):
         return []
     row_ends = np.cumsum(np.fromiter(map(len, images), np.int64, len(images)) + 1)
@@ -80,26 +89,84 @@ def _suspicious_rows(lines: bytes, images: Sequence[_Image]) -> list[int]:
     return rows
 
 
-def suspicious_offsets(text: bytes) -> Iterator[np.ndarray[Any, np.dtype[np.intp]]]:
-    """Find where JSON lines may have a number that a double would change, in blocks of byte offsets.
+def _has_large_doubles(parsed: pa.Table) -> bool:
+    """Tell whether an integer may have lost digits on its way into a double column."""
+    return any(_has_large(chunk) for column in parsed.columns for chunk in column.chunks)
 
-    Those are runs of sixteen digits (a point among them counts) and exponents below -99. There are false alarms, in
-    strings and in integers; a number that is not found is safe, unless it is too large for a double.
+
+def _has_large(values: pa.Array) -> bool:
+    type_ = values.type
+    if pa.types.is_float64(type_):
+        return bool(pc.any(pc.greater_equal(pc.abs(values), EXACT_INTEGERS_BELOW)).as_py())
+    if pa.types.is_struct(type_):
+        return any(map(_has_large, values.flatten()))
+    return pa.types.is_list(type_) and _has_large(values.flatten())
+
+
+def suspicious_offsets(text: bytes, *, integers: bool) -> _Offsets:
+    """Find where JSON lines may have a number that a double would change; of integers only if asked.
+
+    There are false alarms, in strings and in columns that are not doubles. A number that is not found is safe, unless
+    it is too large for a double.
     """
     everything = np.frombuffer(text, np.uint8)
-    for start in range(0, len(everything), _SCAN_BLOCK_BYTES):
-        # Blocks overlap, so that a run across their border is found.
-        first = max(start - SAFE_DIGITS, 0)
-        block = everything[first : start + _SCAN_BLOCK_BYTES]
-        digits = (block - np.uint8(ord("."))) <= ord("9") - ord(".")
-        runs = digits[:-1] & digits[1:]
-        for width in (2, 4, 8):
-            runs = runs[:-width] & runs[width:]
-        yield np.flatnonzero(runs) + first
-        # There are few minus signs, and fewer behind an e: only those are worth a look at what follows.
-        minuses = np.flatnonzero(block[:-3] == ord("-"))
-        minuses = minuses[(block[minuses - 1] | 0x20) == ord("e")]
-        yield minuses[digits[minuses + 1] & digits[minuses + 2] & digits[minuses + 3]] + first
+    found = [_scan(everything, start) for start in range(0, len(everything), _SCAN_BLOCK_BYTES)]
+    windows = np.concatenate([long for long, _ in found])
+    tiny = np.concatenate([exponents for _, exponents in found])
+    return np.concatenate([tiny, _changed_numbers(everything, windows, integers=integers)]) if len(windows) else tiny
+
+
+def _scan(everything: _Bytes, start: int) -> tuple[_Offsets, _Offsets]:
+    """Find in one block all windows of sixteen digits (a point counts as one), and all exponents below -99."""
+    # Blocks overlap, so that a window across their border is found, once.
+    first = max(start - SAFE_DIGITS, 0)
+    block = everything[first : start + _SCAN_BLOCK_BYTES]
+    digits = (block - np.uint8(ord("."))) <= ord("9") - ord(".")
+    windows = digits[:-1] & digits[1:]
+    for width in (2, 4, 8):
+        windows = windows[:-width] & windows[width:]
+    # There are few minus signs, and fewer behind an e: only those are worth a look at what follows.
+    minuses = np.flatnonzero(block[:-3] == ord("-"))
+    minuses = minuses[(block[minuses - 1] | 0x20) == ord("e")]
+    exponents = minuses[digits[minuses + 1] & digits[minuses + 2] & digits[minuses + 3]]
+    return np.flatnonzero(windows) + first, exponents + first
+
+
+def _changed_numbers(everything: _Bytes, windows: _Offsets, *, integers: bool) -> _Offsets:
+    """Of the runs of digits that windows cover, keep those that are numbers which a double does not write back."""
+    borders = np.flatnonzero(np.diff(windows) > 1)
+    starts = windows[np.r_[0, borders + 1]]
+    ends = windows[np.r_[borders, -1]] + SAFE_DIGITS + 1
+    # A number stands behind a colon, a comma, a bracket or white space, perhaps with its sign. All else is in a string.
+    before = np.where(everything[starts - 1] == ord("-"), everything[starts - 2], everything[starts - 1])
+    is_number = np.isin(before, _BEFORE_A_NUMBER)
+    starts, ends = starts[is_number], ends[is_number]
+    has_exponent = (everything[np.minimum(ends, len(everything) - 1)] | 0x20) == ord("e")
+    changed = has_exponent | ~_are_held(_gather(everything, starts, ends), integers=integers)
+    return starts[changed]
+
+
+def _gather(everything: _Bytes, starts: _Offsets, ends: _Offsets) -> pa.Array:
+    """Copy pieces of text into one Arrow column."""
+    lengths = ends - starts
+    offsets = np.r_[0, np.cumsum(lengths)]
+    places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(everything[places])]
+    return pa.Array.from_buffers(pa.string(), len(starts), buffers)
+
+
+def _are_held(tokens: pa.Array, *, integers: bool) -> npt.NDArray[np.bool_]:
+    """Tell for each run of digits whether a double writes it back; what is no number is held by all means."""
+    is_fraction = pc.equal(pc.count_substring(tokens, "."), 1)  # a point at an end is no number, but a double reads it
+    fractions = pc.if_else(is_fraction, tokens, "0.5")
+    written = fractions.cast(pa.float64()).cast(pa.string())
+    held = np.asarray(pc.equal(fractions, written)).copy()
+    if integers:
+        held &= np.asarray(pc.match_substring(tokens, "."))
+    # Arrow writes large and tiny ones in another form than most; those few are compared by value.
+    for index in np.flatnonzero(~held):
+        held[index] = double_holds(tokens[int(index)].as_py())
+    return held
 
 
 class _Reader:

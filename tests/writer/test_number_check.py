@@ -18,11 +18,15 @@ NUMBERS = st.builds(
     st.one_of(st.just(""), DIGITS.map(".{}".format)),
     st.one_of(st.just(""), st.integers(-420, 420).map("e{}".format), st.integers(-420, 420).map("E{:+}".format)),
 )
-CHECK = number_check_of(pa.struct([("c", pa.float64()), ("l", pa.list_(pa.struct([("d", pa.float64())])))]))
+TYPE = pa.struct([("c", pa.float64()), ("l", pa.list_(pa.struct([("d", pa.float64())]))), ("i", pa.int64())])
+CHECK = number_check_of(TYPE)
 
 
 def all_held(*images: bytes) -> bool:
-    return CHECK.doubles_are_exact(b"\n".join(images), images)
+    lines = b"\n".join(images)
+    doubles = [json.loads(image, parse_int=float) for image in images]
+    parsed = pa.Table.from_pylist(doubles, pa.schema([("c", pa.float64()), TYPE.field("l")]))
+    return CHECK.doubles_are_exact(lines, images, parsed)
 
 
 @settings(deadline=None, max_examples=300)
@@ -31,6 +35,29 @@ def test_no_number_that_a_double_changes_is_overlooked(number):
     if not math.isinf(float(number)):
         assert all_held(b"{}", b'{"c":%s}' % number.encode(), b"{}") == double_holds(number)
         assert all_held(b'{"l":[{"d":1},{"d":%s}]}' % number.encode()) == double_holds(number)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        b'{"i":1234567890123456789,"c":84.74337369372327}',
+        b'{"i":-9007199254740993,"c":-9985868320816.52}',
+        b'{"c":0.5,"i":9007199254740993, "l":[{"d":2.914129290230828e-05}]}',
+    ],
+)
+def test_long_integers_beside_doubles_and_doubles_in_full_are_held(image):
+    assert all_held(b'{"c":1}', image, image)
+
+
+def test_digits_in_text_are_no_numbers():
+    rows = [b'{"s":"192.168.100.200.17 4111111111111111.12345","c":0.25}', b'{"s":": 0.12345678901234567890123"}']
+    lines = b"\n".join(rows)
+    parsed = pa.table({"c": pa.array([0.25, None], pa.float64())})
+    assert CHECK.doubles_are_exact(lines, rows, parsed)
+
+
+def test_integer_that_a_double_rounds_is_found_in_a_double_column():
+    assert not all_held(b'{"i":9007199254740993}', b'{"c":9007199254740993}')
 
 
 @settings(deadline=None)
