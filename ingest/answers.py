@@ -126,7 +126,7 @@ def protocol_nack(error: ProtocolError, *, now: float) -> Nack:
         sequence_number=error.sequence_number or 0,
         reason=error.reason,
         error_message=str(error),
-        should_retry=error.reason == NackReason.INVALID_SEQUENCE.value,
+        should_retry=error.retry,
         correlation_id=error.correlation_id,
     )
 
@@ -142,7 +142,10 @@ def too_many_flushes(limit: int) -> ProtocolError:
 
 
 def _sequence_in(position: Position | None, epoch: int) -> int | None:
-    return position.sequence if position is not None and position.epoch == epoch else None
+    """Tell the sequence, unless it is of another epoch or stands before the first."""
+    if position is None or position.epoch != epoch or position.sequence < 0:
+        return None
+    return position.sequence
 
 
 def _ms(now: float) -> int:

@@ -25,6 +25,7 @@ from ingest.config import Loaded, load_config, section_types
 from ingest.errors import ConfigError, IngestError
 from ingest.logs import set_up_logging
 from ingest.push import PushReport, PushRequest, push
+from ingest.wal_commands import wal
 from writer.errors import WriterError
 
 DEFAULT_URL = "http://127.0.0.1:8181"
@@ -235,6 +236,9 @@ def _settings(loaded: Loaded) -> Iterator[tuple[str, Any, str, str]]:
             value = getattr(getattr(loaded.config, section), item.name)
             shown = "(set)" if item.metadata.get("secret") and value else value
             yield key, shown, loaded.origins.get(key, "default"), item.metadata["why"]
+
+
+main.add_command(wal)
 
 
 @main.command()

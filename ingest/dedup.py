@@ -23,6 +23,12 @@ BEFORE_ALL = -1
 # Refused batches that are remembered per source: more than a connection has in flight. Of further ones the first stay.
 GAPS_MAX_PER_SOURCE = 1024
 
+# All marks together, as bytes at the head of a segment: room for a quarter of a million sources with usual names.
+MARKS_MAX_BYTES = 32 * 1024 * 1024
+
+_NAME_CHAR_MAX_BYTES = 4
+_POSITION_MAX_BYTES = 64
+
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, tuple[int, int]]).decode
 
@@ -41,9 +47,19 @@ class Fresh:
 
 
 @dataclass(slots=True)
-class Dedup:
-    """The marks of all sources, and the gaps that refused batches left."""
+class _Ahead:
+    """What the marks would be if the offers judged so far were recorded."""
 
+    marks_bytes: int
+    marks: dict[SourceId, Position] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Dedup:
+    """The marks of all sources, which are never forgotten and so are bounded, and the gaps of refused batches."""
+
+    marks_max_bytes: int = MARKS_MAX_BYTES
+    _marks_bytes: int = 0
     _marks: dict[SourceId, Position] = field(default_factory=dict)
     _gaps: dict[SourceId, list[Position]] = field(default_factory=dict)
 
@@ -57,11 +73,15 @@ class Dedup:
 
     def decide(self, offers: Sequence[Offer]) -> list[Fresh | Duplicate | Refused]:
         """Judge offers in order, each as if those before it were already recorded. Changes no mark."""
-        ahead: dict[SourceId, Position] = {}
+        ahead = _Ahead(self._marks_bytes)
         return [self._judge(offer, ahead) for offer in offers]
 
-    def _judge(self, offer: Offer, ahead: dict[SourceId, Position]) -> Fresh | Duplicate | Refused:
-        mark = ahead.get(offer.source) or self._marks.get(offer.source) or Position(offer.epoch, BEFORE_ALL)
+    def _judge(self, offer: Offer, ahead: _Ahead) -> Fresh | Duplicate | Refused:
+        known = ahead.marks.get(offer.source) or self._marks.get(offer.source)
+        added_bytes = _mark_max_bytes(offer.source) if known is None else 0
+        if added_bytes and ahead.marks_bytes + added_bytes > self.marks_max_bytes:
+            return Refused(NackReason.BUFFER_FULL, f"no room for another source: known={len(self._marks)}", retry=False)
+        mark = known or Position(offer.epoch, BEFORE_ALL)
         if offer.epoch < mark.epoch:
             return Refused(
                 NackReason.INVALID_SEQUENCE,
@@ -79,7 +99,8 @@ class Dedup:
         after = mark.sequence if mark.epoch == offer.epoch else BEFORE_ALL
         if offer.last_sequence <= after:
             return Duplicate(after)
-        ahead[offer.source] = Position(offer.epoch, offer.last_sequence)
+        ahead.marks[offer.source] = Position(offer.epoch, offer.last_sequence)
+        ahead.marks_bytes += added_bytes
         return Fresh(offer, after)
 
     def _first_gap(self, offer: Offer, mark: Position) -> int | None:
@@ -91,15 +112,18 @@ class Dedup:
         """Lift the marks over offers that are now durable, and close the gaps they fill."""
         for item in fresh:
             position = Position(item.offer.epoch, item.offer.last_sequence)
-            self._marks[item.offer.source] = position
+            self._set_mark(item.offer.source, position)
             if gaps := self._gaps.pop(item.offer.source, None):
                 self._keep_gaps(item.offer.source, [gap for gap in gaps if gap > position])
 
     def hold(self, refused: Iterable[Offer]) -> None:
-        """Remember where refused offers begin, so that nothing overtakes them."""
+        """Remember where the new changes of refused offers begin, so that nothing overtakes them."""
         for offer in refused:
-            gaps = {*self._gaps.get(offer.source, ()), Position(offer.epoch, offer.first_sequence)}
-            self._keep_gaps(offer.source, sorted(gaps))
+            mark = self._marks.get(offer.source)
+            new = offer.first_after(mark.sequence if mark is not None and mark.epoch == offer.epoch else BEFORE_ALL)
+            if new is not None:
+                gaps = {*self._gaps.get(offer.source, ()), Position(offer.epoch, new)}
+                self._keep_gaps(offer.source, sorted(gaps))
 
     def _keep_gaps(self, source: SourceId, gaps: list[Position]) -> None:
         if gaps:
@@ -113,11 +137,21 @@ class Dedup:
         """Take a position from the log at start."""
         known = self._marks.get(source)
         if known is None or position > known:
-            self._marks[source] = position
+            self._set_mark(source, position)
+
+    def _set_mark(self, source: SourceId, position: Position) -> None:
+        if source not in self._marks:
+            self._marks_bytes += _mark_max_bytes(source)
+        self._marks[source] = position
 
     def encode_marks(self) -> bytes:
         """Lay out all marks as the head of a log segment."""
         return _encode({source: (mark.epoch, mark.sequence) for source, mark in self._marks.items()})
+
+
+def _mark_max_bytes(source: SourceId) -> int:
+    """Bound what a source's mark takes at the head of a segment, whatever its position."""
+    return _NAME_CHAR_MAX_BYTES * len(source) + _POSITION_MAX_BYTES
 
 
 def decode_marks(head: bytes) -> dict[SourceId, Position]:

@@ -8,11 +8,15 @@ class IngestError(Exception):
 
 
 class ProtocolError(IngestError):
-    """A message breaks the protocol: refuse it with this reason; the connection may go on."""
+    """A message breaks the protocol: refuse it with this reason; the connection may go on.
 
-    def __init__(self, reason: str, message: str, *, sequence_number: int | None = None) -> None:
+    `retry` tells that it only came too early.
+    """
+
+    def __init__(self, reason: str, message: str, *, sequence_number: int | None = None, retry: bool = False) -> None:
         super().__init__(message)
         self.reason = reason
+        self.retry = retry
         self.sequence_number = sequence_number
         self.correlation_id: str | None = None
 

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from ingest.config import IngestConfig
-from ingest.dedup import Dedup, Fresh, decode_marks
+from ingest.dedup import MARKS_MAX_BYTES, Dedup, Fresh, decode_marks
 from ingest.metrics import IngestMetrics
 from ingest.offers import Duplicate, Durable, NackReason, Offer, Refused, Verdict
 from writer.changes import Position, SourceId
@@ -26,6 +26,9 @@ GROUP_MAX_BYTES = 4 * 1024 * 1024
 
 # How long a client waits after `buffer_full`: about the time of a flush, which is what makes room.
 FULL_RETRY_DELAY_MS = 1_000
+
+# What a segment says of itself beside the head; far more than it needs.
+SEGMENT_HEADER_MAX_BYTES = 4096
 
 # What a record has beside the body, at most, for each character of its source's name and for all the rest.
 _NAME_CHAR_MAX_BYTES = 4
@@ -158,7 +161,8 @@ class Intake:
 
 def load_dedup(log: Log) -> Dedup:
     """Rebuild the marks from the newest segment: its head, then the records behind it."""
-    dedup = Dedup()
+    # A segment's head may be as large as a group: the log gives each one half of a segment.
+    dedup = Dedup(marks_max_bytes=min(MARKS_MAX_BYTES, log.group_max_bytes - SEGMENT_HEADER_MAX_BYTES))
     if log.head is not None:
         for source, position in decode_marks(log.head).items():
             dedup.restore(source, position)

@@ -53,6 +53,11 @@ class Offer:
         """Count the changes above a sequence."""
         return len(self.sequences) - bisect.bisect_right(self.sequences, sequence)
 
+    def first_after(self, sequence: int) -> int | None:
+        """Find the first change above a sequence, None if there is none."""
+        index = bisect.bisect_right(self.sequences, sequence)
+        return self.sequences[index] if index < len(self.sequences) else None
+
 
 @dataclass(frozen=True, slots=True)
 class Durable:

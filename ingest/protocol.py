@@ -21,7 +21,7 @@ import msgspec
 from ingest.errors import ProtocolError
 from ingest.offers import NackReason, Offer
 from writer.changes import SourceId
-from writer.envelope import ADMISSION_HEADROOM_FRAMES, Batch, NonEmpty, Sequence, TimestampMs
+from writer.envelope import BatchHead, NonEmpty, Sequence, TimestampMs, decode_batch, decode_deeper
 from writer.frames import Encoding
 
 PROTOCOL_VERSION = 1
@@ -87,7 +87,7 @@ class Disconnect(msgspec.Struct, rename="camel", tag_field="type", tag="disconne
     correlation_id: str | None = None
 
 
-ClientMessage: TypeAlias = Connect | Batch | Heartbeat | FlushRequest | Disconnect
+ClientMessage: TypeAlias = Connect | BatchHead | Heartbeat | FlushRequest | Disconnect
 
 
 class Limits(msgspec.Struct, rename="camel"):
@@ -190,8 +190,7 @@ def decode_message(frame: bytes) -> ClientMessage:
     Raises: ProtocolError.
     """
     try:
-        # The writer decodes the same bytes on another stack: standing deeper here makes its limit the looser one.
-        message = _decode_below(frame, ADMISSION_HEADROOM_FRAMES)
+        message: ClientMessage = decode_deeper(_decode, frame)
     except msgspec.ValidationError as error:
         raise _with_head(_invalid(describe_invalid(str(error))), frame) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -201,10 +200,6 @@ def decode_message(frame: bytes) -> ClientMessage:
     if message.correlation_id is not None and len(message.correlation_id) > CORRELATION_ID_MAX_CHARS:
         raise _invalid(f"correlationId: expected at most {CORRELATION_ID_MAX_CHARS} characters")
     return message
-
-
-def _decode_below(frame: bytes, frames: int) -> ClientMessage:
-    return _decode_below(frame, frames - 1) if frames else _decode(frame)
 
 
 def _with_head(error: ProtocolError, frame: bytes) -> ProtocolError:
@@ -277,14 +272,16 @@ class Session:
         assert self.source is not None
         return self.source
 
-    def on_batch(self, batch: Batch, body: bytes, *, received_at_us: int) -> Offer | None:
+    def on_batch(self, batch: BatchHead, body: bytes, *, received_at_us: int) -> Offer | None:
         """Check a batch and turn it into an offer; None if it holds no change.
 
         Raises: ProtocolError.
         """
         number = self._check_number(batch)
         try:
-            sequences = _check_events(batch, body_bytes=len(body), event_max_bytes=self.event_max_bytes)
+            sequences = _check_events(batch)
+            if len(body) > self.event_max_bytes:  # only then can a single event be too large
+                _check_event_sizes(body, self.event_max_bytes)
             self._bind(batch.source_do_id)
         except ProtocolError as error:
             error.sequence_number = number
@@ -304,7 +301,7 @@ class Session:
             body=body,
         )
 
-    def number_of(self, batch: Batch) -> int:
+    def number_of(self, batch: BatchHead) -> int:
         """Tell a batch's number: its own, or the next one of this connection."""
         if batch.sequence_number is not None:
             return batch.sequence_number
@@ -328,7 +325,7 @@ class Session:
         if self.state is State.ENDED:
             raise _invalid("the session has ended")
 
-    def _check_number(self, batch: Batch) -> int:
+    def _check_number(self, batch: BatchHead) -> int:
         self._check_open()
         number = self.number_of(batch)
         if self.expected_number is not None and number > self.expected_number:
@@ -336,6 +333,7 @@ class Session:
                 NackReason.INVALID_SEQUENCE.value,
                 f"sequenceNumber: a batch is missing: expected={self.expected_number} received={number}",
                 sequence_number=number,
+                retry=True,
             )
         return number
 
@@ -354,7 +352,7 @@ class Session:
         self.state = State.BOUND
 
 
-def _check_events(batch: Batch, *, body_bytes: int, event_max_bytes: int) -> list[int]:
+def _check_events(batch: BatchHead) -> list[int]:
     events = batch.events
     sequences = [event.sequence for event in events]
     if not events:
@@ -368,12 +366,10 @@ def _check_events(batch: Batch, *, body_bytes: int, event_max_bytes: int) -> lis
         raise _invalid(f"lastEventSequence: expected {sequences[-1]}, that of the last event")
     for table in {event.table for event in events}:
         check_table_name(batch, table)
-    if body_bytes > event_max_bytes:  # only then can a single event be too large
-        _check_event_sizes(batch, event_max_bytes)
     return sequences
 
 
-def check_table_name(batch: Batch, table: str) -> None:
+def check_table_name(batch: BatchHead, table: str) -> None:
     """Refuse table names that no catalog could hold: they would be acked and then never written.
 
     Raises: ProtocolError.
@@ -387,8 +383,8 @@ def check_table_name(batch: Batch, table: str) -> None:
     )
 
 
-def _check_event_sizes(batch: Batch, event_max_bytes: int) -> None:
-    for index, event in enumerate(batch.events):
+def _check_event_sizes(body: bytes, event_max_bytes: int) -> None:
+    for index, event in enumerate(decode_batch(body).events):
         size = len(event.before) + len(event.after) + len(event.metadata)
         if size > event_max_bytes:
             raise ProtocolError(

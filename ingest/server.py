@@ -38,7 +38,7 @@ from ingest.protocol import (
     encode_message,
 )
 from writer.changes import SourceId
-from writer.envelope import Batch
+from writer.envelope import BatchHead
 from writer.feed import Feed
 
 logger = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ class DataPlane:
         try:
             message = decode_message(frame)
             match message:
-                case Batch():
+                case BatchHead():
                     await connection.answers.put(await self._on_batch(message, frame, connection, received_at))
                 case Connect():
                     await connection.answers.put(self._on_connect(message, connection))
@@ -172,7 +172,9 @@ class DataPlane:
             self._metrics.nacks.labels(error.reason).inc()
             await connection.answers.put(answers.protocol_nack(error, now=received_at))
 
-    async def _on_batch(self, batch: Batch, frame: bytes, connection: Connection, received_at: float) -> _PendingAck:
+    async def _on_batch(
+        self, batch: BatchHead, frame: bytes, connection: Connection, received_at: float
+    ) -> _PendingAck:
         number = connection.session.number_of(batch)
         try:
             offer = connection.session.on_batch(batch, frame, received_at_us=int(received_at * 1_000_000))

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 MIB = 1024 * 1024
 GIB = 1024 * MIB
 
+SYNC_MODES = ("always", "interval", "none")
+SYNC_INTERVAL_MAX_MS = 60_000
+
 PARQUET_COMPRESSIONS = ("zstd", "snappy", "lz4", "gzip", "none")
 
 
@@ -33,10 +36,25 @@ class LogConfig:
             "why": "budget of all segments; how long an outage of storage or catalog can last before clients wait"
         },
     )
+    sync: str = field(
+        default="always",
+        metadata={
+            "why": "when acked changes reach the disk: always (before the ack), interval, or none (the system decides);"
+            " the last two are faster and lose the newest acks when power is lost, see log.md"
+        },
+    )
+    sync_interval_ms: int = field(
+        default=50, metadata={"why": "with sync = interval: how long an acked change may wait for the disk"}
+    )
 
     def __post_init__(self) -> None:
         check(self.segment_max_bytes >= MIB, "segment_max_bytes must be at least 1 MiB")
         check(self.max_bytes >= 2 * self.segment_max_bytes, "max_bytes must hold at least two segments")
+        check(self.sync in SYNC_MODES, f"sync must be one of {', '.join(SYNC_MODES)}")
+        check(
+            0 < self.sync_interval_ms <= SYNC_INTERVAL_MAX_MS,
+            f"sync_interval_ms must be between 1 and {SYNC_INTERVAL_MAX_MS}",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

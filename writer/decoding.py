@@ -45,8 +45,17 @@ class DecodedRun:
     next_offset: int
 
 
-def decode_run(records: Sequence[Record], expected: Mapping[str, Expected], *, keep_before: bool) -> DecodedRun:
-    """Take records apart by table and decode what fits the columns known so far."""
+def decode_run(
+    records: Sequence[Record],
+    expected: Mapping[str, Expected],
+    *,
+    keep_before: bool,
+    next_offset: int | None = None,
+) -> DecodedRun:
+    """Take records apart by table and decode what fits the columns known so far.
+
+    `next_offset` is needed where it is not the one behind the last record: the log goes on after a gap, or ends in one.
+    """
     frames = ((record.offset, decode_frame(record.payload)) for record in records)
     groups = split_frames(frames, keep_before=keep_before)
     tables = [
@@ -54,7 +63,7 @@ def decode_run(records: Sequence[Record], expected: Mapping[str, Expected], *, k
         for table, group in groups.items()
         for part in split_epochs(group)
     ]
-    return DecodedRun(tables, records[-1].offset + 1)
+    return DecodedRun(tables, records[-1].offset + 1 if next_offset is None else next_offset)
 
 
 def _try_decode(group: ChangeGroup, expected: Expected | None) -> pa.Table | None:

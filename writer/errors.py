@@ -19,8 +19,28 @@ class WalFailed(WriterError):
     """Writing or syncing failed, so what is on disk is unknown: accept nothing more until a restart has looked."""
 
 
+class WalLocked(WriterError):
+    """Another process has the log open: stop that one first, or leave the log to it."""
+
+
 class WalCorrupt(WriterError):
-    """Bytes that were once durable are damaged: stop, a person has to look."""
+    """Bytes that were once durable are damaged: stop, a person has to look (and may repair what `segment` names)."""
+
+    def __init__(self, what: str, *, segment: str | None = None, **facts: object) -> None:
+        """Say what is wrong and the facts; with a segment's path, also which commands tell more."""
+        if segment is not None:
+            *_, data_dir, _, _ = ("", ".", *segment.rsplit("/", 2))
+            shown = " ".join(f"{name}={value}" for name, value in {"segment": segment, **facts}.items())
+            what = (
+                f"{what}: {shown}; see what is lost with `lakefeed wal inspect --data-dir {data_dir}`,"
+                f" go on without it after `lakefeed wal repair --data-dir {data_dir}`"
+            )
+        super().__init__(what)
+        self.segment = segment
+
+
+class WalVersionUnknown(WriterError):
+    """The log is whole but was written by another version of Lakefeed: start that version, or begin a new log."""
 
 
 class StorageError(WriterError):

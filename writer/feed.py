@@ -95,7 +95,9 @@ class Feed:
             read = functools.partial(self._tail.read, until=self._log.durable_end, max_bytes=RUN_MAX_BYTES)
             records = await loop.run_in_executor(self._decoders, read)
             expected = {name: table.expected for name, table in self._tables.items()}
-            decode = functools.partial(decode_run, records, expected, keep_before=self._config.keep_before)
+            decode = functools.partial(
+                decode_run, records, expected, next_offset=self._tail.offset, keep_before=self._config.keep_before
+            )
             await self._runs.put(loop.run_in_executor(self._decoders, decode))
 
     async def run_applier(self) -> None:
@@ -105,12 +107,17 @@ class Feed:
             for decoded in run.tables:
                 table = self._table(decoded.group.table)
                 await table.add(decoded)
-                for source, (_, last) in decoded.group.positions().items():
-                    self._applied_positions[source] = last
+            # Not before: a source's change in a table to come may lie below its last one in this table.
+            self._note_positions(run)
             self._applied_at = self._clock()
             async with self._applied:
                 self._applied_offset = run.next_offset
                 self._applied.notify_all()
+
+    def _note_positions(self, run: DecodedRun) -> None:
+        for decoded in run.tables:
+            for source, (_, last) in decoded.group.positions().items():
+                self._applied_positions[source] = max(last, self._applied_positions.get(source, last))
 
     async def run_timer(self) -> None:
         """Flush tables by age, trim the log, and keep the gauges true."""

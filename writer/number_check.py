@@ -142,8 +142,8 @@ def _changed_numbers(everything: _Bytes, windows: _Offsets, *, integers: bool) -
     is_number = np.isin(before, _BEFORE_A_NUMBER)
     starts, ends = starts[is_number], ends[is_number]
     has_exponent = (everything[np.minimum(ends, len(everything) - 1)] | 0x20) == ord("e")
-    changed = has_exponent | ~_are_held(_gather(everything, starts, ends), integers=integers)
-    return starts[changed]
+    changed: _Offsets = starts[has_exponent | ~_are_held(_gather(everything, starts, ends), integers=integers)]
+    return changed
 
 
 def _gather(everything: _Bytes, starts: _Offsets, ends: _Offsets) -> pa.Array:

@@ -35,10 +35,8 @@ from writer.config import WriterConfig
 from writer.data_files import write_data_file
 from writer.decoding import Decoded, Expected, decode_or_fit, spans_of
 from writer.errors import (
-    CatalogError,
     CommitConflict,
     RowsAlreadyCommitted,
-    StorageError,
     TableMissing,
     TableReplaced,
     WriterError,
@@ -194,7 +192,7 @@ class TableWriter:
             except TableMissing:
                 logger.info("table_is_new", extra={"table": str(self.name)})
                 self._opened = True
-            except (CatalogError, StorageError) as error:
+            except WriterError as error:
                 attempts += 1
                 await self._back_off(error, attempts)
         self.problem = None
@@ -292,7 +290,13 @@ class TableWriter:
                 running.prepared = None
                 self._state = None
                 await self._back_off(error, running.attempts)
-            except (CatalogError, StorageError) as error:
+            except pa.ArrowInvalid:
+                # The table's columns are others now. What Arrow says of it would show a row's value.
+                running.attempts += 1
+                running.prepared = None
+                self._state = None
+                await self._back_off("buffered rows do not fit the table's columns any more", running.attempts)
+            except WriterError as error:
                 running.attempts += 1
                 await self._back_off(error, running.attempts)
         return Flushed(self._state.snapshot_id if self._state else None)
@@ -374,7 +378,7 @@ class TableWriter:
         await self._context.store.write(location, buffer)
         return file
 
-    async def _back_off(self, error: WriterError, attempts: int) -> None:
+    async def _back_off(self, error: WriterError | str, attempts: int) -> None:
         self.problem = str(error)
         self._context.metrics.flush_failures.labels(str(self.name)).inc()
         delay_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** (attempts - 1)) * random.uniform(0.5, 1.0)  # noqa: S311

@@ -6,7 +6,9 @@ where ack times mean something. A first small push makes the tables, so that nei
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,13 +20,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tests.bench.client import GO, READY, Outcome, Phase, run_client
-from tests.bench.report import Figures, figures_of, print_figures, save_results
+from tests.bench.report import Figures, figures_of, machine_facts, print_figures, save_results
 from tests.bench.server_readings import PeakMemory, read_server
 from tests.bench.workload import Stream
 from tests.service_process import ServiceProcess, service_process
 
 WARM_UP_FRAMES = 2
 LOOK_INTERVAL_S = 0.1
+LOG_TAIL_LINES = 40
+LAST_WORDS_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +94,10 @@ def main(*, quick: bool, as_json: bool, settings: tuple[str, ...], **given) -> N
     options = Options(**given)
     console = Console(stderr=as_json)
     server_settings = dict(setting.split("=", 1) for setting in settings)
+    machine = machine_facts()
     with tempfile.TemporaryDirectory(prefix="lakefeed-bench-") as directory:
         runs = _measure(options, Path(directory), server_settings, console)
-    path = save_results(runs, given | {"settings": server_settings})
+    path = save_results(runs, options=given | {"settings": server_settings}, machine=machine)
     if as_json:
         click.echo(path.read_text(encoding="utf-8"))
     else:
@@ -114,7 +119,13 @@ def _measure(
         phases.append((f"{options.rate:,}/s", Phase(streams=at_rate, window_frames=window, changes_per_s=options.rate)))
     with service_process(directory, settings) as service:
         service.start()
-        runs = _run_phases(service, phases, console)
+        try:
+            runs = _run_phases(service, phases, console)
+        except EOFError as error:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                service.wait_for_exit(LAST_WORDS_TIMEOUT_S)
+            tail = "\n".join(service.log_text().splitlines()[-LOG_TAIL_LINES:])
+            raise click.ClickException(f"the client ended early; the server's last words:\n{tail}") from error
         service.stop()
     return runs[1:]
 

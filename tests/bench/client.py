@@ -49,15 +49,18 @@ class Outcome:
     committed_after_s: float
     ack_latencies_s: Sequence[float]
     client_cpu_s: float
+    build_cpu_s: float
 
 
 def run_client(url: str, phases: Sequence[Phase], pipe: Connection) -> None:
     """Run the phases one after the other, each when the parent says so."""
     for phase in phases:
+        cpu_before_s = time.process_time()
         frames = [_build(stream, pipe) for stream in phase.streams]
+        build_cpu_s = time.process_time() - cpu_before_s
         pipe.send(READY)
         assert pipe.recv() == GO
-        pipe.send(asyncio.run(_run_phase(url, phase, frames, pipe)))
+        pipe.send(asyncio.run(_run_phase(url, phase, frames, build_cpu_s=build_cpu_s, pipe=pipe)))
 
 
 def _build(stream: Stream, pipe: Connection) -> Frames:
@@ -73,14 +76,24 @@ def _build(stream: Stream, pipe: Connection) -> Frames:
     return frames
 
 
-async def _run_phase(url: str, phase: Phase, frames: Sequence[Frames], pipe: Connection) -> Outcome:
+async def _run_phase(
+    url: str, phase: Phase, frames: Sequence[Frames], *, build_cpu_s: float, pipe: Connection
+) -> Outcome:
     sockets = [await _open(url, stream.source) for stream in phase.streams]
     rate = None if phase.changes_per_s is None else phase.changes_per_s / len(sockets)
     cpu_before_s = time.process_time()
     started = time.perf_counter()
     lanes = [
-        _Lane(socket, own, window_frames=phase.window_frames, changes_per_s=rate, pipe=pipe)
-        for socket, own in zip(sockets, frames, strict=True)
+        _Lane(
+            socket,
+            own,
+            window_frames=phase.window_frames,
+            changes_per_s=rate,
+            # At a fixed rate the connections take turns; frames that are due together would wait for each other.
+            first_due=started + index * own[0][0] / phase.changes_per_s if phase.changes_per_s else started,
+            pipe=pipe,
+        )
+        for index, (socket, own) in enumerate(zip(sockets, frames, strict=True))
     ]
     await asyncio.gather(*(lane.run() for lane in lanes))
     acked_after_s = time.perf_counter() - started
@@ -96,6 +109,7 @@ async def _run_phase(url: str, phase: Phase, frames: Sequence[Frames], pipe: Con
         committed_after_s=committed_after_s,
         ack_latencies_s=[latency for lane in lanes for latency in lane.latencies_s],
         client_cpu_s=client_cpu_s,
+        build_cpu_s=build_cpu_s,
     )
 
 
@@ -132,12 +146,14 @@ class _Lane:
         *,
         window_frames: int,
         changes_per_s: float | None,
+        first_due: float,
         pipe: Connection,
     ) -> None:
         self.latencies_s: list[float] = []
         self._socket = socket
         self._frames = frames
         self._changes_per_s = changes_per_s
+        self._first_due = first_due
         self._pipe = pipe
         self._window = asyncio.Semaphore(window_frames)
         self._in_flight: deque[tuple[float, int]] = deque()
@@ -148,7 +164,7 @@ class _Lane:
             tasks.create_task(self._take_acks())
 
     async def _send(self) -> None:
-        due = time.perf_counter()
+        due = self._first_due
         for changes, frame in self._frames:
             await self._window.acquire()
             if self._changes_per_s is None:

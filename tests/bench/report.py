@@ -49,6 +49,8 @@ class Figures:
     log_bytes_per_change: float
     parquet_bytes_per_change: float
     server_peak_rss_mib: float
+    machine_taken_by_others: float
+    build_us_per_change: float
 
 
 def figures_of(outcome: Outcome, server: Reading, *, offered_changes_per_s: float | None, peak_bytes: int) -> Figures:
@@ -82,7 +84,15 @@ def figures_of(outcome: Outcome, server: Reading, *, offered_changes_per_s: floa
         log_bytes_per_change=totals["ingest_durable_bytes_total"] / outcome.changes,
         parquet_bytes_per_change=totals["writer_committed_bytes_total"] / outcome.changes,
         server_peak_rss_mib=peak_bytes / _MIB,
+        machine_taken_by_others=_taken_by_others(outcome, server),
+        build_us_per_change=outcome.build_cpu_s / outcome.changes * _MILLION,
     )
+
+
+def _taken_by_others(outcome: Outcome, server: Reading) -> float:
+    """Tell which share of the machine went neither to server nor client nor idling: to other processes or machines."""
+    others_s = server.machine_s - server.machine_idle_s - server.cpu_s - outcome.client_cpu_s
+    return max(0.0, others_s / server.machine_s)
 
 
 def _mean_ms(totals, name: str) -> float:
@@ -104,9 +114,11 @@ _ROWS = (
     ("flush mean, ms (Parquet and commit)", "flush_mean_ms", ".0f"),
     ("groups on the exact slow path", "slow_groups", "d"),
     ("JSON bytes per change", "json_bytes_per_change", ".0f"),
-    ("log bytes per change", "log_bytes_per_change", ".0f"),
+    ("log bytes per change, record headers aside", "log_bytes_per_change", ".0f"),
     ("Parquet bytes per change", "parquet_bytes_per_change", ".0f"),
     ("server peak memory, MiB", "server_peak_rss_mib", ".0f"),
+    ("machine taken by others meanwhile", "machine_taken_by_others", ".0%"),
+    ("building frames, us per change (speed of one core)", "build_us_per_change", ".2f"),
 )
 
 
@@ -120,14 +132,16 @@ def print_figures(console: Console, runs: Sequence[tuple[str, Figures]]) -> None
     console.print(table)
 
 
-def save_results(runs: Sequence[tuple[str, Figures]], options: dict[str, object]) -> Path:
+def save_results(
+    runs: Sequence[tuple[str, Figures]], *, options: dict[str, object], machine: dict[str, object]
+) -> Path:
     """Write the figures with the facts of the machine that they belong to."""
     now = datetime.now(UTC)
     document = {
         "date": now.isoformat(timespec="seconds"),
         "command": "python -m tests.bench " + " ".join(sys.argv[1:]),
         "options": options,
-        "machine": machine_facts(),
+        "machine": machine,
         "runs": {name: asdict(figures) for name, figures in runs},
     }
     RESULTS_DIRECTORY.mkdir(exist_ok=True)

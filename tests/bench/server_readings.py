@@ -1,4 +1,4 @@
-"""What the server says and shows of itself: its metrics, its processor time and its memory."""
+"""What the server says and shows of itself (metrics, processor time, memory), and how busy the machine is beside it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,22 @@ from tests.service_process import ServiceProcess
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The server's counters at one moment, summed over labels."""
+    """The server's counters at one moment, summed over labels; and all processors' time, by what became of it."""
 
     cpu_s: float
     totals: Mapping[str, float]
+    machine_s: float
+    machine_idle_s: float
 
     def since(self, earlier: Reading) -> Reading:
         """What was added since an earlier reading."""
         totals = {name: value - earlier.totals.get(name, 0.0) for name, value in self.totals.items()}
-        return Reading(self.cpu_s - earlier.cpu_s, totals)
+        return Reading(
+            cpu_s=self.cpu_s - earlier.cpu_s,
+            totals=totals,
+            machine_s=self.machine_s - earlier.machine_s,
+            machine_idle_s=self.machine_idle_s - earlier.machine_idle_s,
+        )
 
 
 def read_server(service: ServiceProcess) -> Reading:
@@ -32,7 +39,14 @@ def read_server(service: ServiceProcess) -> Reading:
             if not sample.name.endswith("_bucket"):
                 totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
     times = psutil.Process(service.pid).cpu_times()
-    return Reading(times.user + times.system, totals)
+    machine = psutil.cpu_times()
+    return Reading(
+        cpu_s=times.user + times.system,
+        totals=totals,
+        # Guests' time is counted under user as well.
+        machine_s=sum(machine) - getattr(machine, "guest", 0.0) - getattr(machine, "guest_nice", 0.0),
+        machine_idle_s=machine.idle + getattr(machine, "iowait", 0.0),
+    )
 
 
 class PeakMemory:

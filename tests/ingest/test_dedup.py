@@ -103,6 +103,20 @@ def test_restoring_never_moves_a_mark_back():
     assert dedup.mark(SHOP) == Position(1, 2)
 
 
+def test_marks_never_take_more_than_their_room():
+    dedup = Dedup(marks_max_bytes=10_000)
+    name = '"' * 10 + "ß" * 10
+    offers = [offer_of(2**63 - 1, source=f"{name}{number}", epoch=2**63 - 1) for number in range(500)]
+    for group in (offers[:30], offers[30:]):
+        decisions = take(dedup, *group)
+    assert len(dedup.encode_marks()) <= 10_000
+    assert len(dedup.marks()) >= 50
+    assert isinstance(decisions[-1], Refused)
+    assert not decisions[-1].retry
+    assert decisions[-1].message.startswith("no room for another source: known=")
+    assert isinstance(*take(dedup, offers[0]), Duplicate), "known sources go on"
+
+
 # -- gaps
 
 
@@ -139,6 +153,21 @@ def test_every_refused_batch_has_to_return_not_the_first_alone():
         assert isinstance(*take(dedup, early), Refused)
     assert fresh_sequences(*take(dedup, offer_of(7, 9))) == [7, 9]
     assert fresh_sequences(*take(dedup, offer_of(11))) == [11]
+
+
+def test_refused_batch_that_overlaps_the_mark_leaves_its_gap_at_its_first_new_change():
+    dedup = Dedup()
+    take(dedup, offer_of(0))
+    dedup.hold([offer_of(0, 1)])
+    assert isinstance(*take(dedup, offer_of(2)), Refused)
+    assert fresh_sequences(*take(dedup, offer_of(1, 2))) == [1, 2]
+
+
+def test_refused_batch_without_anything_new_leaves_no_gap():
+    dedup = Dedup()
+    take(dedup, offer_of(5))
+    dedup.hold([offer_of(4, 5)])
+    assert not dedup.release(SHOP)
 
 
 def test_gap_of_one_source_does_not_hold_another():

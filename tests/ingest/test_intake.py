@@ -218,6 +218,16 @@ async def test_groups_of_many_small_offers_with_long_names_fit_the_log(tmp_path)
 # -- bounds
 
 
+async def test_more_sources_than_a_segments_head_can_name_are_refused_and_the_others_go_on(tmp_path):
+    async with running(tmp_path, log_config=LogConfig(segment_max_bytes=MIB, max_bytes=16 * MIB)) as at_work:
+        names = [f"{number:03}" + "\N{OLD ITALIC LETTER A}" * 252 for number in range(600)]
+        verdicts = await at_work.verdicts(*(offer_of(1, source=name) for name in names))
+        assert isinstance(verdicts[0], Durable)
+        assert isinstance(verdicts[-1], Refused)
+        for number in range(2, 12):  # several segments, each with a head
+            assert isinstance(*await at_work.verdicts(offer_of(number, source=names[0], padding=LARGE)), Durable)
+
+
 async def test_full_queue_makes_the_next_offer_wait_until_there_is_room(tmp_path):
     files = HeldFilesystem()
     config = IngestConfig(queue_max_bytes=2_000)

@@ -2,9 +2,10 @@
 
 Every method blocks; log.py decides when each is called, and on which thread. What is in the directory:
 
-    lock               held (flock) by the one process that has the log open
+    lock               held (flock) by the one process that has the log open, whose id is written in it
     0000000042.wal     a segment; their numbers have no holes
     0000000007.spare   a file of a segment's size with anything in it, for a later segment
+    damaged/           what repair.py has moved aside
 
 A file's way, and what a crash after each step leaves. Only steps that change names need the directory synced.
 
@@ -20,7 +21,8 @@ A file's way, and what a crash after each step leaves. Only steps that change na
                                          no crash leaves a hole in the numbers
 
 So a file with a segment's name always has a whole header, and what a recycled file still holds behind its new records
-belongs to another salt and to lower offsets.
+belongs to another salt and to lower offsets. Whatever the sync mode, all records of the segment before are synced ahead
+of step 3: only the newest segment can hold some that are not.
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from writer.errors import WalCorrupt, WriterError
+from writer.errors import WalCorrupt, WalLocked
 from writer.wal.files import Filesystem, allocate_zeros, fill_zeros, read_bytes, read_into, write_all
-from writer.wal.record import find_end
+from writer.wal.record import End, find_end
 from writer.wal.segment import (
     HEADER_MIN_BYTES,
     SEGMENT_SUFFIX,
@@ -54,16 +56,18 @@ from writer.wal.segment import (
 SPARES_MAX = 16
 
 _LOCK_NAME = "lock"
+_PID_CHARS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The segment that is appended to, open for writing."""
+    """The segment that is appended to, open for writing. `marked` tells that nothing follows its last mark."""
 
     number: int
     segment: Segment
     head: bytes
     descriptor: int
+    marked: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,7 @@ class LogDirectory:
         self.files = files
         self._segment_bytes = segment_bytes
         self._make(path)
-        self._lock = self._take_lock()
+        self._lock = take_lock(path, files)
         numbers = numbers_of(files.names(path), SPARE_SUFFIX)
         self._spare_numbers = itertools.count(numbers[-1] + 1 if numbers else 1)
 
@@ -100,13 +104,14 @@ class LogDirectory:
 
         Raises:
             WalCorrupt: a segment is missing, its header is damaged, or the newest has a damaged durable record.
+            WalVersionUnknown: another version of Lakefeed has written a segment.
 
         """
         # A process that was killed may have left names that this one sees but the disk does not have yet.
         self.files.sync_directory(self.path)
         names = self.files.names(self.path)
         numbers = numbers_of(names, SEGMENT_SUFFIX)
-        _check_no_holes(numbers)
+        self._check_no_holes(numbers)
         headers = [self._load_header(number) for number in numbers]
         older = tuple(self._older_segment(*pair) for pair in itertools.pairwise(headers))
         newest = self._recover_newest(headers[-1]) if headers else None
@@ -142,7 +147,7 @@ class LogDirectory:
             self.files.close(descriptor)
             raise
         segment = _segment(path, header, end_offset=header.base_offset, end_position=header.records_start)
-        return Newest(header.number, segment, header.head, descriptor)
+        return Newest(header.number, segment, header.head, descriptor, marked=True)
 
     def sync_names(self) -> None:
         """Make renames durable: step 5."""
@@ -166,51 +171,48 @@ class LogDirectory:
                 self.files.make_directory(path)
             self.files.sync_directory(path.parent)
 
-    def _take_lock(self) -> int:
-        descriptor = self.files.open(self.path / _LOCK_NAME, os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self.files.close(descriptor)
-            raise WriterError(f"log is in use by another process: directory={self.path}") from error
-        return descriptor
+    def _check_no_holes(self, numbers: list[int]) -> None:
+        for before, after in itertools.pairwise(numbers):
+            if after != before + 1:
+                missing = self.path / segment_name(before + 1)
+                raise WalCorrupt("segment is missing", segment=str(missing), before=segment_name(after))
 
     def _load_header(self, number: int) -> Header:
         path = self.path / segment_name(number)
         descriptor = self.files.open(path, os.O_RDONLY)
         try:
             size_bytes = self.files.size(descriptor)
-            prefix = read_bytes(self.files, descriptor, HEADER_MIN_BYTES, 0)
-            data = read_bytes(self.files, descriptor, min(header_bytes(prefix), size_bytes), 0)
+            header = load_header(self.files, descriptor, path=str(path), number=number)
         finally:
             self.files.close(descriptor)
-        header = decode_header(data, name=path.name, number=number)
         if size_bytes < header.file_bytes:
-            raise WalCorrupt(f"segment was cut short: segment={path.name} bytes={size_bytes} of={header.file_bytes}")
+            raise WalCorrupt("segment was cut short", segment=str(path), bytes=size_bytes, of=header.file_bytes)
         return header
 
     def _older_segment(self, header: Header, following: Header) -> Segment:
         path = self.path / segment_name(header.number)
         if following.base_offset < header.base_offset:
-            raise WalCorrupt(f"offsets run backwards: segment={path.name} base_offset={header.base_offset}")
+            following_path = self.path / segment_name(following.number)
+            raise WalCorrupt("offsets run backwards", segment=str(following_path), offset=following.base_offset)
         return _segment(path, header, end_offset=following.base_offset, end_position=header.file_bytes)
 
     def _recover_newest(self, header: Header) -> Newest:
         path = self.path / segment_name(header.number)
         descriptor = self.files.open(path, os.O_RDWR)
         try:
-            segment = self._recover_records(path, header, descriptor)
+            end = self._recover_records(path, header, descriptor)
         except BaseException:
             self.files.close(descriptor)
             raise
-        return Newest(header.number, segment, header.head, descriptor)
+        segment = _segment(path, header, end_offset=end.offset, end_position=end.position)
+        return Newest(header.number, segment, header.head, descriptor, marked=end.marked)
 
-    def _recover_records(self, path: Path, header: Header, descriptor: int) -> Segment:
+    def _recover_records(self, path: Path, header: Header, descriptor: int) -> End:
         """Find the end of the newest segment's records and make it so on disk.
 
-        The last group is written once more: after a failed sync the system may hold it in memory as clean although
-        the disk never got it, and a sync alone would not bring it there. Everything behind it becomes zeros: a good
-        record of a torn group could otherwise pass as part of the group that is written over its beginning.
+        What was not synced is written once more: after a failed sync the system may hold it in memory as clean
+        although the disk never got it, and a sync alone would not bring it there. Everything behind it becomes zeros:
+        a good record of a torn group could otherwise pass as part of the group that is written over its beginning.
         A crash in between changes nothing that the next open would decide.
         """
         with memoryview(bytearray(header.file_bytes)) as view:
@@ -220,12 +222,12 @@ class LogDirectory:
                 start=header.records_start,
                 base_offset=header.base_offset,
                 salt=header.salt,
-                name=path.name,
+                path=str(path),
             )
-            write_all(self.files, descriptor, [view[end.group_position : end.position]], end.group_position)
+            write_all(self.files, descriptor, [view[end.unsynced_position : end.position]], end.unsynced_position)
         fill_zeros(self.files, descriptor, end.position, header.file_bytes)
         self.files.sync(descriptor)
-        return _segment(path, header, end_offset=end.offset, end_position=end.position)
+        return end
 
     def _sort_spares(self, numbers: list[int], spares_max: int) -> tuple[Path, ...]:
         """Keep spares of the right size, up to the limit, and remove the others."""
@@ -246,10 +248,39 @@ class LogDirectory:
             self.files.close(descriptor)
 
 
-def _check_no_holes(numbers: list[int]) -> None:
-    for before, after in itertools.pairwise(numbers):
-        if after != before + 1:
-            raise WalCorrupt(f"segment is missing: segment={segment_name(before + 1)} before={segment_name(after)}")
+def take_lock(directory: Path, files: Filesystem) -> int:
+    """Lock the log for this process until the descriptor is closed.
+
+    Raises:
+        WalLocked: another process has it.
+
+    """
+    descriptor = files.open(directory / _LOCK_NAME, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = read_bytes(files, descriptor, _PID_CHARS, 0).decode("ascii", "replace").strip()
+        files.close(descriptor)
+        raise WalLocked(
+            f"log is in use by another process, stop that one first (or give this one its own data directory):"
+            f" directory={directory} pid={holder or 'unknown'}"
+        ) from error
+    with contextlib.suppress(OSError):  # a full disk: the lock is what counts
+        write_all(files, descriptor, [str(os.getpid()).ljust(_PID_CHARS - 1).encode() + b"\n"], 0)
+    return descriptor
+
+
+def load_header(files: Filesystem, descriptor: int, *, path: str, number: int) -> Header:
+    """Read and check the header of an open segment.
+
+    Raises:
+        WalCorrupt: it is damaged.
+        WalVersionUnknown: it is of another version.
+
+    """
+    prefix = read_bytes(files, descriptor, HEADER_MIN_BYTES, 0)
+    size_bytes = min(header_bytes(prefix), files.size(descriptor))
+    return decode_header(read_bytes(files, descriptor, size_bytes, 0), path=path, number=number)
 
 
 def _segment(path: Path, header: Header, *, end_offset: int, end_position: int) -> Segment:

@@ -72,6 +72,10 @@ class Filesystem:
         """Give a file another name."""
         source.rename(target)
 
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second name."""
+        target.hardlink_to(source)
+
     def unlink(self, path: Path) -> None:
         """Remove a file."""
         path.unlink()

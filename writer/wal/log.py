@@ -7,12 +7,20 @@
 The state belongs to the event loop; threads only do what they are told and report back: `wal-append` writes and syncs
 groups, `wal-files` prepares spares and retires segments, so that neither ever stands in the way of an ack.
 Readers on other threads see the state through `durable_end` and `segment_of`, each read of which is atomic.
+
+How far two ends reach, by `LogConfig.sync`; a process that dies loses nothing below `durable_end` in any mode:
+
+    mode       durable_end                      synced_end: what power loss leaves
+    always     synced: an append waits for it   the same
+    interval   written                          written an interval ago (sync.py), or before the last rotation or close
+    none       written                          written before the last rotation or close; more as the system likes
 """
 
 from __future__ import annotations
 
 import asyncio
 import bisect
+import contextlib
 import dataclasses
 import secrets
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -27,8 +35,9 @@ from writer.frames import Payload
 from writer.wal.directory import SPARES_MAX, Contents, LogDirectory, Newest
 from writer.wal.files import Filesystem, is_no_room, write_all
 from writer.wal.reader import SegmentReader
-from writer.wal.record import GROUP_MAX_BYTES, Record, encode_group, record_bytes
+from writer.wal.record import GROUP_MAX_BYTES, MARK_BYTES, Record, encode_group, encode_mark, record_bytes
 from writer.wal.segment import Header, Segment
+from writer.wal.sync import BackgroundSync
 
 _SALT_BITS = 64
 _FIRST_SEGMENT = 1
@@ -52,6 +61,15 @@ class Log:
         self._newest = contents.newest
         self._spares = list(contents.spares)
         self._preparing: Future[Path] | None = None
+        self._sync_each = config.sync == "always"
+        self._background = BackgroundSync(
+            directory.files,
+            synced_end=self.durable_end,
+            interval_s=config.sync_interval_ms / 1000 if config.sync == "interval" else None,
+            on_failure=self._fail,
+        )
+        # The newest segment ends in what is left of a write for which the disk had no room: nothing may follow that.
+        self._abandoned = False
         self._closed = False
         self._appending = asyncio.Lock()
         self._trimming = asyncio.Lock()
@@ -64,9 +82,12 @@ class Log:
     def open(cls, directory: Path, config: LogConfig, *, files: Filesystem | None = None) -> Log:
         """Open the log, or make an empty one, and cut off a torn tail. Blocks; reads the newest segment into memory.
 
+        Everything that it finds is synced. In which mode it was written does not matter: each record tells.
+
         Raises:
             WalCorrupt: what was durable is damaged.
-            WriterError: another process has the log open.
+            WalLocked: another process has the log open.
+            WalVersionUnknown: another version of Lakefeed has written it.
 
         """
         locked = LogDirectory(directory, segment_bytes=config.segment_max_bytes, files=files or Filesystem())
@@ -90,8 +111,13 @@ class Log:
 
     @property
     def durable_end(self) -> int:
-        """Every record below this offset is durable."""
+        """Every record below this offset is durable, in the sense of the sync mode: its append has returned."""
         return 0 if self._newest is None else self._newest.segment.end_offset
+
+    @property
+    def synced_end(self) -> int:
+        """Every record below this offset is on disk, and survives the loss of power."""
+        return self.durable_end if self._sync_each else self._background.synced_end
 
     @property
     def next_offset(self) -> int:
@@ -140,13 +166,16 @@ class Log:
         return older[index]
 
     async def append(self, payloads: Sequence[Payload], *, head: Callable[[], bytes]) -> int:
-        """Append one group, sync it and return its first offset. `head` is called if a new segment has to be begun.
+        """Append one group and return its first offset. `head` is called if a new segment has to be begun.
+
+        With `sync = always` the group is synced by then.
 
         Cancelling waits until the group has been written or has failed, so that nothing is in flight when
         CancelledError is raised: `durable_end` then tells whether the group is in the log.
 
         Raises:
-            WalFull: the budget or the disk has no room for another segment; nothing has changed.
+            WalFull: the budget or the disk has no room; the group is not in the log. (Had a part of it been written
+                already, then an open before the next append may find that part.)
             WalFailed: writing or syncing failed, now or earlier. The group may or may not be found at the next open.
             ValueError: the group is empty or larger than `group_max_bytes`, or a payload is empty.
 
@@ -174,39 +203,66 @@ class Log:
                 await _uncancelled(self._retire_oldest())
 
     async def close(self) -> None:
-        """Finish what is being written and let another process open the log. Cancelling it waits for the end."""
+        """Finish what is being written, sync it and let another process open the log. Cancelling waits for the end.
+
+        Raises:
+            WalFailed: what was durable could not be synced. The log is closed nevertheless.
+
+        """
         await _uncancelled(self._close())
 
     async def _append(self, payloads: Sequence[Payload], group_bytes: int, head: Callable[[], bytes]) -> int:
         async with self._appending:
+            await self._background.wait_if_late()
             self._check_usable()
             newest = self._newest
-            if newest is None or newest.segment.end_position + group_bytes > newest.segment.file_bytes:
+            if newest is None or not self._fits(newest.segment, group_bytes):
                 newest = await self._rotate(newest, head)
             segment = newest.segment
-            await self._run(self._append_thread, self._write_group, newest, payloads)
-            self._newest = dataclasses.replace(
-                newest,
-                segment=dataclasses.replace(
-                    segment,
-                    end_offset=segment.end_offset + len(payloads),
-                    end_position=segment.end_position + group_bytes,
-                ),
-            )
-            self._advanced.set()  # wakes those who wait now; the next advance is another event
-            self._advanced = asyncio.Event()
+            try:
+                await self._run(self._append_thread, self._write_group, newest, payloads, self.synced_end)
+            except WalFull:
+                self._abandoned = True
+                raise
+            self._advance(newest, len(payloads), group_bytes)
             return segment.end_offset
 
-    def _write_group(self, newest: Newest, payloads: Sequence[Payload]) -> None:
+    def _fits(self, segment: Segment, group_bytes: int) -> bool:
+        """Tell whether a group still goes into the newest segment, and a mark behind it when the log is closed."""
+        return not self._abandoned and segment.end_position + group_bytes + MARK_BYTES <= segment.file_bytes
+
+    def _write_group(self, newest: Newest, payloads: Sequence[Payload], synced: int) -> None:
         segment = newest.segment
-        parts = encode_group(payloads, first_offset=segment.end_offset, salt=segment.salt)
-        write_all(self.files, newest.descriptor, parts, segment.end_position)
-        self.files.sync(newest.descriptor)
+        parts = encode_group(payloads, first_offset=segment.end_offset, synced=synced, salt=segment.salt)
+        try:
+            write_all(self.files, newest.descriptor, parts, segment.end_position)
+        except OSError as error:
+            # The blocks were there, but not every system writes to the same ones again.
+            if is_no_room(error):
+                raise WalFull(f"disk has no room for the group: {error}") from error
+            raise
+        if self._sync_each:
+            self.files.sync(newest.descriptor)
+
+    def _advance(self, newest: Newest, records: int, group_bytes: int) -> None:
+        segment = newest.segment
+        self._newest = dataclasses.replace(
+            newest,
+            segment=dataclasses.replace(
+                segment, end_offset=segment.end_offset + records, end_position=segment.end_position + group_bytes
+            ),
+            marked=False,
+        )
+        if not self._sync_each:
+            self._background.note(newest.descriptor, self.durable_end)
+        self._advanced.set()  # wakes those who wait now; the next advance is another event
+        self._advanced = asyncio.Event()
 
     async def _rotate(self, newest: Newest | None, head: Callable[[], bytes]) -> Newest:
         """Begin a new segment; see directory.py for what a crash in between leaves."""
         spare = await self._ready_spare()
         header = self._next_header(newest, head())
+        await self._finish_sync()
         try:
             begun = await self._call(self._append_thread, self._directory.begin, spare, header)
         except OSError as error:
@@ -218,8 +274,15 @@ class Log:
             self._older_bytes += newest.segment.file_bytes
             self.files.close(newest.descriptor)
         self._newest = begun
+        self._abandoned = False
         self._maybe_prepare_spare()
         return begun
+
+    async def _finish_sync(self) -> None:
+        try:
+            await self._background.finish()
+        except OSError as error:
+            raise self._fail(error) from error
 
     def _next_header(self, newest: Newest | None, head: bytes) -> Header:
         header = Header(
@@ -229,7 +292,7 @@ class Log:
             salt=secrets.randbits(_SALT_BITS),
             head=head,
         )
-        if header.records_start + self.group_max_bytes > self._segment_bytes:
+        if header.records_start + self.group_max_bytes + MARK_BYTES > self._segment_bytes:
             raise ValueError(f"head is too large for a segment: bytes={len(head)} segment_bytes={self._segment_bytes}")
         return header
 
@@ -237,6 +300,8 @@ class Log:
         """Return a spare, which stays one until a segment is begun with it."""
         if not self._has_room():
             raise WalFull(f"log has used up its budget: size_bytes={self.size_bytes} max_bytes={self.max_bytes}")
+        if self._preparing is not None and self._preparing.done() and self._preparing.exception() is not None:
+            self._preparing = None  # it failed some time ago: there may be room by now
         self._maybe_prepare_spare()
         if self._preparing is not None and not self._spares:
             preparing, self._preparing = self._preparing, None
@@ -271,13 +336,36 @@ class Log:
             if self._closed:
                 return
             self._closed = True
-            if self._preparing is not None:
-                await asyncio.gather(asyncio.wrap_future(self._preparing), return_exceptions=True)
-            self._append_thread.shutdown()
-            self._files_thread.shutdown()
-            if self._newest is not None:
-                self.files.close(self._newest.descriptor)
-            self._directory.close()
+            try:
+                if self.failed is None:
+                    await self._finish_sync()
+                    await self._maybe_mark()
+            finally:
+                await self._release()
+
+    async def _maybe_mark(self) -> None:
+        """Leave behind the last record that all is synced: from now on damage is told from a torn tail everywhere."""
+        newest = self._newest
+        if newest is None or newest.marked or self._abandoned:
+            return
+        with contextlib.suppress(OSError):  # nothing is lost without the mark, nor by a torn one
+            await self._call(self._append_thread, self._write_mark, newest)
+
+    def _write_mark(self, newest: Newest) -> None:
+        segment = newest.segment
+        mark = encode_mark(segment.end_offset, segment.end_offset, salt=segment.salt)
+        write_all(self.files, newest.descriptor, [mark], segment.end_position)
+        self.files.sync(newest.descriptor)
+
+    async def _release(self) -> None:
+        if self._preparing is not None:
+            await asyncio.gather(asyncio.wrap_future(self._preparing), return_exceptions=True)
+        self._background.close()
+        self._append_thread.shutdown()
+        self._files_thread.shutdown()
+        if self._newest is not None:
+            self.files.close(self._newest.descriptor)
+        self._directory.close()
 
     async def _run(self, thread: ThreadPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do work on a thread after which, if it fails, nobody knows what is on disk."""
@@ -301,7 +389,9 @@ class Log:
         return self._fail(error)
 
     def _fail(self, error: OSError) -> WalFailed:
-        self.failed = f"log cannot be written: {error}"
+        """Accept nothing more: only the next open reads back what the disk holds."""
+        if self.failed is None:
+            self.failed = f"log cannot be written, restart the service once the disk is well: {error}"
         return WalFailed(self.failed)
 
     def _check_usable(self) -> None:

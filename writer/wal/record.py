@@ -1,18 +1,21 @@
 """Records of the write-ahead log. Owns their bytes and checks, and tells a torn tail from corruption.
 
-    crc32: u32 (of all that follows) | length: u32 | offset: u64 | group: u64 | payload: bytes[length] | zeros to 8
+    crc32: u32 (of all that follows) | length: u32 | offset: u64 | synced: u64 | payload: bytes[length] | zeros to 8
 
 All numbers are little-endian and every record starts at a multiple of 8, so that a search behind damaged bytes finds
-the next record. `offset` numbers the records of the whole log. `group` is the first offset of the group that the
-record was synced with; it is stored xor the salt of its segment, a random number that never leaves the machine, so
+the next record. `offset` numbers the records of the whole log. `synced` says that all records below it were synced
+when this one was written; it is stored xor the salt of its segment, a random number that never leaves the machine, so
 neither what a recycled file still holds from its former life nor bytes that a client dressed up as a record can pass.
 
-Groups are written one after the other, each only after the one before it is synced. So when the record at `offset`
-is bad, a good record behind it tells what happened:
+A *mark* has `length` 2^31 and no payload, and takes no number. It is written when everything before it is synced, and
+says which number follows: `offset` is the one that was due, `synced` the next one. After a clean close these are the
+same; where a repair had to leave a gap, the records between them are missing for good.
 
-    its group > offset     a later group was begun: the bad record had been durable, this is corruption
-    its group <= offset    it was written together with the bad record: never synced, the tail is torn
-    there is none          the tail is torn, or the log simply ends here
+When the record at `offset` is bad, what is good behind it tells what happened, however often the log was synced:
+
+    its synced > offset     the bad record had been durable: this is corruption
+    its synced <= offset    it was written before the bad record was known to be on disk: the tail is torn
+    there is none           the tail is torn, or the log simply ends here
 
 A write that power loss interrupts is taken to harm no byte outside of it, as every journal of a database does.
 """
@@ -21,18 +24,22 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from writer.errors import WalCorrupt
 from writer.frames import Payload
 
 ALIGNMENT = 8
 HEADER_BYTES = 24
-GROUP_MAX_BYTES = 2**32 - 1  # what `length` can say of a single record
+MARK_BYTES = HEADER_BYTES
+GROUP_MAX_BYTES = 2**31 - 1  # what `length` can say of a single record
 
+_MARK_LENGTH = 2**31
 _CRC = struct.Struct("<I")
 _CHECKED = struct.Struct("<IQQ")
 _HEADER = struct.Struct("<IIQQ")
@@ -41,6 +48,9 @@ _PADDINGS = tuple(bytes(count) for count in range(ALIGNMENT))
 
 # The search looks at this many possible positions at once: 1 MiB of log, so that its arrays stay in the cache.
 _SEARCH_WORDS = 128 * 1024
+
+# No gap is wider than this, so that the search need not checksum whatever looks like a number.
+_OFFSETS_AHEAD_MAX = 2**40
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +63,27 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Where the good records of a segment end, and where the last group among them begins."""
+    """Where the good records of a segment end; those from `unsynced_position` on may not be on disk.
+
+    `marked` tells that nothing follows the last mark.
+    """
 
     position: int
     offset: int
-    group_position: int
+    unsynced_position: int
+    marked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What the next record of a segment has to say: this offset, and that at least so much is synced.
+
+    Without the salt, which only a damaged header can hide, nothing is known of `synced`.
+    """
+
+    offset: int
+    synced: int
+    salt: int | None
 
 
 def aligned(size_bytes: int) -> int:
@@ -70,14 +96,15 @@ def record_bytes(payload: Payload) -> int:
     return aligned(HEADER_BYTES + sum(map(len, payload)))
 
 
-def encode_group(payloads: Sequence[Payload], *, first_offset: int, salt: int) -> list[bytes]:
+def encode_group(payloads: Sequence[Payload], *, first_offset: int, synced: int, salt: int) -> list[bytes]:
     """Lay out one group as parts to be written one after the other; payloads are passed on, never copied."""
     parts: list[bytes] = []
     crc32 = zlib.crc32
+    stored = synced ^ salt
     for offset, payload in enumerate(payloads, first_offset):
         length = sum(map(len, payload))
         padding = _PADDINGS[-length % ALIGNMENT]
-        checked = _CHECKED.pack(length, offset, first_offset ^ salt)
+        checked = _CHECKED.pack(length, offset, stored)
         crc = crc32(checked)
         for part in (*payload, padding):
             crc = crc32(part, crc)
@@ -85,72 +112,111 @@ def encode_group(payloads: Sequence[Payload], *, first_offset: int, salt: int) -
     return parts
 
 
+def encode_mark(offset: int, next_offset: int, *, salt: int) -> bytes:
+    """Lay out a mark: everything below `offset` is synced, and `next_offset` follows."""
+    checked = _CHECKED.pack(_MARK_LENGTH, offset, next_offset ^ salt)
+    return _CRC.pack(zlib.crc32(checked)) + checked
+
+
 def claimed_bytes(view: memoryview, position: int) -> int:
     """Tell how long the record at `position` says it is; whether that is true is not known yet."""
     if position + HEADER_BYTES > len(view):
         return HEADER_BYTES
     length: int = _HEADER.unpack_from(view, position)[1]
-    return aligned(HEADER_BYTES + length)
+    return HEADER_BYTES if length == _MARK_LENGTH else aligned(HEADER_BYTES + length)
 
 
-def good_record(view: memoryview, position: int, *, offset: int, group: int, salt: int) -> tuple[int, int] | None:
-    """Return length and group of the record at `position` if it is whole and continues the log, else None.
+def good_record(view: memoryview, position: int, *, offset: int, synced: int, salt: int) -> tuple[int, int, int] | None:
+    """Return the length of the record at `position`, the offset and `synced` that are due behind it; None if it is bad.
 
-    It continues the log if it has the `offset` that is due and belongs to the `group` of the record before it or
-    begins a group itself. The first record of a segment always begins one: pass its offset as `group`.
+    It is good if it is whole, has the `offset` that is due, and says no less to be `synced` than the one before it.
+    The length of a mark is 0. The first record of a segment follows a synced one: pass its offset as `synced`.
     """
     if position + HEADER_BYTES > len(view):
         return None
-    crc, length, found_offset, mark = _HEADER.unpack_from(view, position)
-    found_group = mark ^ salt
+    crc, length, found_offset, stored = _HEADER.unpack_from(view, position)
+    found_synced = stored ^ salt
+    if found_offset != offset:
+        return None
+    if length == _MARK_LENGTH:
+        if found_synced < offset or zlib.crc32(view[position + _CRC.size : position + MARK_BYTES]) != crc:
+            return None
+        return 0, found_synced, found_synced
     # No payload is empty, so that zeros are never a record.
-    if length == 0 or found_offset != offset or (found_group not in (group, offset)):
+    if length == 0 or not synced <= found_synced <= offset:
         return None
     end = position + aligned(HEADER_BYTES + length)
     if end > len(view) or zlib.crc32(view[position + _CRC.size : end]) != crc:
         return None
-    return length, found_group
+    return length, offset + 1, found_synced
 
 
-def find_end(view: memoryview, *, start: int, base_offset: int, salt: int, name: str) -> End:
+def claimed_header(view: memoryview, position: int, *, salt: int) -> tuple[int, int, int]:
+    """Return length (0 of a mark), offset and `synced` of what stands at `position`, true or not; zeros at the end."""
+    if position + HEADER_BYTES > len(view):
+        return 0, 0, 0
+    _, length, offset, stored = _HEADER.unpack_from(view, position)
+    return 0 if length == _MARK_LENGTH else length, offset, stored ^ salt
+
+
+def find_end(view: memoryview, *, start: int, base_offset: int, salt: int, path: str) -> End:
     """Find where the records of the newest segment end.
 
     Raises:
-        WalCorrupt: a bad record has a good record of a later group behind it.
+        WalCorrupt: a bad record has a good one behind it that was written after the bad one was synced.
 
     """
-    position, offset, group, group_position = start, base_offset, base_offset, start
-    while found := good_record(view, position, offset=offset, group=group, salt=salt):
-        length, group = found
-        if group == offset:
-            group_position = position
+    position, offset, synced, marked = start, base_offset, base_offset, True
+    unsynced: deque[tuple[int, int]] = deque()  # the last offset that each record accounts for, and its position
+    while found := good_record(view, position, offset=offset, synced=synced, salt=salt):
+        length, offset, synced = found
+        while unsynced and unsynced[0][0] < synced:
+            unsynced.popleft()
+        unsynced.append((offset - 1, position))
         position += aligned(HEADER_BYTES + length)
-        offset += 1
-    later = _find_later_group(view, position, offset=offset, salt=salt)
+        marked = length == 0
+    later = find_record(view, position, due=Due(offset, offset + 1, salt))
     if later is not None:
         raise WalCorrupt(
-            f"damaged record before a durable one: segment={name} position={position} expected_offset={offset}"
-            f" next_good_position={later}"
+            "damaged record before a durable one",
+            segment=path,
+            position=position,
+            offset=offset,
+            next_good_position=later,
         )
-    return End(position, offset, group_position)
+    return End(position, offset, unsynced[0][1] if unsynced else position, marked)
 
 
-def _find_later_group(view: memoryview, position: int, *, offset: int, salt: int) -> int | None:
-    """Find a good record of a group above `offset`, anywhere at or behind `position`."""
-    count = (len(view) - position) // ALIGNMENT
+def find_record(view: memoryview, position: int, *, due: Due, until: int | None = None) -> int | None:
+    """Find the first record or mark at or behind `position` that is due or comes later, and is below `until`."""
+    if until is None:
+        until = due.offset + _OFFSETS_AHEAD_MAX
+    count = max(0, len(view) - position) // ALIGNMENT
     words = np.frombuffer(view, dtype="<u8", offset=position, count=count) if count else np.empty(0, dtype="<u8")
     for start in range(0, len(words), _SEARCH_WORDS):
         block = words[start : start + _SEARCH_WORDS + 2]
-        lengths, offsets, groups = block[:-2] >> 32, block[1:-1], block[2:] ^ salt
-        plausible = (groups > offset) & (groups <= offsets) & (offsets < offset + len(words)) & (lengths > 0)
-        for index in np.flatnonzero(plausible):
+        for index in np.flatnonzero(_plausible(block, due, until)):
             candidate = position + (start + int(index)) * ALIGNMENT
-            if _crc_is_good(view, candidate):
+            if is_whole(view, candidate):
                 return candidate
     return None
 
 
-def _crc_is_good(view: memoryview, position: int) -> bool:
+def _plausible(words: npt.NDArray[np.uint64], due: Due, until: int) -> npt.NDArray[np.bool_]:
+    """Tell at which words a record could begin, by its header alone."""
+    lengths, offsets = words[:-2] >> 32, words[1:-1]
+    plausible = (lengths > 0) & (lengths <= _MARK_LENGTH) & (offsets >= due.offset) & (offsets < until)
+    if due.salt is not None:
+        synced = words[2:] ^ np.uint64(due.salt)
+        of_mark = (synced >= offsets) & (synced <= until)
+        plausible &= (synced >= due.synced) & np.where(lengths == _MARK_LENGTH, of_mark, synced <= offsets)
+    return plausible
+
+
+def is_whole(view: memoryview, position: int) -> bool:
+    """Tell whether the checksum of what stands at `position` is right."""
+    if position + HEADER_BYTES > len(view):
+        return False
     (crc,) = _CRC.unpack_from(view, position)
     end = position + claimed_bytes(view, position)
     return end <= len(view) and zlib.crc32(view[position + _CRC.size : end]) == crc

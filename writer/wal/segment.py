@@ -1,11 +1,12 @@
 """Segments of the log as values. Owns their names and the bytes of their header; records belong to record.py.
 
-    magic: 8 bytes | version: u32 | crc32: u32 (of all that follows)
+    magic: 8 bytes | crc32: u32 (of all that follows) | version: u32 | header_bytes: u64
     number: u64 | base_offset: u64 | file_bytes: u64 | salt: u64 | head_length: u64
     head: bytes[head_length] | zeros to a multiple of 8 | records ...
 
 The head is the caller's: whatever it must still know of the records before this segment once they are trimmed.
-`file_bytes` is fixed when the file is made, so a file that is shorter than that was damaged.
+`file_bytes` is fixed when the file is made, so a file that is shorter than that was damaged. The first line stays as
+it is in every version, so that a log of another version is told from a damaged one.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from writer.errors import WalCorrupt
+from writer.errors import WalCorrupt, WalVersionUnknown
 from writer.wal.record import aligned
 
 SEGMENT_SUFFIX = ".wal"
 SPARE_SUFFIX = ".spare"
 
 _MAGIC = b"LAKEWAL\n"
-_VERSION = 1
-_START = struct.Struct("<8sII")
+_VERSION = 2
+_START = struct.Struct("<8sIIQ")
+_CHECKED_FROM = 12  # behind the crc32
 _FIELDS = struct.Struct("<QQQQQ")
 _NAME = re.compile(r"(\d{10,})\.(wal|spare)")
 
@@ -81,36 +83,41 @@ def numbers_of(names: list[str], suffix: str) -> list[int]:
 
 def encode_header(header: Header) -> bytes:
     """Lay out the header, with the zeros before the first record."""
+    start = _START.pack(_MAGIC, 0, _VERSION, header.records_start)
     fields = _FIELDS.pack(header.number, header.base_offset, header.file_bytes, header.salt, len(header.head))
-    checked = (fields + header.head).ljust(header.records_start - _START.size, b"\0")
-    return _START.pack(_MAGIC, _VERSION, zlib.crc32(checked)) + checked
+    checked = (start[_CHECKED_FROM:] + fields + header.head).ljust(header.records_start - _CHECKED_FROM, b"\0")
+    return _START.pack(_MAGIC, zlib.crc32(checked), 0, 0)[:_CHECKED_FROM] + checked
 
 
 def header_bytes(prefix: bytes) -> int:
     """Tell how long the header says it is; whether that is true is not known yet."""
     if len(prefix) < HEADER_MIN_BYTES:
         return HEADER_MIN_BYTES
-    head_length: int = _FIELDS.unpack_from(prefix, _START.size)[-1]
-    return aligned(HEADER_MIN_BYTES + head_length)
+    claimed: int = _START.unpack_from(prefix)[-1]
+    return max(claimed, HEADER_MIN_BYTES)
 
 
-def decode_header(data: bytes, *, name: str, number: int) -> Header:
+def decode_header(data: bytes, *, path: str, number: int) -> Header:
     """Read a header back and check that it is whole and belongs to the segment of this number.
 
     Raises:
         WalCorrupt: it is not. A file gets a segment's name only after its header is synced, so this is damage.
+        WalVersionUnknown: it is whole, but of another version.
 
     """
     if len(data) < HEADER_MIN_BYTES:
-        raise WalCorrupt(f"segment has no header: segment={name} bytes={len(data)}")
-    magic, version, crc = _START.unpack_from(data)
+        raise WalCorrupt("segment has no header", segment=path, bytes=len(data))
+    magic, crc, version, _ = _START.unpack_from(data)
     if magic != _MAGIC:
-        raise WalCorrupt(f"not a segment of a log: segment={name} position=0")
+        raise WalCorrupt("not a segment of a log", segment=path, position=0)
+    if zlib.crc32(memoryview(data)[_CHECKED_FROM:]) != crc:
+        raise WalCorrupt("checksum mismatch in the header", segment=path, position=0)
     if version != _VERSION:
-        raise WalCorrupt(f"unknown version of the log: segment={name} version={version} known={_VERSION}")
-    if zlib.crc32(memoryview(data)[_START.size :]) != crc:
-        raise WalCorrupt(f"checksum mismatch in the header: segment={name} position=0")
+        raise WalVersionUnknown(
+            f"log is of another version, start the Lakefeed that wrote it: segment={path} version={version}"
+            f" known={_VERSION}"
+        )
     found_number, base_offset, file_bytes, salt, head_length = _FIELDS.unpack_from(data, _START.size)
     if found_number != number:
-        raise WalCorrupt(f"header belongs to another segment: segment={name} found={segment_name(found_number)}")
+        raise WalCorrupt("header belongs to another segment", segment=path, found=segment_name(found_number))
     return Header(found_number, base_offset, file_bytes, salt, data[HEADER_MIN_BYTES : HEADER_MIN_BYTES + head_length])

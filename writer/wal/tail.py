@@ -1,4 +1,7 @@
-"""Reading the log behind its end. Owns the next offset to read and the moves from segment to segment."""
+"""Reading the log behind its end. Owns the next offset to read and the moves from segment to segment.
+
+Offsets rise by one from record to record, except where a repair left a gap: the tail steps over it.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +40,13 @@ class Tail:
 
         """
         until = min(until, self._log.durable_end)
-        if self.offset >= until:
-            return []
+        records: list[Record] = []
+        while not records and self.offset < until:
+            records = self._read_segment(until, max_bytes)
+        return records
+
+    def _read_segment(self, until: int, max_bytes: int) -> list[Record]:
+        """Read from the segment that the next record is in: nothing if all that it still has is a gap."""
         segment = self._log.segment_of(self.offset)
         reader = self._reader_of(segment)
         while reader.offset < self.offset:
@@ -61,6 +69,6 @@ class Tail:
             try:
                 self._reader = SegmentReader(segment, self._log.files)
             except FileNotFoundError as error:
-                raise WalCorrupt(f"segment is gone: segment={segment.path.name} offset={self.offset}") from error
+                raise WalCorrupt("segment is gone", segment=str(segment.path), offset=self.offset) from error
             self._segment_path = segment.path
         return self._reader

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -83,4 +84,17 @@ def spares(path: Path) -> list[Path]:
 
 
 def disk_bytes(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.iterdir())
+    return sum(file.stat().st_size for file in [*segments(path), *spares(path)])
+
+
+def flip(path: Path, *positions: int) -> None:
+    """Damage bytes of a file."""
+    data = bytearray(path.read_bytes())
+    for position in positions:
+        data[position] ^= 0xFF
+    path.write_bytes(data)
+
+
+def die(path: Path, copy: Path) -> Path:
+    """Copy an open log as the next process would find it if this one died now: without the mark of a clean close."""
+    return shutil.copytree(path, copy)

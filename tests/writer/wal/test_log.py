@@ -391,7 +391,7 @@ async def test_damaged_header_is_corruption(tmp_path: Path):
     for path in segments(tmp_path):
         data = path.read_bytes()
         path.write_bytes(data[:20] + bytes([data[20] ^ 1]) + data[21:])
-        with pytest.raises(WalCorrupt, match=f"segment={path.name}"):
+        with pytest.raises(WalCorrupt, match=f"segment={path}"):
             Log.open(tmp_path, SMALL)
         path.write_bytes(data)
 
@@ -400,7 +400,7 @@ async def test_missing_segment_is_corruption(tmp_path: Path):
     async with opened(tmp_path) as log:
         await append_large(log, 5)
     segments(tmp_path)[1].unlink()
-    with pytest.raises(WalCorrupt, match=r"segment is missing: segment=0000000002\.wal"):
+    with pytest.raises(WalCorrupt, match=r"segment is missing: segment=.*/0000000002\.wal"):
         Log.open(tmp_path, SMALL)
 
 
@@ -410,7 +410,7 @@ async def test_segment_that_was_cut_short_is_corruption(tmp_path: Path):
     for path in segments(tmp_path):
         data = path.read_bytes()
         path.write_bytes(data[:-8])
-        with pytest.raises(WalCorrupt, match=f"segment was cut short: segment={path.name}"):
+        with pytest.raises(WalCorrupt, match=f"segment was cut short: segment={path}"):
             Log.open(tmp_path, SMALL)
         path.write_bytes(data)
 
@@ -439,7 +439,7 @@ async def test_flipped_byte_in_an_earlier_group_is_corruption(tmp_path: Path):
     whole = path.read_bytes()
     for position in range(start, end):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :])
-        with pytest.raises(WalCorrupt, match=r"segment=0000000001\.wal position=\d+ expected_offset=[01] "):
+        with pytest.raises(WalCorrupt, match=r"segment=/.*/0000000001\.wal position=\d+ offset=[01] "):
             Log.open(tmp_path, SMALL)
 
 
@@ -491,7 +491,7 @@ async def test_tail_read_meets_damage_in_an_older_segment(tmp_path: Path):
     path.write_bytes(data)
     async with opened(tmp_path) as log:
         assert read_all(log, offset=4) == payloads[4:]
-        with pytest.raises(WalCorrupt, match=r"segment=0000000002\.wal position=\d+ expected_offset=2"):
+        with pytest.raises(WalCorrupt, match=r"segment=/.*/0000000002\.wal position=\d+ offset=2"):
             read_all(log)
 
 
@@ -505,6 +505,6 @@ async def test_tail_read_meets_records_that_end_before_the_next_segment_begins(t
     async with opened(tmp_path) as log:
         tail = Tail(log, 0)
         assert [record.offset for record in tail.read(until=3, max_bytes=MIB)] == [0]
-        with pytest.raises(WalCorrupt, match="expected_offset=1"):
+        with pytest.raises(WalCorrupt, match=r" offset=1;"):
             tail.read(until=3, max_bytes=MIB)
         tail.close()

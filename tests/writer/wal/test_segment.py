@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 
-from writer.errors import WalCorrupt
+from writer.errors import WalCorrupt, WalVersionUnknown
 from writer.wal.segment import (
     SEGMENT_SUFFIX,
     SPARE_SUFFIX,
@@ -19,18 +21,26 @@ from writer.wal.segment import (
 HEADER = Header(number=42, base_offset=7, file_bytes=2**20, salt=0x1122334455667788, head=b"marks")
 
 
-def test_layout_of_a_header_is_the_one_on_disk_since_version_1():
+def test_layout_of_a_header_is_the_one_on_disk_since_version_2():
     assert encode_header(HEADER) == bytes.fromhex(
         """
-        4c414b4557414c0a 01000000 c37d7feb
+        4c414b4557414c0a 7d2e1bb7 02000000 4800000000000000
         2a00000000000000 0700000000000000 0000100000000000 8877665544332211 0500000000000000
         6d61726b73000000
         """
     )
 
 
+def test_whole_header_of_another_version_is_not_taken_for_damage():
+    data = bytearray(encode_header(HEADER))
+    data[12] += 1
+    data[8:12] = zlib.crc32(data[12:]).to_bytes(4, "little")
+    with pytest.raises(WalVersionUnknown, match="version=3 known=2"):
+        decode_header(bytes(data), path="data/log/0000000042.wal", number=42)
+
+
 def test_header_is_read_back():
-    assert decode_header(encode_header(HEADER), name="0000000042.wal", number=42) == HEADER
+    assert decode_header(encode_header(HEADER), path="data/log/0000000042.wal", number=42) == HEADER
 
 
 def test_flipped_bit_anywhere_in_the_header_is_corruption():
@@ -38,20 +48,20 @@ def test_flipped_bit_anywhere_in_the_header_is_corruption():
     for position in range(len(data)):
         damaged = bytearray(data)
         damaged[position] ^= 1
-        with pytest.raises(WalCorrupt, match=r"segment=0000000042\.wal"):
-            decode_header(bytes(damaged), name="0000000042.wal", number=42)
+        with pytest.raises(WalCorrupt, match=r"segment=data/log/0000000042\.wal"):
+            decode_header(bytes(damaged), path="data/log/0000000042.wal", number=42)
 
 
 def test_header_that_is_cut_off_is_corruption():
     data = encode_header(HEADER)
     for length in range(len(data)):
-        with pytest.raises(WalCorrupt, match=r"segment=0000000042\.wal"):
-            decode_header(data[:length], name="0000000042.wal", number=42)
+        with pytest.raises(WalCorrupt, match=r"segment=data/log/0000000042\.wal"):
+            decode_header(data[:length], path="data/log/0000000042.wal", number=42)
 
 
 def test_segment_under_another_name_is_corruption():
-    with pytest.raises(WalCorrupt, match=r"segment=0000000043\.wal found=0000000042\.wal"):
-        decode_header(encode_header(HEADER), name="0000000043.wal", number=43)
+    with pytest.raises(WalCorrupt, match=r"segment=data/log/0000000043\.wal found=0000000042\.wal"):
+        decode_header(encode_header(HEADER), path="data/log/0000000043.wal", number=43)
 
 
 def test_numbers_are_found_among_other_names():

@@ -1,0 +1,38 @@
+"""What Debezium does not say about its tables and has to be told: their keys, and what a before-image is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+UNAVAILABLE_VALUE = "__debezium_unavailable_value"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableKeys:
+    """How the rows of a table are told apart.
+
+    `columns` are those of the replica identity: the primary key by default, the columns of the index where a table has
+    REPLICA IDENTITY USING INDEX (there the primary key arrives as zeros). With `replica_identity_full` every column of
+    a before-image is real; without it only these columns are, because Debezium fills the others with nulls, zeros,
+    empty text or column defaults.
+    """
+
+    columns: tuple[str, ...] = ()
+    replica_identity_full: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DebeziumConfig:
+    """Settings of one Debezium source. Tables are named as the source does: `schema.table`."""
+
+    tables: Mapping[str, TableKeys] = field(default_factory=dict)
+    other_tables: TableKeys = TableKeys()
+    # The connector's unavailable.value.placeholder.
+    unavailable_value: str = UNAVAILABLE_VALUE
+    # Logical decoding messages belong to no table of the source: they are changes of this one.
+    messages_table: str = "debezium_messages"
+
+    def keys_of(self, table: str) -> TableKeys:
+        """Give the keys of a source table."""
+        return self.tables.get(table, self.other_tables)

@@ -1,0 +1,321 @@
+"""A request of Debezium taken apart into events. Owns their kinds and what each one becomes.
+
+    body: one event, or a list of them; each with its schema ({"schema": ..., "payload": ...}) or without
+
+    op r, c, u, d, t, m        Change: READ, INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE
+    status BEGIN, END          TransactionMark
+    ts_ms alone                Heartbeat
+    null                       Ignored: a tombstone
+    tableChanges               Ignored: a schema change
+
+What is none of these is refused, and the whole request with it: nothing of it may get lost behind a success.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import msgspec
+
+from ingest.debezium import forms, images
+from ingest.debezium import headers as own
+from ingest.debezium.config import DebeziumConfig, TableKeys
+from ingest.debezium.errors import DebeziumMalformed
+from ingest.debezium.events import (
+    NO_IMAGE,
+    NULL,
+    Change,
+    DebeziumEvent,
+    Heartbeat,
+    Ignored,
+    Origin,
+    SourceOperation,
+    TransactionMark,
+    TransactionStatus,
+)
+from ingest.debezium.forms import Written
+from ingest.debezium.images import Image, row_id_of
+from ingest.debezium.schemas import split_schema
+from writer.envelope import ADMISSION_HEADROOM_FRAMES, TIMESTAMP_MAX_MS, TIMESTAMP_MIN_MS, Sequence
+
+NAME_MAX_CHARS = 255
+
+_OPERATIONS = {
+    "r": SourceOperation.READ,
+    "c": SourceOperation.INSERT,
+    "u": SourceOperation.UPDATE,
+    "d": SourceOperation.DELETE,
+    "t": SourceOperation.TRUNCATE,
+    "m": SourceOperation.MESSAGE,
+}
+_WITH_AFTER = (SourceOperation.READ, SourceOperation.INSERT, SourceOperation.UPDATE)
+_ORIGIN_FIELDS = ("connector", "name", "db", "schema", "table", "snapshot", "lsn", "txId", "sequence")
+_HEARTBEAT = {"ts_ms", "ts_us", "ts_ns"}
+_MARK = {"status", "id", "event_count", "data_collections", "ts_ms"}
+_SCHEMA_CHANGE = "tableChanges"
+
+# A dot would part a name in two, the others no catalog takes; written as Iceberg writes such characters in Avro names.
+_UNUSABLE = re.compile(r"[\x00-\x1f\x7f./\\%?#]")
+_SPACE = b" \t\r\n"
+_MISSING = (NO_IMAGE, NULL)
+
+_encode = msgspec.json.Encoder().encode
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_pair = msgspec.json.Decoder(tuple[Sequence | None, Sequence | None], strict=False).decode
+_decode_mark = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def read_events(body: bytes, headers: Mapping[str, str], config: DebeziumConfig) -> list[DebeziumEvent]:
+    """Read all events of a request, in order.
+
+    Raises: DebeziumMalformed.
+    """
+    try:
+        body.decode()
+        # The writer decodes the rows again on another stack: standing deeper here makes its limit the looser one.
+        return _read_below(body, headers, config, frames=ADMISSION_HEADROOM_FRAMES)
+    except UnicodeDecodeError:
+        raise DebeziumMalformed("body", "expected UTF-8") from None
+    except RecursionError:
+        raise DebeziumMalformed("body", "a value is nested too deeply") from None
+    except msgspec.MsgspecError:
+        raise DebeziumMalformed("body", "expected JSON") from None
+
+
+def _read_below(body: bytes, headers: Mapping[str, str], config: DebeziumConfig, *, frames: int) -> list[DebeziumEvent]:
+    if frames:
+        return _read_below(body, headers, config, frames=frames - 1)
+    first = own.own_headers(headers)
+    if not body.lstrip(_SPACE).startswith(b"["):
+        return [_read_event(body, first, config, place="event")]
+    events = [
+        _read_event(json, first if index == 0 else {}, config, place=f"events[{index}]")
+        for index, json in enumerate(_decode_list(body))
+    ]
+    return _link_key_changes(events)
+
+
+def _read_event(
+    json: bytes | msgspec.Raw, headers: Mapping[str, str], config: DebeziumConfig, *, place: str
+) -> DebeziumEvent:
+    payload, schema = split_schema(json, place)
+    if payload == NULL:
+        return Ignored("tombstone")
+    fields = images.decode_object(payload, place)
+    if forms.is_cloud_event(fields):
+        return _change_of(forms.read_cloud_event(fields, place), headers, config)
+    if forms.is_envelope(fields):
+        return _change_of(forms.read_envelope(fields, schema, place), headers, config)
+    header_fields = own.unwrapped_fields(headers)
+    if forms.is_unwrapped(fields, header_fields):
+        return _change_of(forms.read_unwrapped(fields, schema, place, header_fields=header_fields), headers, config)
+    return _markless(fields, payload, place)
+
+
+def _markless(fields: Mapping[str, msgspec.Raw], payload: msgspec.Raw, place: str) -> DebeziumEvent:
+    """Read an event that is no change."""
+    if fields and fields.keys() <= _HEARTBEAT:
+        return Heartbeat(_as_timestamp_ms(forms.plain(fields.get("ts_ms"))))
+    if fields.keys() >= {"status", "id"} and fields.keys() <= _MARK:
+        return _mark_of(_decode_mark(payload), place)
+    if _SCHEMA_CHANGE in fields:
+        return Ignored("schema change")
+    raise DebeziumMalformed(place, "expected a change, a transaction marker or a heartbeat")
+
+
+def _mark_of(mark: dict[str, Any], place: str) -> TransactionMark:
+    if mark["status"] not in ("BEGIN", "END"):
+        raise DebeziumMalformed(f"{place}.status", "expected one of BEGIN, END")
+    return TransactionMark(
+        TransactionStatus(mark["status"]),
+        _transaction_of(mark["id"], f"{place}.id"),
+        _count(mark.get("event_count"), f"{place}.event_count"),
+        _counts_of(mark.get("data_collections"), f"{place}.data_collections"),
+    )
+
+
+def _counts_of(collections: Any, place: str) -> dict[str, int]:
+    if not isinstance(collections, list | None):
+        raise DebeziumMalformed(place, "expected a list")
+    counts: dict[str, int] = {}
+    for entry in collections or ():
+        if not isinstance(entry, dict) or not isinstance(entry.get("data_collection"), str):
+            raise DebeziumMalformed(place, "expected names and counts")
+        counts[entry["data_collection"]] = _count(entry.get("event_count"), place)
+    return counts
+
+
+def _count(value: Any, place: str) -> int:
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise DebeziumMalformed(place, "expected a count")
+    return value
+
+
+def _transaction_of(identity: Any, place: str) -> str:
+    """Name a transaction. What stands behind the colon is the event's own position and differs on each of them."""
+    if identity is None:
+        return ""
+    if not isinstance(identity, str):
+        raise DebeziumMalformed(place, "expected text")
+    return identity.partition(":")[0]
+
+
+def _change_of(written: Written, headers: Mapping[str, str], config: DebeziumConfig) -> Change:
+    operation = _OPERATIONS.get(written.op)
+    if operation is None:
+        raise DebeziumMalformed(f"{written.place}.op", "expected one of r, c, u, d, t, m")
+    origin = _origin_of(written)
+    old_key, new_key = own.read_key(headers, own.OLD_KEY), own.read_key(headers, own.NEW_KEY)
+    keys = config.keys_of(origin.collection)
+    key_columns = keys.columns or tuple(old_key or new_key)
+    before = _image(written, "before", config, trusted=None if keys.replica_identity_full else key_columns)
+    after = _image(written, "after", config, trusted=None)
+    stored = before if operation is SourceOperation.DELETE else after
+    _check_rows(operation, written)
+    return Change(
+        operation=operation,
+        table=_table_of(operation, origin, config, written.place),
+        row_id=row_id_of(stored.columns, key_columns),
+        timestamp_ms=_timestamp_ms_of(written),
+        before=before.json,
+        after=written.message if operation is SourceOperation.MESSAGE else after.json,
+        unchanged=stored.unchanged,
+        irregular=stored.irregular,
+        metadata=_metadata_of(
+            written,
+            irregular=list(stored.irregular),
+            oldKey=old_key,
+            newKey=new_key,
+            untrustedBefore=_untrusted(written, key_columns, keys),
+        ),
+        origin=origin,
+        transaction=_transaction_of(forms.plain(written.transaction.get("id")), f"{written.place}.transaction.id"),
+        moved_from=row_id_of(old_key, key_columns),
+        moved_to=row_id_of(new_key, key_columns),
+    )
+
+
+def _untrusted(written: Written, key_columns: Collection[str], keys: TableKeys) -> msgspec.Raw | None:
+    """Keep, out of the way, a before-image of which nobody said what it is worth."""
+    is_known = bool(key_columns) or keys.replica_identity_full
+    return None if is_known or written.before in _MISSING else written.before
+
+
+def _image(
+    written: Written, name: Literal["before", "after"], config: DebeziumConfig, *, trusted: Collection[str] | None
+) -> Image:
+    return images.read_image(
+        written.before if name == "before" else written.after,
+        place=f"{written.place}.{name}",
+        unavailable_value=config.unavailable_value,
+        converters=written.schema.row(name),
+        trusted=trusted,
+    )
+
+
+def _check_rows(operation: SourceOperation, written: Written) -> None:
+    if operation in _WITH_AFTER and written.after in _MISSING:
+        raise DebeziumMalformed(f"{written.place}.after", "expected a row")
+    if operation is SourceOperation.MESSAGE and written.message in _MISSING:
+        raise DebeziumMalformed(f"{written.place}.message", "expected a message")
+
+
+def _origin_of(written: Written) -> Origin:
+    source = {name: forms.plain(written.source.get(name)) for name in _ORIGIN_FIELDS}
+    for name in ("connector", "name", "db", "schema", "table"):
+        if not isinstance(source[name], str | None):
+            raise DebeziumMalformed(f"{written.place}.source.{name}", "expected text")
+    snapshot = source["snapshot"]
+    return Origin(
+        connector=source["connector"] or "",
+        name=source["name"] or "",
+        database=source["db"] or "",
+        schema=source["schema"] or "",
+        table=source["table"] or "",
+        snapshot=snapshot if isinstance(snapshot, str) and snapshot != "false" else "",
+        lsn=_as_integer(source["lsn"]),
+        tx_id="" if source["txId"] is None else str(source["txId"]),
+        sequence=_as_pair(source["sequence"]),
+    )
+
+
+def _as_integer(value: Any) -> int | None:
+    if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,19}", value):
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _as_pair(value: Any) -> tuple[int | None, int | None] | None:
+    """Read PostgreSQL's sequence; other connectors have others, which order nothing here."""
+    if not isinstance(value, str):
+        return None
+    try:
+        return _decode_pair(value)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _table_of(operation: SourceOperation, origin: Origin, config: DebeziumConfig, place: str) -> str:
+    if operation is SourceOperation.MESSAGE:
+        return config.messages_table
+    if not origin.table:
+        raise DebeziumMalformed(f"{place}.source.table", "expected the name of a table")
+    parts = [part for part in (origin.schema or origin.database, origin.table) if part]
+    name = ".".join(_UNUSABLE.sub(lambda match: f"_x{ord(match[0]):X}", part) for part in parts)
+    if len(name) > NAME_MAX_CHARS:
+        raise DebeziumMalformed(f"{place}.source.table", f"expected at most {NAME_MAX_CHARS} characters")
+    return name
+
+
+def _timestamp_ms_of(written: Written) -> int:
+    """Tell when the change was committed; 0, the time of receipt, if nobody says."""
+    for name, per_ms in (("ts_us", 1_000), ("ts_ms", 1), ("ts_ns", 1_000_000)):
+        ticks = _as_integer(forms.plain(written.source.get(name)))
+        if ticks is not None:
+            return _as_timestamp_ms(ticks // per_ms)
+    return _as_timestamp_ms(forms.plain(written.timestamp_ms))
+
+
+def _as_timestamp_ms(value: Any) -> int:
+    ms = _as_integer(value)
+    return ms if ms is not None and TIMESTAMP_MIN_MS <= ms <= TIMESTAMP_MAX_MS else 0
+
+
+def _metadata_of(written: Written, **more: Any) -> msgspec.Raw:
+    """Keep what the source says of a change readable, nulls left out."""
+    document: dict[str, Any] = {
+        "op": written.op,
+        "source": {name: value for name, value in written.source.items() if value != NULL and name != "version"},
+        "transaction": {name: value for name, value in written.transaction.items() if value != NULL},
+        **more,
+    }
+    return msgspec.Raw(_encode({name: value for name, value in document.items() if value}))
+
+
+def _link_key_changes(events: list[DebeziumEvent]) -> list[DebeziumEvent]:
+    """Let the halves of key changes name each other where no header does: in a batch, behind its first event.
+
+    Only an update that changes the key makes a delete and an insert of one table at one position in the log.
+    """
+    linked = list(events)
+    for index in range(1, len(events)):
+        old, new = events[index - 1], events[index]
+        if isinstance(old, Change) and isinstance(new, Change) and _is_key_change(old, new):
+            linked[index - 1] = replace(old, moved_to=old.moved_to or new.row_id)
+            linked[index] = replace(new, moved_from=new.moved_from or old.row_id)
+    return linked
+
+
+def _is_key_change(old: Change, new: Change) -> bool:
+    return (
+        old.operation is SourceOperation.DELETE
+        and new.operation is SourceOperation.INSERT
+        and old.table == new.table
+        and old.origin.lsn is not None
+        and (old.origin.lsn, old.origin.tx_id) == (new.origin.lsn, new.origin.tx_id)
+    )

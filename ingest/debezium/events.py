@@ -1,0 +1,113 @@
+"""What a Debezium request holds, as values. Rows stay JSON; nothing here decides anything.
+
+A `Change` has the fields of a wire event (see writer/envelope.py) and, beside them, what only a Debezium source knows.
+Operations beyond the wire's three:
+
+    READ      a row as a snapshot saw it: after-image only; replaces what is known of its row
+    TRUNCATE  all rows of the table are gone: no image, no row id
+    MESSAGE   pg_logical_emit_message: its prefix and content are the after-image, in a table of their own
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+
+NO_IMAGE = msgspec.Raw()
+NULL = msgspec.Raw(b"null")
+
+
+class SourceOperation(enum.Enum):
+    """What a change did, and to what."""
+
+    READ = "READ"
+    INSERT = "INSERT"
+    UPDATE = "UPDATE"
+    DELETE = "DELETE"
+    TRUNCATE = "TRUNCATE"
+    MESSAGE = "MESSAGE"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a change comes from in its source. `snapshot` is empty for changes that were streamed.
+
+    `sequence` is PostgreSQL's pair: the last commit before the change, and the change; a null is None.
+    """
+
+    connector: str = ""
+    name: str = ""
+    database: str = ""
+    schema: str = ""
+    table: str = ""
+    snapshot: str = ""
+    lsn: int | None = None
+    tx_id: str = ""
+    sequence: tuple[int | None, int | None] | None = None
+
+    @property
+    def collection(self) -> str:
+        """Name the table as the source does."""
+        return f"{self.schema or self.database}.{self.table}".removeprefix(".")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One change of one row, or of a whole table. Images are empty when absent.
+
+    `unchanged` columns were not sent and stand in no image. `irregular` columns hold text or a number that is not a
+    regular value of their type: infinities, NaN, years before 1 or after 9999, the time 24:00:00.
+    `moved_from` and `moved_to` are row ids: the two halves of a change of key name each other.
+    """
+
+    operation: SourceOperation
+    table: str
+    row_id: str
+    timestamp_ms: int
+    before: msgspec.Raw
+    after: msgspec.Raw
+    unchanged: tuple[str, ...]
+    irregular: tuple[str, ...]
+    metadata: msgspec.Raw
+    origin: Origin
+    transaction: str
+    moved_from: str = ""
+    moved_to: str = ""
+
+
+class TransactionStatus(enum.Enum):
+    """Which end of a transaction a mark stands at."""
+
+    BEGIN = "BEGIN"
+    END = "END"
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionMark:
+    """The begin or the end of a transaction; the end says how many events there were, in all and per table."""
+
+    status: TransactionStatus
+    transaction: str
+    event_count: int = 0
+    collections: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The source is alive and has nothing to say."""
+
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """An event that changes no row, and why: `tombstone` or `schema change`."""
+
+    reason: str
+
+
+DebeziumEvent: TypeAlias = Change | TransactionMark | Heartbeat | Ignored

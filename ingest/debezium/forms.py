@@ -1,0 +1,183 @@
+"""The three ways Debezium writes a change, brought to one. Owns the names of their fields.
+
+    envelope     {"op": "u", "before": {...}, "after": {...}, "source": {...}, "transaction": {...}, "ts_ms": ...}
+    unwrapped    {"id": 1, ..., "__op": "u", "__deleted": "false", "__source_table": "orders", ...}
+    CloudEvent   {"specversion": "1.0", "iodebeziumop": "u", "iodebeziumtable": "orders", ..., "data": {"before": ...}}
+
+An unwrapped row carries what `add.fields` and `add.headers` name. What it lacks to be placed has to be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ingest.debezium.errors import DebeziumMalformed
+from ingest.debezium.events import NO_IMAGE, NULL
+from ingest.debezium.images import decode_object
+from ingest.debezium.schemas import ValueSchema, split_schema
+
+_CLOUD_EVENT = "specversion"
+_EXTENSION = "iodebezium"
+_SOURCE = "__source_"
+_TRANSACTION = "__transaction_"
+
+# CloudEvents allow no underscores in names: these are the fields of `source` that lost theirs.
+_CLOUD_NAMES = {"tsms": "ts_ms", "tsus": "ts_us", "tsns": "ts_ns", "originlsn": "origin_lsn"}
+# Fields of the transaction; `txid` is its id, while `txId` is a field of the source.
+_CLOUD_TRANSACTION = {"txid": "id", "txtotalorder": "total_order", "txdatacollectionorder": "data_collection_order"}
+
+# Fields that `add.fields` can name without a prefix; a column that starts with two underscores is a column otherwise.
+_UNWRAPPED_SOURCE = frozenset(
+    ("version", "connector", "name", "snapshot", "db", "sequence", "schema", "table", "txid", "lsn", "xmin")
+)
+_UNWRAPPED_TIMES = frozenset(("__ts_ms", "__ts_us", "__ts_ns"))
+_UNWRAPPED_OWN = ("__op", "__deleted")
+# Headers arrive in upper case, so names are compared in lower case; this one has both.
+_UNWRAPPED_NAMES = {"__source_txid": "txId", "__txid": "txId"}
+
+_encode = msgspec.json.Encoder().encode
+_decode_any = msgspec.json.Decoder().decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A change as some form had it, its values undecoded."""
+
+    place: str
+    op: str
+    source: dict[str, msgspec.Raw]
+    transaction: dict[str, msgspec.Raw]
+    before: msgspec.Raw
+    after: msgspec.Raw
+    message: msgspec.Raw
+    schema: ValueSchema
+    timestamp_ms: msgspec.Raw | None = None
+
+
+def is_cloud_event(fields: Mapping[str, msgspec.Raw]) -> bool:
+    """Tell a CloudEvent."""
+    return _CLOUD_EVENT in fields and f"{_EXTENSION}op" in fields
+
+
+def is_envelope(fields: Mapping[str, msgspec.Raw]) -> bool:
+    """Tell a full envelope."""
+    return "op" in fields and "source" in fields
+
+
+def is_unwrapped(fields: Mapping[str, msgspec.Raw], header_fields: Mapping[str, msgspec.Raw]) -> bool:
+    """Tell an unwrapped row: it, or its headers, name what was done or to which table."""
+    names = (*_UNWRAPPED_OWN, "__table", f"{_SOURCE}table")
+    return any(name in fields or name in header_fields for name in names)
+
+
+def read_envelope(fields: dict[str, msgspec.Raw], schema: ValueSchema, place: str) -> Written:
+    """Read a full envelope.
+
+    Raises: DebeziumMalformed.
+    """
+    return Written(
+        place=place,
+        op=_text(fields["op"], f"{place}.op"),
+        source=_object(fields["source"], f"{place}.source"),
+        transaction=_object(fields.get("transaction"), f"{place}.transaction"),
+        before=fields.get("before", NO_IMAGE),
+        after=fields.get("after", NO_IMAGE),
+        message=fields.get("message", NO_IMAGE),
+        schema=schema,
+        timestamp_ms=fields.get("ts_ms"),
+    )
+
+
+def read_cloud_event(fields: dict[str, msgspec.Raw], place: str) -> Written:
+    """Read a CloudEvent, whose values outside `data` are all text.
+
+    Raises: DebeziumMalformed.
+    """
+    extensions = {name.removeprefix(_EXTENSION): value for name, value in fields.items() if name.startswith(_EXTENSION)}
+    payload, schema = split_schema(fields.get("data", msgspec.Raw(b"{}")), f"{place}.data")
+    data = decode_object(payload, f"{place}.data")
+    source = {
+        _CLOUD_NAMES.get(name, name): value
+        for name, value in extensions.items()
+        if name != "op" and name not in _CLOUD_TRANSACTION
+    }
+    transaction = {known: extensions[name] for name, known in _CLOUD_TRANSACTION.items() if name in extensions}
+    return Written(
+        place=place,
+        op=_text(extensions["op"], f"{place}.{_EXTENSION}op"),
+        source=source,
+        transaction=transaction,
+        before=data.get("before", NO_IMAGE),
+        after=data.get("after", NO_IMAGE),
+        message=data.get("message", NO_IMAGE),
+        schema=schema,
+    )
+
+
+def read_unwrapped(
+    fields: dict[str, msgspec.Raw], schema: ValueSchema, place: str, *, header_fields: Mapping[str, msgspec.Raw]
+) -> Written:
+    """Read an unwrapped row: what it says of itself, and the rest, which is the row.
+
+    Raises: DebeziumMalformed.
+    """
+    own = {name.lower(): value for name, value in fields.items() if _is_own(name)}
+    own = {**header_fields, **own}
+    source = {
+        _UNWRAPPED_NAMES.get(name, name.removeprefix(_SOURCE).removeprefix("__")): value
+        for name, value in own.items()
+        if name not in _UNWRAPPED_OWN and name not in _UNWRAPPED_TIMES and not name.startswith(_TRANSACTION)
+    }
+    transaction = {
+        name.removeprefix(_TRANSACTION): value for name, value in own.items() if name.startswith(_TRANSACTION)
+    }
+    op = _unwrapped_op(own, place)
+    row = msgspec.Raw(_encode({name: value for name, value in fields.items() if not _is_own(name)}))
+    return Written(
+        place=place,
+        op=op,
+        source=source,
+        transaction=transaction,
+        before=row if op == "d" else NO_IMAGE,
+        after=row if op != "d" else NO_IMAGE,
+        message=NO_IMAGE,
+        schema=ValueSchema(rows={"before": schema.converters, "after": schema.converters}),
+        timestamp_ms=own.get("__ts_ms"),
+    )
+
+
+def _is_own(name: str) -> bool:
+    lower = name.lower()
+    return lower.startswith("__") and (
+        lower in _UNWRAPPED_OWN
+        or lower in _UNWRAPPED_TIMES
+        or lower.startswith((_SOURCE, _TRANSACTION))
+        or lower.removeprefix("__") in _UNWRAPPED_SOURCE
+    )
+
+
+def _unwrapped_op(own: Mapping[str, msgspec.Raw], place: str) -> str:
+    if plain(own.get("__deleted")) in (True, "true"):
+        return "d"
+    # Without an operation a row that is there is one to be kept, whatever was known of it.
+    return _text(own["__op"], f"{place}.__op") if "__op" in own else "u"
+
+
+def _text(value: msgspec.Raw, place: str) -> str:
+    text = plain(value)
+    if not isinstance(text, str):
+        raise DebeziumMalformed(place, "expected text")
+    return text
+
+
+def plain(value: msgspec.Raw | None) -> Any:
+    """Decode a value of the event itself; None if it is missing."""
+    return None if value is None else _decode_any(value)
+
+
+def _object(value: msgspec.Raw | None, place: str) -> dict[str, msgspec.Raw]:
+    return {} if value is None or value == NULL else decode_object(value, place)

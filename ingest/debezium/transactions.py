@@ -1,0 +1,133 @@
+"""Whether all of a transaction arrived. Owns the counting; what to do about a shortfall is its caller's to decide.
+
+With `provide.transaction.metadata` a source sends BEGIN, the changes, then END with the number of changes, in all and
+per table. Debezium can lose changes that share one position (the rows of a COPY) if it ends between them: nothing
+else would tell.
+
+    BEGIN ----> open ---- END: counts agree ----------------------------------------> forgotten
+                 |  |---- END: fewer arrived ---------------------------------------> Report MISSING
+                 |  |---- BEGIN again: the server restarted inside it;
+                 |  |       END then counts the rest alone. If the rest began with a
+                 |  |       change that had come before, nothing lies between; if not -> Report INTERRUPTED
+                 |  `---- another transaction begins and there is no room ----------> Report UNFINISHED
+                 `------- a change without a BEGIN before it: counted, never reported as UNFINISHED
+
+PostgreSQL's transactions arrive one after the other, so one is open at a time. A retried request must not be observed
+again; a resent one must be, because END counts what was sent since BEGIN.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ingest.debezium.events import Change, DebeziumEvent, TransactionMark, TransactionStatus
+
+# Transactions that are counted at once.
+OPEN_MAX = 1
+# Tables that are told apart within one transaction; the changes of further ones are counted in all only.
+TABLES_MAX = 1_000
+
+
+class Doubt(enum.Enum):
+    """Why a transaction may not be whole."""
+
+    MISSING = "missing"
+    INTERRUPTED = "interrupted"
+    UNFINISHED = "unfinished"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A transaction that may not be whole. `expected` is None if its end never came.
+
+    `missing` has, per table as the source names it, how many changes END counted beyond those that arrived.
+    """
+
+    doubt: Doubt
+    transaction: str
+    arrived: int
+    expected: int | None
+    missing: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class _Open:
+    """A transaction whose end has not come. `arrived` counts since the last BEGIN."""
+
+    begun: bool = False
+    interrupted: bool = False
+    arrived: int = 0
+    tables: dict[str, int] = field(default_factory=dict)
+
+    def restart(self) -> None:
+        self.interrupted = self.interrupted or self.arrived > 0
+        self.begun = True
+        self.arrived = 0
+        self.tables.clear()
+
+    def count(self, change: Change, *, repeat: bool) -> None:
+        if self.arrived == 0 and repeat:
+            self.interrupted = False
+        self.arrived += 1
+        table = change.origin.collection
+        if table in self.tables or len(self.tables) < TABLES_MAX:
+            self.tables[table] = self.tables.get(table, 0) + 1
+
+
+@dataclass(slots=True)
+class TransactionTally:
+    """Counts the changes of open transactions against what their ends say."""
+
+    open_max: int = OPEN_MAX
+    unended: dict[str, _Open] = field(default_factory=dict)
+
+    def observe(self, event: DebeziumEvent, *, repeat: bool = False) -> Report | None:
+        """Take an event into account; `repeat` says that the change was taken before."""
+        match event:
+            case TransactionMark(TransactionStatus.BEGIN, transaction):
+                report = self._make_room(transaction)
+                self.unended.setdefault(transaction, _Open()).restart()
+                return report
+            case TransactionMark(TransactionStatus.END):
+                return self._end(event)
+            case Change(transaction=transaction) if transaction:
+                report = self._make_room(transaction)
+                self.unended.setdefault(transaction, _Open()).count(event, repeat=repeat)
+                return report
+        return None
+
+    def _make_room(self, transaction: str) -> Report | None:
+        if transaction in self.unended or len(self.unended) < self.open_max:
+            return None
+        oldest = next(iter(self.unended))
+        known = self.unended.pop(oldest)
+        if not known.begun:
+            return None
+        return Report(Doubt.UNFINISHED, oldest, known.arrived, None, {})
+
+    def _end(self, mark: TransactionMark) -> Report | None:
+        known = self.unended.pop(mark.transaction, None) or _Open()
+        doubt = _doubt(known, mark)
+        if doubt is None:
+            return None
+        counted = mark.collections or {}
+        missing = {table: count - known.tables.get(table, 0) for table, count in counted.items()}
+        missing = {table: count for table, count in missing.items() if count > 0} if known.begun else {}
+        return Report(doubt, mark.transaction, known.arrived, mark.event_count, missing)
+
+
+def _doubt(known: _Open, mark: TransactionMark) -> Doubt | None:
+    if known.arrived < mark.event_count:
+        return Doubt.MISSING if known.begun else Doubt.INTERRUPTED
+    # A transaction that counts none was seen only where the rest of it had been lost.
+    if known.interrupted or known.arrived > mark.event_count or mark.event_count == 0:
+        return Doubt.INTERRUPTED
+    return None
+
+
+encode_tally = msgspec.json.Encoder().encode
+decode_tally = msgspec.json.Decoder(TransactionTally).decode

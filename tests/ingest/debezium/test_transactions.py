@@ -1,0 +1,102 @@
+"""A transaction of which something did not arrive is noticed, and no other is."""
+
+from __future__ import annotations
+
+from ingest.debezium import Doubt, Positions, TransactionTally, decode_tally, encode_tally
+from tests.ingest.debezium.envelopes import mark, read, streamed
+from tests.ingest.debezium.recordings import FAULTS
+
+
+def change(row: int, transaction: str = "5", table: str = "t") -> dict:
+    document = streamed(90, 100 + row, row, table=table)
+    document["transaction"] = {"id": f"{transaction}:{100 + row}", "total_order": row, "data_collection_order": row}
+    return document
+
+
+def reports(*documents: dict, tally: TransactionTally | None = None) -> list:
+    """Judge and count events one request at a time, each by a service that has just been restarted."""
+    tally, positions, found = tally or TransactionTally(), Positions(), []
+    for document in documents:
+        (event,) = read(document)
+        plan = positions.plan([event])
+        found.append(tally.observe(event, repeat=bool(plan.repeated)))
+        positions, tally = plan.after, decode_tally(encode_tally(tally))
+    return [(report.doubt, report.arrived, report.expected) for report in found if report]
+
+
+def test_transaction_that_arrived_whole_is_not_reported():
+    assert reports(mark("BEGIN", "5:101"), change(1), change(2), mark("END", "5:200", 2, t=2)) == []
+
+
+def test_changes_that_are_missing_are_counted_by_table():
+    tally = TransactionTally()
+    events = read(
+        mark("BEGIN", "5:101"), change(1), change(2, table="u"), mark("END", "5:200", 5, t=3, u=1, never_seen=1)
+    )
+
+    found = [tally.observe(event) for event in events][-1]
+
+    assert (found.doubt, found.transaction, found.arrived, found.expected) == (Doubt.MISSING, "5", 2, 5)
+    assert found.missing == {"public.t": 2, "public.never_seen": 1}
+
+
+def test_transaction_cut_by_a_kill_is_whole_if_what_came_again_overlaps():
+    documents = []
+    for run in ("kill_9_in_transaction_first_run", "kill_9_in_transaction_second_run"):
+        for entry in FAULTS[run]:
+            if isinstance(entry[0], str):
+                documents.append(mark(*entry))
+            else:
+                row, (commit, lsn), tx_id, transaction, order = entry
+                document = streamed(commit, int(lsn), row, txId=tx_id)
+                document["transaction"] = {"id": transaction, "total_order": order, "data_collection_order": order}
+                documents.append(document)
+
+    assert reports(*documents) == []
+
+
+def test_copy_whose_rest_was_never_sent_is_reported_when_the_server_ends_it_with_nothing():
+    found = reports(mark("BEGIN", "5:101"), change(1), change(2), mark("BEGIN", "5:101"), mark("END", "5:200", 0))
+
+    assert found == [(Doubt.INTERRUPTED, 0, 0)]
+
+
+def test_copy_whose_end_never_came_is_reported_when_the_next_transaction_begins():
+    found = reports(mark("BEGIN", "5:101"), change(1), mark("BEGIN", "6:300"), change(99, "6"), mark("END", "6:301", 1))
+
+    assert found == [(Doubt.UNFINISHED, 1, None)]
+
+
+def test_rest_of_a_transaction_that_does_not_overlap_is_in_doubt():
+    found = reports(mark("BEGIN", "5:101"), change(1), mark("BEGIN", "5:101"), change(4), mark("END", "5:200", 1))
+
+    assert found == [(Doubt.INTERRUPTED, 1, 1)]
+
+
+def test_transaction_that_is_sent_again_as_a_whole_is_not_reported():
+    whole = (mark("BEGIN", "5:101"), change(1), change(2), mark("END", "5:200", 2, t=2))
+
+    assert reports(*whole, *whole) == []
+
+
+def test_end_of_a_transaction_whose_begin_was_not_seen_is_in_doubt_only_if_something_lacks():
+    assert reports(change(2), mark("END", "5:200", 1, t=1)) == []
+    assert reports(change(2), mark("END", "5:200", 2, t=2)) == [(Doubt.INTERRUPTED, 1, 2)]
+
+
+def test_open_transactions_are_bounded():
+    tally = TransactionTally(open_max=3)
+
+    found = reports(*[mark("BEGIN", f"{number}:1") for number in range(10)], tally=tally)
+
+    assert len(found) == 7
+
+
+def test_tables_of_one_transaction_are_bounded_and_all_changes_counted():
+    tally = TransactionTally()
+    events = read(mark("BEGIN", "5:1"), *[change(row, table=f"t{row}") for row in range(1_500)])
+    for event in events:
+        tally.observe(event)
+
+    assert len(tally.unended["5"].tables) == 1_000
+    assert tally.observe(read(mark("END", "5:9", 1_500))[0]) is None

@@ -1,0 +1,116 @@
+"""What the data plane says back: the choice of status, the numbers beside it, and whether to try again."""
+
+from __future__ import annotations
+
+import pytest
+
+from ingest import answers
+from ingest.errors import ProtocolError
+from ingest.offers import Duplicate, Durable, NackReason, Refused
+from ingest.protocol import Ack, Connect, FlushRequest, Heartbeat, Limits, Status
+from writer.changes import Position
+
+NOW = 1_763_251_200.5
+NOW_MS = 1_763_251_200_500
+
+
+def ack(verdict: Durable | Duplicate | None, *, changes: int = 3, utilization: float = 0.5) -> Ack:
+    return answers.ack(verdict, number=7, changes=changes, correlation_id="c", utilization=utilization, now=NOW)
+
+
+def status(*, epoch: int = 0, durable: Position | None = None, committed: Position | None = None) -> Status:
+    return answers.status(
+        Connect(source_do_id="shop", epoch=epoch, correlation_id="c"),
+        durable=durable,
+        committed=committed,
+        log_bytes=50,
+        log_max_bytes=200,
+        connected_sources=3,
+        limits=Limits(max_message_size=10, max_event_size=5),
+        now=NOW,
+    )
+
+
+def test_durable_batch_is_ok_with_its_place_in_the_log():
+    answer = ack(Durable(42, 3))
+    assert (answer.status, answer.sequence_number, answer.batch_id, answer.correlation_id) == ("ok", 7, "42", "c")
+    assert answer.timestamp == NOW_MS
+    assert answer.details is not None
+    assert (answer.details.events_processed, answer.details.buffer_utilization) == (3, 0.5)
+    assert (answer.details.duplicates, answer.details.suggested_delay_ms) == (None, None)
+
+
+def test_trimmed_batch_counts_what_was_new_and_what_was_not():
+    details = ack(Durable(42, 1), changes=3).details
+    assert details is not None
+    assert (details.events_processed, details.duplicates) == (1, 2)
+
+
+def test_duplicate_tells_how_far_the_source_is_durable():
+    answer = ack(Duplicate(99))
+    assert (answer.status, answer.last_durable_sequence, answer.details) == ("duplicate", 99, None)
+
+
+def test_batch_without_changes_is_ok():
+    answer = ack(None, changes=0)
+    assert (answer.status, answer.batch_id) == ("ok", None)
+    assert answer.details is not None
+    assert (answer.details.events_processed, answer.details.duplicates) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("utilization", "expected", "delay_ms"),
+    [(0.8, "ok", None), (0.81, "buffered", 405), (1.0, "buffered", 500)],
+)
+def test_filling_log_asks_clients_to_slow_down(utilization, expected, delay_ms):
+    answer = ack(Durable(1, 3), utilization=utilization)
+    assert answer.details is not None
+    assert (answer.status, answer.details.suggested_delay_ms) == (expected, delay_ms)
+
+
+def test_status_tells_the_resume_point_the_limits_and_the_log():
+    answer = status(durable=Position(0, 9), committed=Position(0, 4))
+    assert (answer.last_durable_sequence, answer.last_committed_sequence) == (9, 4)
+    assert (answer.buffer.total_size_bytes, answer.buffer.utilization) == (50, 0.25)
+    assert (answer.connected_sources, answer.limits.max_message_size, answer.correlation_id) == (3, 10, "c")
+
+
+def test_positions_of_another_epoch_are_no_resume_point():
+    answer = status(epoch=2, durable=Position(1, 9), committed=Position(1, 4))
+    assert (answer.last_durable_sequence, answer.last_committed_sequence) == (None, None)
+
+
+def test_nothing_committed_is_no_sequence():
+    assert status(committed=Position(0, -1)).last_committed_sequence is None
+
+
+def test_refused_batch_says_whether_and_when_to_try_again():
+    refused = Refused(NackReason.BUFFER_FULL, "log has used up its budget", retry=True, retry_delay_ms=1000)
+    answer = answers.refusal_nack(refused, 7, "c", now=NOW)
+    assert (answer.reason, answer.should_retry, answer.retry_delay_ms) == ("buffer_full", True, 1000)
+    assert (answer.sequence_number, answer.correlation_id) == (7, "c")
+
+
+@pytest.mark.parametrize(
+    ("reason", "retry"), [("invalid_format", False), ("event_too_large", False), ("invalid_sequence", True)]
+)
+def test_broken_message_is_worth_sending_again_only_if_it_came_too_early(reason, retry):
+    error = ProtocolError(reason, "events: expected array", sequence_number=7, retry=retry)
+    answer = answers.protocol_nack(error, now=NOW)
+    assert (answer.should_retry, answer.sequence_number, answer.error_message) == (retry, 7, "events: expected array")
+
+
+def test_broken_message_without_a_number_is_answered_with_zero():
+    assert answers.protocol_nack(ProtocolError("invalid_format", "x"), now=NOW).sequence_number == 0
+
+
+def test_epoch_that_is_over_is_not_worth_sending_again():
+    answer = answers.protocol_nack(answers.stale_epoch(1, 2), now=NOW)
+    assert (answer.reason, answer.should_retry) == ("invalid_sequence", False)
+
+
+def test_pong_and_flush_response_carry_what_was_asked():
+    pong = answers.pong(Heartbeat(timestamp=5, correlation_id="h"), now=NOW)
+    assert (pong.timestamp, pong.server_time, pong.correlation_id) == (5, NOW_MS, "h")
+    response = answers.flush_response(FlushRequest(correlation_id="f"), {"success": True}, now=NOW)
+    assert (response.result, response.correlation_id) == ({"success": True}, "f")

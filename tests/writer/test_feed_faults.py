@@ -1,0 +1,302 @@
+"""From the log to the tables with real parts, and with storage and catalog that fail: nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tests.fakes import CatalogFault, FlakyCatalog
+from tests.writer.conftest import Lake
+from writer.buffer import FlushReason
+from writer.catalog_client import open_catalog
+from writer.changes import Position, SourceId
+from writer.committer import Committer
+from writer.config import MIB, LogConfig, WriterConfig
+from writer.errors import StorageError
+from writer.feed import Feed
+from writer.frames import Encoding, Frame, encode_frame
+from writer.metrics import WriterMetrics
+from writer.storage import ObjectStore, open_store
+from writer.table_writer import TableContext
+from writer.wal.log import Log
+
+WAIT_S = 30.0
+
+
+@dataclass(slots=True)
+class SwitchedStore:
+    """The real store behind a switch: while `broken` matches a location, the object store is down for it."""
+
+    store: ObjectStore
+    broken: Callable[[str], bool] = field(default=lambda _: False)
+
+    async def write(self, location: str, data: Any) -> None:
+        self._check(location)
+        await self.store.write(location, data)
+
+    async def read(self, location: str) -> bytes:
+        self._check(location)
+        return await self.store.read(location)
+
+    async def delete(self, location: str) -> None:
+        await self.store.delete(location)
+
+    def _check(self, location: str) -> None:
+        if self.broken(location):
+            raise StorageError(f"store is down: location={location}")
+
+
+@dataclass(slots=True)
+class Running:
+    """A feed on a log, without the sockets before it."""
+
+    log: Log
+    feed: Feed
+    store: SwitchedStore
+
+    async def append(self, sequences: range, *, source: str = "shop", epoch: int = 0, table: str = "users") -> None:
+        """Log one batch of inserts, as the intake would."""
+        events = [
+            {"sequence": n, "operation": "INSERT", "table": table, "rowId": str(n), "after": {"id": n}}
+            for n in sequences
+        ]
+        frame = Frame(
+            source=SourceId(source),
+            epoch=epoch,
+            after_sequence=-1,
+            last_sequence=sequences[-1],
+            received_at_us=1_794_800_000_000_000,
+            encoding=Encoding.JSON_BATCH,
+            body=orjson.dumps({"type": "cdc_batch", "events": events}),
+        )
+        await self.log.append([encode_frame(frame)], head=lambda: b"{}")
+
+    async def flush(self) -> None:
+        async with asyncio.timeout(WAIT_S):
+            await self.feed.flush()
+
+
+@contextlib.asynccontextmanager
+async def running_feed(
+    directory: Path, lake: Lake, *, catalog_url: str = "", **settings: Any
+) -> AsyncIterator[Running]:
+    """Run a feed; leaving the block stops it where it stands, as a crash would."""
+    config = WriterConfig(**{"flush_max_age_s": 3600.0, "flush_check_interval_s": 0.02, **settings})
+    log = Log.open(directory / "log", LogConfig(segment_max_bytes=MIB, max_bytes=64 * MIB))
+    with ThreadPoolExecutor(2) as decoders, ThreadPoolExecutor(1) as encoders:
+        async with (
+            open_store(lake.storage) as store,
+            open_catalog(catalog_url or lake.catalog_url, timeout_s=2.0) as catalog,
+            asyncio.TaskGroup() as tasks,
+        ):
+            await catalog.load_config()
+            switched = SwitchedStore(store)
+            context = TableContext(
+                node="test-node",
+                config=config,
+                committer=Committer(catalog, switched),
+                store=switched,
+                decoders=decoders,
+                encoders=encoders,
+                metrics=WriterMetrics(CollectorRegistry()),
+                clock=time.monotonic,
+            )
+            feed = Feed(log, context, tasks=tasks, marks_at_start={})
+            background = [tasks.create_task(run()) for run in (feed.run_reader, feed.run_applier, feed.run_timer)]
+            yield Running(log, feed, switched)
+            for task in background:
+                task.cancel()
+            feed.stop()
+    await log.close()
+
+
+async def wait_for(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110 - the state under test has no event for everything
+            await asyncio.sleep(0.01)
+
+
+def read_sequences(lake: Lake, table: str = "default.users") -> list[tuple[str, int]]:
+    """Read (source, sequence) of all rows, in the order of snapshots and of rows within them."""
+    with contextlib.closing(lake.open_pyiceberg()) as catalog:
+        rows = catalog.load_table(table).scan().to_arrow()
+    return sorted(zip(rows["_cdc_source"].to_pylist(), rows["_cdc_sequence"].to_pylist(), strict=True))
+
+
+def shop(*sequences: int) -> list[tuple[str, int]]:
+    return [("shop", sequence) for sequence in sequences]
+
+
+async def test_everything_in_the_log_is_committed_on_request(tmp_path: Path, local_lake: Lake) -> None:
+    async with running_feed(tmp_path, local_lake) as running:
+        await running.append(range(1, 4))
+        await running.append(range(4, 6), table="orders")
+        await running.append(range(6, 8))
+        await running.flush()
+        assert running.feed.committed_position(SourceId("shop")) == Position(0, 7)
+    assert read_sequences(local_lake) == shop(1, 2, 3, 6, 7)
+    assert read_sequences(local_lake, "default.orders") == shop(4, 5)
+
+
+async def test_a_restart_reads_the_log_again_and_commits_only_what_is_missing(tmp_path: Path, local_lake: Lake) -> None:
+    async with running_feed(tmp_path, local_lake) as running:
+        await running.append(range(1, 4))
+        await running.flush()
+        await running.append(range(4, 6))
+        await wait_for(lambda: running.feed.buffer_status()["eventCount"] == 2)
+    async with running_feed(tmp_path, local_lake) as running:
+        await running.flush()
+    assert read_sequences(local_lake) == shop(1, 2, 3, 4, 5)
+
+
+async def test_rows_wait_out_an_outage_of_the_store(tmp_path: Path, local_lake: Lake) -> None:
+    async with running_feed(tmp_path, local_lake) as running:
+        running.store.broken = lambda _: True
+        await running.append(range(1, 4))
+        flush = asyncio.create_task(running.feed.flush())
+        await wait_for(lambda: any("store is down" in (t["problem"] or "") for t in running.feed.table_status(now=0)))
+        assert running.feed.problems(now=time.monotonic(), stalled_after_s=0)
+        await running.append(range(4, 6))
+        running.store.broken = lambda _: False
+        await asyncio.wait_for(flush, WAIT_S)
+        await running.flush()
+        assert running.feed.problems(now=time.monotonic(), stalled_after_s=0) == []
+        assert running.feed.table_status(now=0)[0]["problem"] is None
+    assert read_sequences(local_lake) == shop(1, 2, 3, 4, 5)
+
+
+async def test_one_table_that_cannot_be_written_stops_only_itself(tmp_path: Path, local_lake: Lake) -> None:
+    async with running_feed(tmp_path, local_lake) as running:
+        running.store.broken = lambda location: "/bad-" in location
+        await running.append(range(1, 3), table="bad")
+        await running.append(range(3, 5), table="good")
+        flush = asyncio.create_task(running.feed.flush())
+        await running.feed.flush("default.good")
+        await running.append(range(5, 7), table="good")
+        await running.feed.flush("default.good")
+        assert read_sequences(local_lake, "default.good") == shop(3, 4, 5, 6)
+        assert not flush.done()
+        assert running.feed.committed_position(SourceId("shop")) == Position(0, 0), "the bad table holds it back"
+        assert running.log.durable_end - running.feed.log_status()["uncommittedRecords"] == 0, "its records are kept"
+        running.store.broken = lambda _: False
+        await asyncio.wait_for(flush, WAIT_S)
+    assert read_sequences(local_lake, "default.bad") == shop(1, 2)
+
+
+@pytest.mark.parametrize("fault", [fault for fault in CatalogFault if fault is not CatalogFault.SILENCE_AFTER])
+async def test_any_fault_of_the_catalog_ends_with_every_row_once(
+    tmp_path: Path, local_lake: Lake, fault: CatalogFault
+) -> None:
+    async with (
+        FlakyCatalog(local_lake.catalog_url) as catalog,
+        running_feed(tmp_path, local_lake, catalog_url=catalog.url) as running,
+    ):
+        await running.append(range(1, 4))
+        await running.flush()
+        catalog.commit_faults.extend([fault, fault])
+        await running.append(range(4, 6))
+        await running.flush()
+    assert read_sequences(local_lake) == shop(1, 2, 3, 4, 5)
+
+
+async def test_rows_that_another_node_committed_meanwhile_are_left_out(tmp_path: Path, local_lake: Lake) -> None:
+    """A source moved to another node, resumed there from what was committed, and this log still holds the rest."""
+    async with running_feed(tmp_path / "first", local_lake) as first:
+        await first.append(range(1, 3))
+        await first.flush()
+        await first.append(range(3, 7))
+        await wait_for(lambda: first.feed.buffer_status()["eventCount"] == 4)
+        async with running_feed(tmp_path / "second", local_lake) as second:
+            await second.append(range(3, 6))
+            await second.flush()
+        await first.flush()
+    assert read_sequences(local_lake) == shop(1, 2, 3, 4, 5, 6)
+
+
+async def test_a_source_that_starts_over_is_committed_again_under_its_new_epoch(
+    tmp_path: Path, local_lake: Lake
+) -> None:
+    async with running_feed(tmp_path, local_lake) as running:
+        await running.append(range(1, 4))
+        await running.append(range(1, 3), epoch=1)
+        await running.append(range(3, 5), epoch=1)
+        await running.flush()
+        assert running.feed.committed_position(SourceId("shop")) == Position(1, 4)
+    assert read_sequences(local_lake) == sorted(shop(1, 2, 3) + shop(1, 2, 3, 4))
+
+
+async def test_memory_is_bounded_and_everything_still_arrives(tmp_path: Path, local_lake: Lake) -> None:
+    limits = {"flush_max_bytes": 64 * 1024, "buffer_max_bytes": 64 * 1024}
+    async with running_feed(tmp_path, local_lake, **limits) as running:
+        for start in range(0, 4_000, 500):
+            await running.append(range(start, start + 500))
+        await running.flush()
+        assert running.feed.buffer_status()["totalSizeBytes"] == 0
+        assert running.feed.table_status(now=0)[0]["commits"] > 1, "one flush would have held it all"
+    assert read_sequences(local_lake) == shop(*range(4_000))
+
+
+async def test_the_log_is_trimmed_behind_what_is_committed(tmp_path: Path, local_lake: Lake) -> None:
+    async with running_feed(tmp_path, local_lake) as running:
+        for start in range(0, 60_000, 2_000):
+            await running.append(range(start, start + 2_000))
+        await wait_for(lambda: running.feed.buffer_status()["eventCount"] == 60_000)
+        assert running.log.first_offset == 0, "nothing is committed yet"
+        await running.flush()
+        assert running.log.first_offset > 0
+        assert running.feed.log_status()["uncommittedRecords"] == 0
+
+
+async def test_a_table_that_was_dropped_is_made_anew(tmp_path: Path, local_lake: Lake) -> None:
+    async with running_feed(tmp_path, local_lake) as running:
+        await running.append(range(1, 3))
+        await running.flush()
+        with contextlib.closing(local_lake.open_pyiceberg()) as catalog:
+            catalog.drop_table("default.users")
+        await running.append(range(3, 5))
+        await running.flush()
+    assert read_sequences(local_lake) == shop(3, 4)
+
+
+async def test_columns_that_another_writer_added_are_kept(tmp_path: Path, local_lake: Lake) -> None:
+    async with running_feed(tmp_path, local_lake) as running:
+        await running.append(range(1, 3))
+        await running.flush()
+        with contextlib.closing(local_lake.open_pyiceberg()) as catalog:
+            from pyiceberg.types import StringType  # noqa: PLC0415 - slow to import, used once
+
+            with catalog.load_table("default.users").update_schema() as update:
+                update.add_column("note", StringType())
+        events = [{"sequence": 3, "operation": "INSERT", "table": "users", "after": {"id": 3, "extra": True}}]
+        frame = Frame(
+            SourceId("shop"),
+            0,
+            -1,
+            3,
+            1_794_800_000_000_000,
+            Encoding.JSON_BATCH,
+            orjson.dumps({"type": "cdc_batch", "events": events}),
+        )
+        await running.log.append([encode_frame(frame)], head=lambda: b"{}")
+        await running.flush()
+    with contextlib.closing(local_lake.open_pyiceberg()) as catalog:
+        rows = catalog.load_table("default.users").scan().to_arrow().sort_by("_cdc_sequence")
+    assert rows["extra"].to_pylist() == [None, None, True]
+    assert rows["note"].to_pylist() == [None, None, None]
+
+
+async def test_flush_reasons_are_counted(tmp_path: Path, local_lake: Lake) -> None:
+    async with running_feed(tmp_path, local_lake, flush_max_changes=3) as running:
+        await running.append(range(1, 4))
+        await wait_for(lambda: [table["commits"] for table in running.feed.table_status(now=0)] == [1])
+        assert running.feed.table_status(now=0)[0]["lastFlushReason"] == FlushReason.CHANGES.value

@@ -1,0 +1,252 @@
+"""Making a damaged log open again, without what is damaged. Owns the plan and the steps; inspect.py finds the damage.
+
+Every segment that needs it is written anew with all its good records, under their old offsets; where records are
+missing it gets a mark that says which offset follows (record.py), so offsets keep rising. Nothing is ever deleted: the
+damaged file keeps existing under damaged/, beside a report of what is missing. For each segment, and what a crash after
+each step leaves:
+
+    1 write NUMBER.wal.repaired, sync               the damaged log, and a file that open() does not look at
+    2 link NUMBER.wal to damaged/TIME/, sync that   the same
+    3 rename NUMBER.wal.repaired to NUMBER.wal      the damaged segment or the repaired one, whichever the disk kept
+    4 sync directory                                the repaired one
+
+A segment is sound by itself, so a repair that was interrupted is simply started again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from writer.errors import WriterError
+from writer.wal.directory import take_lock
+from writer.wal.files import Filesystem, fill_zeros, write_all
+from writer.wal.inspect import inspect_log, load_view
+from writer.wal.losses import Loss
+from writer.wal.record import HEADER_BYTES, MARK_BYTES, aligned, encode_group, encode_mark
+from writer.wal.report import HeadCodec, LogReport, SegmentReport
+from writer.wal.scan import Damage, Found, Torn, scan_segment
+from writer.wal.segment import Header, encode_header
+
+DAMAGED_NAME = "damaged"
+REPORT_NAME = "report.json"
+
+_REPAIRED_SUFFIX = ".repaired"
+_SALT_BITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """One segment to be written anew, under this header."""
+
+    segment: SegmentReport
+    header: Header
+
+    def describe(self) -> str:
+        """Say what will be done."""
+        segment = self.segment
+        gaps = ", ".join(offsets_text(damage.offset, damage.next_offset) for damage in segment.damages)
+        kept = f"keep {segment.records:,} good records" if segment.exists else "make it, without records"
+        head = "" if segment.header or not segment.exists else f", {len(segment.marks):,} sources in its new head"
+        return f"{segment.path.name}: {kept}{head}{f', leave a gap for {gaps}' if gaps else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPlan:
+    """What a repair will do; nothing if `rewrites` is empty."""
+
+    report: LogReport
+    rewrites: tuple[Rewrite, ...]
+    target: Path
+
+    def losses(self) -> list[Loss]:
+        """Tell what is missing because of the damage of now, not of earlier repairs."""
+        return [loss for loss in self.report.losses if any(not gap.repaired for gap in loss.gaps)]
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Tell whether more may be missing than `losses` knows."""
+        return any(not gap.repaired for gap in self.report.unsettled_gaps)
+
+
+def offsets_text(offset: int, next_offset: int) -> str:
+    """Name a range of offsets."""
+    return f"offset {offset}" if next_offset == offset + 1 else f"offsets {offset} to {next_offset - 1}"
+
+
+@contextlib.contextmanager
+def locked(directory: Path, files: Filesystem | None = None) -> Iterator[None]:
+    """Keep every service away from the log.
+
+    Raises:
+        WalLocked: one has it open.
+
+    """
+    files = files or Filesystem()
+    if not directory.is_dir():
+        raise WriterError(f"there is no log here: directory={directory}")
+    descriptor = take_lock(directory, files)
+    try:
+        yield
+    finally:
+        files.close(descriptor)
+
+
+def plan_repair(report: LogReport, heads: HeadCodec, *, name: str) -> RepairPlan:
+    """Decide what to write anew; `name` is a new directory's under damaged/."""
+    rewrites = [Rewrite(segment, _header_for(segment, heads)) for segment in report.segments if segment.needs_repair]
+    return RepairPlan(report, tuple(rewrites), report.directory / DAMAGED_NAME / name)
+
+
+def _header_for(segment: SegmentReport, heads: HeadCodec) -> Header:
+    header = Header(
+        number=segment.number,
+        base_offset=segment.base_offset,
+        file_bytes=0,
+        salt=secrets.randbits(_SALT_BITS),
+        head=segment.header.head if segment.header else heads.encode(segment.marks),
+    )
+    needed_bytes = header.records_start + segment.records_bytes + MARK_BYTES * (segment.gap_count + 1)
+    return replace(header, file_bytes=max(segment.size_bytes, aligned(needed_bytes)))
+
+
+def apply_repair(plan: RepairPlan, heads: HeadCodec, *, files: Filesystem | None = None) -> LogReport:
+    """Carry out the plan, and look again. The log must be `locked` since before it was inspected. Blocks.
+
+    Raises:
+        OSError: a step failed. Segments that were done are repaired, the others are as they were.
+        WriterError: the log is still damaged.
+
+    """
+    files = files or Filesystem()
+    directory = plan.report.directory
+    _make_directory(plan.target.parent, files)
+    _make_directory(plan.target, files)
+    _write_report(plan, files)
+    for rewrite in plan.rewrites:
+        _replace(rewrite, plan.target, files)
+    after = inspect_log(directory, heads, files=files)
+    if after.needs_repair:
+        raise WriterError(f"log is still damaged after the repair, repair it again: directory={directory}")
+    return after
+
+
+def _make_directory(path: Path, files: Filesystem) -> None:
+    if not path.exists():
+        files.make_directory(path)
+        files.sync_directory(path.parent)
+
+
+def _write_report(plan: RepairPlan, files: Filesystem) -> None:
+    document = orjson.dumps(report_document(plan), option=orjson.OPT_INDENT_2)
+    _write_file(plan.target / REPORT_NAME, [document], len(document), files)
+    files.sync_directory(plan.target)
+
+
+def report_document(plan: RepairPlan) -> dict[str, Any]:
+    """Lay out what a repair did and what is missing, for people and programs."""
+    return {
+        "segments": [_segment_document(rewrite) for rewrite in plan.rewrites],
+        "missing": [loss_document(loss) for loss in plan.losses()],
+        "perhapsMissing": perhaps_missing(plan.report) if plan.is_unsettled else [],
+        "note": (
+            "What the tables had committed is not lost to them: look there for these sequences, by _cdc_source and"
+            " _cdc_sequence. Whatever they lack can be sent again under a higher epoch or another source's name, for"
+            " later changes of the source are kept."
+        ),
+    }
+
+
+def _segment_document(rewrite: Rewrite) -> dict[str, Any]:
+    segment = rewrite.segment
+    return {
+        "segment": segment.path.name,
+        "problem": segment.problem,
+        "keptRecords": segment.records,
+        "missing": [
+            {
+                "firstOffset": damage.offset,
+                "lastOffset": damage.next_offset - 1,
+                "position": damage.position,
+                "endPosition": damage.end_position,
+            }
+            for damage in segment.damages
+        ],
+    }
+
+
+def loss_document(loss: Loss) -> dict[str, Any]:
+    """Lay out one source's missing changes."""
+    return {
+        "source": loss.source,
+        "epoch": loss.epoch,
+        "afterSequence": loss.after_sequence,
+        "lastSequence": loss.last_sequence,
+        "offsets": [[gap.offset, gap.next_offset - 1] for gap in loss.gaps],
+    }
+
+
+def perhaps_missing(report: LogReport) -> list[dict[str, Any]]:
+    """List the sources that were not heard of since a gap, with how far they had come before it."""
+    return [
+        {"source": source, "epoch": mark.epoch, "afterSequence": mark.sequence}
+        for source, mark in sorted(report.unsettled.items())
+    ]
+
+
+def _replace(rewrite: Rewrite, target: Path, files: Filesystem) -> None:
+    """Take one segment through the four steps."""
+    path = rewrite.segment.path
+    repaired = path.with_name(path.name + _REPAIRED_SUFFIX)
+    _write_file(repaired, _contents(rewrite, files), rewrite.header.file_bytes, files)
+    if rewrite.segment.exists:
+        files.link(path, target / path.name)
+        files.sync_directory(target)
+    files.rename(repaired, path)
+    files.sync_directory(path.parent)
+
+
+def _write_file(path: Path, parts: Iterator[bytes] | list[bytes], size_bytes: int, files: Filesystem) -> None:
+    """Write a file whole, with zeros up to its size, and sync it."""
+    descriptor = files.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    try:
+        position = 0
+        for part in parts:
+            position = write_all(files, descriptor, [part], position)
+        fill_zeros(files, descriptor, position, size_bytes)
+        files.sync(descriptor)
+    finally:
+        files.close(descriptor)
+
+
+def _contents(rewrite: Rewrite, files: Filesystem) -> Iterator[bytes]:
+    segment, salt = rewrite.segment, rewrite.header.salt
+    yield encode_header(rewrite.header)
+    if segment.exists:
+        view = load_view(segment.path, segment.size_bytes, files)
+        assert view is not None, "the log is locked"
+        for item in scan_segment(view, segment.bounds):
+            yield from _item_bytes(item, view, salt)
+    else:
+        for damage in segment.damages:
+            yield encode_mark(damage.offset, damage.next_offset, salt=salt)
+    yield encode_mark(segment.end_offset, segment.end_offset, salt=salt)
+
+
+def _item_bytes(item: Found | Damage | Torn, view: memoryview, salt: int) -> Iterator[bytes]:
+    """Encode a good record, or a mark for a gap. All of it is synced before anyone reads it, and says so."""
+    if isinstance(item, Torn):
+        return
+    if isinstance(item, Found) and item.length:
+        start = item.position + HEADER_BYTES
+        payload = (bytes(view[start : start + item.length]),)
+        yield b"".join(encode_group([payload], first_offset=item.offset, synced=item.offset, salt=salt))
+    elif item.next_offset > item.offset:
+        yield encode_mark(item.offset, item.next_offset, salt=salt)

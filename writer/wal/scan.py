@@ -1,0 +1,136 @@
+"""Walking a segment's bytes beyond damage. Owns what is still good in it; record.py owns what good means.
+
+Reading (reader.py) and opening (directory.py) stop at the first bad record. This goes on: `wal inspect` shows what is
+there, and `wal repair` keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from writer.wal.record import HEADER_BYTES, Due, aligned, claimed_header, find_record, good_record, is_whole
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A good record, or a mark, whose length is 0 and behind which `next_offset` may be any number."""
+
+    position: int
+    length: int
+    offset: int
+    next_offset: int
+
+    @property
+    def end_position(self) -> int:
+        """Where it ends."""
+        return self.position + aligned(HEADER_BYTES + self.length)
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Bytes that hold no good record although they should, and the numbers of the records that are missing there."""
+
+    position: int
+    end_position: int
+    offset: int
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Torn:
+    """Where a group begins that was never finished, or is being written right now."""
+
+    position: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What is known of a segment before its records are read.
+
+    `until` is the base offset of the next segment, None if that is not known. `salt` is None if the header is lost:
+    then bytes in a damaged record that a client had dressed up as records could pass, and the torn tail of the newest
+    segment cannot be told from damage. `base_offset` is None if nothing at all tells it.
+    """
+
+    start: int
+    base_offset: int | None
+    until: int | None
+    salt: int | None
+    is_newest: bool
+
+
+def scan_segment(view: memoryview, bounds: Bounds) -> Iterator[Found | Damage | Torn]:
+    """Yield, in order, every good record and mark, and what is between them."""
+    if bounds.salt is None:
+        return _scan_unsalted(view, bounds)
+    offset = bounds.base_offset or 0
+    return _scan_salted(view, bounds, Due(offset, offset, bounds.salt))
+
+
+def _scan_salted(view: memoryview, bounds: Bounds, due: Due) -> Iterator[Found | Damage | Torn]:
+    position, offset, synced = bounds.start, due.offset, due.synced
+    assert due.salt is not None
+    while bounds.until is None or offset < bounds.until:
+        if found := good_record(view, position, offset=offset, synced=synced, salt=due.salt):
+            length, next_offset, synced = found
+            yield Found(position, length, offset, next_offset)
+            position += aligned(HEADER_BYTES + length)
+            offset = next_offset
+            continue
+        following = _find_following(view, position, Due(offset, synced, due.salt), bounds)
+        if following is None:
+            yield from _missing_rest(view, position, Due(offset, synced, due.salt), bounds)
+            return
+        _, next_offset, _ = claimed_header(view, following, salt=due.salt)
+        yield Damage(position, following, offset, next_offset)
+        position, offset = following, next_offset
+
+
+def _find_following(view: memoryview, position: int, due: Due, bounds: Bounds) -> int | None:
+    """Find the next good record behind a bad one; none in a torn tail, however good the records in it are."""
+    if bounds.is_newest and find_record(view, position, due=Due(due.offset, due.offset + 1, due.salt)) is None:
+        return None
+    return find_record(view, position, due=due, until=bounds.until)
+
+
+def _missing_rest(view: memoryview, position: int, due: Due, bounds: Bounds) -> Iterator[Damage | Torn]:
+    if bounds.until is not None:
+        yield Damage(position, len(view), due.offset, bounds.until)
+    elif bounds.is_newest and due.salt is not None and _is_begun(view, position, due):
+        yield Torn(position, due.offset)
+
+
+def _is_begun(view: memoryview, position: int, due: Due) -> bool:
+    assert due.salt is not None
+    length, offset, synced = claimed_header(view, position, salt=due.salt)
+    if length and offset == due.offset and due.synced <= synced <= offset:
+        return True
+    return find_record(view, position, due=due) is not None
+
+
+def _scan_unsalted(view: memoryview, bounds: Bounds) -> Iterator[Found | Damage]:
+    """Find records by their checksums and rising offsets alone."""
+    position, offset = bounds.start, bounds.base_offset
+    while bounds.until is None or offset is None or offset < bounds.until:
+        due = Due(offset or 0, 0, None)
+        following = _find_unsalted(view, position, due, bounds.until)
+        if following is None:
+            if bounds.until is not None and offset is not None:
+                yield Damage(position, len(view), offset, bounds.until)
+            return
+        length, found_offset, _ = claimed_header(view, following, salt=0)
+        if offset is not None and found_offset > offset:
+            yield Damage(position, following, offset, found_offset)
+        offset = found_offset + (length > 0)  # what follows a mark is hidden by the salt, but the next record tells
+        found = Found(following, length, found_offset, offset)
+        yield found
+        position = found.end_position
+
+
+def _find_unsalted(view: memoryview, position: int, due: Due, until: int | None) -> int | None:
+    length, offset, _ = claimed_header(view, position, salt=0)
+    if length and offset == due.offset and is_whole(view, position):
+        return position
+    return find_record(view, position, due=due, until=until)
