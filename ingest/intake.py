@@ -35,6 +35,9 @@ _NAME_CHAR_MAX_BYTES = 4
 _HEADER_MAX_BYTES = 256
 
 
+_ENDED = Refused(NackReason.SHUTTING_DOWN, "the service is stopping: send it again to the next one", retry=True)
+
+
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     offer: Offer
@@ -54,7 +57,9 @@ class Intake:
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
+        self._group: list[_Waiting] = []
         self._closing = False
+        self._ended = False
 
     def durable_position(self, source: SourceId) -> Position | None:
         """Tell how far a source is durable."""
@@ -86,6 +91,9 @@ class Intake:
         while not self._room.is_set():
             await self._room.wait()
         verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        if self._ended:
+            verdict.set_result(_ENDED)
+            return verdict
         self._waiting.append(_Waiting(offer, verdict))
         self._waiting_bytes += len(offer.body)
         if self._waiting_bytes >= self._config.queue_max_bytes:
@@ -94,13 +102,24 @@ class Intake:
         return verdict
 
     async def run(self) -> None:
-        """Admit groups until closed and empty. Cancelling it may leave a group durable but unanswered."""
-        while self._waiting or not self._closing:
-            if not self._waiting:
-                self._arrived.clear()
-                await self._arrived.wait()
-                continue
-            await self._admit(self._next_group())
+        """Admit groups until closed and empty. Cancelling it may leave a group durable but told to come again."""
+        try:
+            while self._waiting or not self._closing:
+                if not self._waiting:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+                    continue
+                await self._admit(self._next_group())
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        """Leave nobody waiting for a verdict that will not come: a connection that waits cannot be closed."""
+        self._ended = True
+        left = [*self._group, *self._waiting]
+        self._waiting.clear()
+        self._answer(left, [_ENDED] * len(left))
+        self._room.set()
 
     def close(self) -> None:
         """Let `run` end once everything that was offered has its verdict."""
@@ -114,6 +133,7 @@ class Intake:
             group.append(self._waiting.popleft())
             room_bytes -= _record_max_bytes(group[-1].offer)
         self._forget_waiting_bytes(group)
+        self._group = group
         return group
 
     def _forget_waiting_bytes(self, taken: list[_Waiting]) -> None:
@@ -153,10 +173,11 @@ class Intake:
 
     def _answer(self, group: list[_Waiting], verdicts: list[Verdict]) -> None:
         for waiting, verdict in zip(group, verdicts, strict=True):
+            if waiting.verdict.done():  # its client may be gone
+                continue
+            waiting.verdict.set_result(verdict)
             if isinstance(verdict, Duplicate):
                 self._metrics.duplicate_changes.inc(len(waiting.offer.sequences))
-            if not waiting.verdict.done():  # its client may be gone
-                waiting.verdict.set_result(verdict)
 
 
 def load_dedup(log: Log) -> Dedup:

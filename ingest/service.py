@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import logging
+import os
 import signal
 import socket
 import time
@@ -31,14 +32,14 @@ from ingest.intake import Intake
 from ingest.metrics import IngestMetrics
 from ingest.server import PATH, DataPlane
 from writer.buffer import FlushReason
-from writer.catalog_client import CatalogClient, open_catalog
+from writer.catalog_client import open_catalog
 from writer.committer import Committer
 from writer.config import LogConfig, StorageConfig, WriterConfig
 from writer.feed import Feed
 from writer.metrics import WriterMetrics
 from writer.partitions import parse_partition
 from writer.schema import initial_columns
-from writer.storage import ObjectStore, open_store
+from writer.storage import open_store
 from writer.table_writer import TableContext
 from writer.types import Schema
 from writer.wal.log import Log
@@ -89,17 +90,28 @@ async def serving(config: Config) -> AsyncIterator[Addresses]:
     with (
         _listen(config.server.host, config.server.http_port, setting="http_port") as listener,
         _listen(config.server.host, config.server.ws_port, setting="ws_port") as ws_listener,
+        ThreadPoolExecutor(config.writer.decode_threads, thread_name_prefix="decode") as decoders,
+        ThreadPoolExecutor(1, thread_name_prefix="parquet") as encoders,
     ):
         http_url = _url("http", listener)
+        registry = CollectorRegistry()
         async with (
             _open_log(data_dir / "log", config.log) as log,
             open_store(storage) as store,
             open_catalog(http_url) as catalog_client,
             asyncio.TaskGroup() as tasks,
         ):
-            parts = _build_parts(
-                config, log, store=store, catalog_client=catalog_client, tasks=tasks, data_dir=data_dir
+            context = TableContext(
+                node=config.server.node_id or load_node_id(data_dir),
+                config=config.writer,
+                committer=Committer(catalog_client, store),
+                store=store,
+                decoders=decoders,
+                encoders=encoders,
+                metrics=WriterMetrics(registry),
+                clock=time.monotonic,
             )
+            parts = _build_parts(config, log, context=context, tasks=tasks, registry=registry)
             async with _control_plane(config, parts, storage=storage, listener=listener, data_dir=data_dir):
                 await catalog_client.load_config()
                 async with _working(config, parts, tasks=tasks, ws_listener=ws_listener) as ws_url:
@@ -134,7 +146,10 @@ def load_node_id(data_dir: Path) -> str:
     path = data_dir / "node-id"
     if not path.exists():
         partial = path.with_suffix(".partial")
-        partial.write_text(f"node-{uuid.uuid4()}\n", encoding="utf-8")
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(f"node-{uuid.uuid4()}\n")
+            file.flush()
+            os.fsync(file.fileno())  # an empty name after a power loss would be one that nobody has
         partial.replace(path)
     return path.read_text(encoding="utf-8").strip()
 
@@ -143,30 +158,17 @@ def _build_parts(
     config: Config,
     log: Log,
     *,
-    store: ObjectStore,
-    catalog_client: CatalogClient,
+    context: TableContext,
     tasks: asyncio.TaskGroup,
-    data_dir: Path,
+    registry: CollectorRegistry,
 ) -> Parts:
-    registry = CollectorRegistry()
     metrics = IngestMetrics(registry)
-    node = config.server.node_id or load_node_id(data_dir)
     intake = Intake(log, config=config.ingest, metrics=metrics)
-    context = TableContext(
-        node=node,
-        config=config.writer,
-        committer=Committer(catalog_client, store),
-        store=store,
-        decoders=ThreadPoolExecutor(config.writer.decode_threads, thread_name_prefix="decode"),
-        encoders=ThreadPoolExecutor(1, thread_name_prefix="parquet"),
-        metrics=WriterMetrics(registry),
-        clock=time.monotonic,
-    )
     feed = Feed(log, context, tasks=tasks, marks_at_start=intake.sources())
     return Parts(
         config=config.server,
         version=importlib.metadata.version("lakefeed"),
-        node=node,
+        node=context.node,
         started_at=time.time(),
         data_plane=DataPlane(intake, feed, config=config.ingest, metrics=metrics),
         intake=intake,

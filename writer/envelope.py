@@ -64,7 +64,7 @@ class Event(EventHead, rename="camel", gc=False):
 
 
 class BatchHead(msgspec.Struct, rename="camel", tag_field="type", tag="cdc_batch"):
-    """One message of changes, without their rows: skipping them is checking their syntax, for a third of the time.
+    """One message of changes, without their rows, whose syntax is checked all the same while they are skipped.
 
     Only the events are needed: the rest may be left to the connection that carries them.
     """

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from writer import exact_numbers as numbers
 from writer.field_names import fold, is_usable, is_usable_column
-from writer.inference import NewList, NewStruct, Seen, Settled, Text
+from writer.inference import NewList, NewMap, NewStruct, Seen, Settled, Text
 from writer.misfits import as_double, as_integer, exact_decimal
 from writer.parse_types import ELEMENT, JSON_DOC, Path
 from writer.types import Field, ListType, MapType, StructType, Type
@@ -61,6 +61,8 @@ class Room:
                 return StructType(tuple(self._field(name, each) for name, each in fields.items()))
             case NewList(element):
                 return ListType(self._new_id(), self._type(element))
+            case NewMap(key, value):
+                return MapType(self._new_id(), self._type(key), self._new_id(), self._type(value))
         assert isinstance(settled, str)
         return settled
 
@@ -77,6 +79,8 @@ def _describe(settled: Settled) -> str:
             return "struct"
         case NewList():
             return "list"
+        case NewMap():
+            return "map"
         case str():
             return settled
 
@@ -108,6 +112,9 @@ def _paths_of(settled: Settled, path: Path) -> Iterator[Path]:
                 yield from _paths_of(each, (*path, name))
         case NewList(element):
             yield from _paths_of(element, (*path, ELEMENT))
+        case NewMap(key, value):
+            yield from _paths_of(key, (*path, "key"))
+            yield from _paths_of(value, (*path, "value"))
 
 
 class Watch(Protocol):

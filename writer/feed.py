@@ -132,6 +132,7 @@ class Feed:
         """End the tables' tasks; what they have not committed stays in the log."""
         for task in self._table_tasks:
             task.cancel()
+        self._tail.close()
 
     # -- flushing
 

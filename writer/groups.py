@@ -11,10 +11,11 @@ epoch, time of receipt, log offset) once per run of changes:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import msgspec
 
@@ -44,22 +45,28 @@ class Run:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeGroup:
-    """Changes of one source table in log order. Timestamps are in ms; 0 means the time of receipt."""
+class Group(ABC):
+    """Changes of one source table in log order, however their rows are encoded. Sequences rise within a run."""
+
+    __slots__ = ()
 
     table: str
-    sequences: list[int]
-    timestamps: list[int]
-    operations: list[str]
-    row_ids: list[str]
-    images: list[Image]
-    befores: list[Image] | None
-    unchanged: list[list[str] | None] | None
     runs: tuple[Run, ...]
 
+    @abstractmethod
+    def sequence_at(self, row: int) -> int:
+        """Give the sequence of a change."""
+
+    @abstractmethod
+    def _first_after(self, run: Run, sequence: int) -> int:
+        """Find the first row of a run that is above a sequence; the run's stop if none is."""
+
+    @abstractmethod
+    def _keep(self, kept: list[tuple[int, int]]) -> Self:
+        """Keep of each run the rows of its (start, stop)."""
+
     def __len__(self) -> int:
-        return len(self.sequences)
+        return self.runs[-1].stop if self.runs else 0
 
     @property
     def first_offset(self) -> int:
@@ -79,40 +86,67 @@ class ChangeGroup:
             ends[run.source] = (ends[run.source][0] if run.source in ends else first, last)
         return ends
 
-    def after(self, marks: Mapping[SourceId, Position]) -> ChangeGroup:
+    def after(self, marks: Mapping[SourceId, Position]) -> Self:
         """Drop the changes at or below their source's mark; the group itself when there are none."""
         kept = [(self._first_above(run, marks.get(run.source)), run.stop) for run in self.runs]
         if all(start == run.start for (start, _), run in zip(kept, self.runs, strict=True)):
             return self
         return self._keep(kept)
 
-    def between(self, start: int, stop: int) -> ChangeGroup:
+    def between(self, start: int, stop: int) -> Self:
         """Cut out the changes from `start` up to `stop`."""
         return self._keep([(max(run.start, start), min(run.stop, stop)) for run in self.runs])
 
     def _position(self, run: Run, row: int) -> Position:
-        return Position(run.epoch, self.sequences[row])
+        return Position(run.epoch, self.sequence_at(row))
 
     def _first_above(self, run: Run, mark: Position | None) -> int:
         if mark is None or self._position(run, run.start) > mark:
             return run.start
         if self._position(run, run.stop - 1) <= mark:
             return run.stop
-        # Neither end decides, so run and mark share their epoch, and sequences rise within a run.
-        return bisect_right(self.sequences, mark.sequence, run.start, run.stop)
+        # Neither end decides, so run and mark share their epoch.
+        return self._first_after(run, mark.sequence)
 
-    def _keep(self, kept: list[tuple[int, int]]) -> ChangeGroup:
-        """Keep of each run the rows of its (start, stop)."""
-        runs: list[Run] = []
-        spans: list[slice] = []
-        size = 0
-        for run, (start, stop) in zip(self.runs, kept, strict=True):
-            if start < stop:
-                runs.append(replace(run, start=size, stop=size + stop - start))
-                spans.append(slice(start, stop))
-                size += stop - start
-        return ChangeGroup(
-            table=self.table,
+
+def keep_of_runs(runs: Sequence[Run], kept: Sequence[tuple[int, int]]) -> tuple[tuple[Run, ...], list[slice]]:
+    """Keep of each run the rows of its (start, stop): the runs that are left, and where their rows were."""
+    left: list[Run] = []
+    spans: list[slice] = []
+    size = 0
+    for run, (start, stop) in zip(runs, kept, strict=True):
+        if start < stop:
+            left.append(replace(run, start=size, stop=size + stop - start))
+            spans.append(slice(start, stop))
+            size += stop - start
+    return tuple(left), spans
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeGroup(Group):
+    """Changes that came as JSON. Timestamps are in ms; 0 means the time of receipt."""
+
+    table: str
+    sequences: list[int]
+    timestamps: list[int]
+    operations: list[str]
+    row_ids: list[str]
+    images: list[Image]
+    befores: list[Image] | None
+    unchanged: list[list[str] | None] | None
+    runs: tuple[Run, ...]
+
+    def sequence_at(self, row: int) -> int:
+        """Give the sequence of a change."""
+        return self.sequences[row]
+
+    def _first_after(self, run: Run, sequence: int) -> int:
+        return bisect_right(self.sequences, sequence, run.start, run.stop)
+
+    def _keep(self, kept: list[tuple[int, int]]) -> Self:
+        runs, spans = keep_of_runs(self.runs, kept)
+        return replace(
+            self,
             sequences=_pick(self.sequences, spans),
             timestamps=_pick(self.timestamps, spans),
             operations=_pick(self.operations, spans),
@@ -120,7 +154,7 @@ class ChangeGroup:
             images=_pick(self.images, spans),
             befores=None if self.befores is None else _pick(self.befores, spans),
             unchanged=None if self.unchanged is None else _pick(self.unchanged, spans),
-            runs=tuple(runs),
+            runs=runs,
         )
 
 

@@ -52,8 +52,16 @@ class NewList:
     element: Settled
 
 
+@dataclass(frozen=True, slots=True)
+class NewMap:
+    """A map whose key and value have no ids yet. Only declared columns are maps."""
+
+    key: Settled
+    value: Settled
+
+
 # A string here is a primitive type.
-Settled: TypeAlias = str | Text | NewStruct | NewList
+Settled: TypeAlias = str | Text | NewStruct | NewList | NewMap
 
 
 @dataclass(slots=True)

@@ -48,16 +48,17 @@ def _relax_type(type_: Type, values: list[Any], room: Room, path: Path) -> Type:
 
 
 def _has_required(each: Field) -> bool:
-    return each.required or (each.doc != JSON_DOC and _type_has_required(each.type))
+    return each.required or (each.doc != JSON_DOC and type_has_required(each.type))
 
 
-def _type_has_required(type_: Type) -> bool:
+def type_has_required(type_: Type) -> bool:
+    """Tell whether anything below a type is required."""
     match type_:
         case StructType(fields):
             return any(map(_has_required, fields))
         case ListType(element=element, element_required=required):
-            return required or _type_has_required(element)
+            return required or type_has_required(element)
         case MapType(value=value, value_required=required):
-            return required or _type_has_required(value)
+            return required or type_has_required(value)
         case str():
             return False

@@ -11,6 +11,7 @@
 | `forms.py` | the three ways a change is written: envelope, unwrapped row, CloudEvent |
 | `images.py` | rows: placeholders, trusted columns, row ids |
 | `values.py`, `times.py` | single values: logical types to exact JSON |
+| `schemas.py` | the schema that came with a value, understood once |
 | `headers.py` | what the sink says beside the body |
 | `positions.py` | which changes were taken before |
 | `transactions.py` | what a transaction's end says against what arrived |

@@ -419,3 +419,23 @@ async def test_marks_survive_the_trim_of_every_record_of_their_source(tmp_path):
     async with running(tmp_path) as at_work:
         assert at_work.intake.durable_position(SHOP) == Position(0, 2)
         assert await at_work.verdicts(offer_of(1, 2)) == [Duplicate(2)]
+
+
+async def test_nobody_is_left_waiting_when_the_intake_fails(tmp_path, monkeypatch):
+    log = Log.open(tmp_path, SMALL_LOG)
+
+    async def fail(*_: object, **__: object) -> int:
+        raise RuntimeError("a defect of ours")
+
+    monkeypatch.setattr(log, "append", fail)
+    intake = Intake(log, config=IngestConfig(), metrics=IngestMetrics(CollectorRegistry()))
+    try:
+        verdicts = [await intake.offer(offer_of(1)), await intake.offer(offer_of(2))]
+        with pytest.raises(RuntimeError, match="a defect of ours"):
+            await intake.run()
+        verdicts.append(await intake.offer(offer_of(3)))
+        async with asyncio.timeout(DEADLINE_S):
+            refused = [await verdict for verdict in verdicts]
+    finally:
+        await log.close()
+    assert [(verdict.reason, verdict.retry) for verdict in refused] == [(NackReason.SHUTTING_DOWN, True)] * 3

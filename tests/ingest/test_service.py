@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from websockets.asyncio.client import connect
 
 from ingest.config import Config
 from ingest.errors import ConfigError, IngestError
+from ingest.intake import Intake
 from ingest.service import load_node_id, serving, warehouse_location
 from tests.ingest.conftest import small_config
 from tests.ingest.talking import talking
@@ -68,3 +71,20 @@ def test_node_keeps_its_name(tmp_path):
 def test_warehouse_is_named_as_a_uri(given, location):
     config = Config(storage=StorageConfig(warehouse=given))
     assert warehouse_location(config, Path("/data")) == location
+
+
+async def test_part_that_fails_while_a_client_waits_ends_the_service(tmp_path, monkeypatch):
+    async def fail(*_: object) -> None:
+        raise RuntimeError("a defect of ours")
+
+    monkeypatch.setattr(Intake, "_admit", fail)
+    event = b'{"sequence":1,"operation":"INSERT","table":"t"}'
+    with pytest.raises(ExceptionGroup) as failed:
+        async with (
+            asyncio.timeout(30),
+            serving(small_config(tmp_path)) as addresses,
+            connect(addresses.ws_url) as client,
+        ):
+            await client.send(b'{"type":"cdc_batch","sourceDoId":"s","events":[%s]}' % event)
+            await asyncio.Event().wait()
+    assert failed.value.exceptions[0].args == ("a defect of ours",)

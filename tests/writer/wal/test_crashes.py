@@ -131,6 +131,14 @@ class LogAgainstList(RuleBasedStateMachine):
         self.crash(int(self.opened_at * part), seed)
         self.adopt([], synced=synced)
 
+    @rule(seed=seeds, part=parts)
+    def close_and_lose_power_meanwhile(self, seed: int, part: float) -> None:
+        start = self.files.moment()
+        synced = self.log.synced_end
+        self.close()
+        self.crash(start + int((self.files.moment() - start) * part), seed)
+        self.adopt([], synced=synced)
+
     @rule(seed=seeds, power_loss=power)
     def close_and_lose_nothing(self, seed: int, power_loss: bool) -> None:
         self.close()

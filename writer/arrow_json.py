@@ -1,0 +1,159 @@
+"""Arrow values in the form that JSON has for them. Owns that form; `_cdc_rescued` and columns of JSON text hold it.
+
+    numbers             numbers, with all their digits; NaN, Infinity and -Infinity as text
+    dates and times     text: 2026-11-16, 05:28:00.5, 2026-11-16T05:28:00.123456789, with Z where the type has a zone
+                        outside the years 1 to 9999 the number of days or units since 1970, as Arrow holds it
+    uuid                text: 8-4-4-4-12 hexadecimal digits
+    bytes               text: base64
+    structs, lists      objects with all their fields, arrays
+    maps                objects where keys are text and differ, else arrays of {"key": ..., "value": ...}
+
+So a JSON frame could have brought the same value, and a column that takes it from there takes it from here.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import uuid
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from writer.arrow_types import UUID, is_bytes, is_list
+from writer.envelope import TIMESTAMP_MAX_MS, TIMESTAMP_MIN_MS
+
+_MS_PER_DAY = 86_400_000
+_UNITS_PER_S = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_MS_PER_S = 1_000
+_SURELY_INT64 = 10**18
+
+# Arrow writes as many digits behind the point as the unit has; JSON as many as the value needs.
+_ZEROS_AT_END = r"(\.\d*?)0+(Z?)$"
+_POINT_AT_END = r"\.(Z?)$"
+
+
+def json_values(values: pa.Array) -> list[Any]:
+    """Give values as misfits.parse_row would from a JSON document; None for nulls."""
+    type_ = values.type
+    if isinstance(type_, pa.BaseExtensionType):
+        return _each(values.storage, _uuid_text) if type_.extension_name == UUID else json_values(values.storage)
+    if pt.is_dictionary(type_):
+        return json_values(values.dictionary_decode())
+    if pt.is_uint64(type_) or pt.is_int64(type_):
+        return _each(values, _integer_value)
+    if pt.is_floating(type_):
+        return _each(values, _float_value)
+    if pt.is_decimal(type_):
+        return _each(values, _decimal_value)
+    if pt.is_temporal(type_):
+        return _moments(values)
+    if is_bytes(type_):
+        return _each(values, _base64_text)
+    if pt.is_struct(type_):
+        return _structs(values)
+    if pt.is_map(type_):
+        return _maps(values)
+    if is_list(type_):
+        return _lists(values)
+    plain: list[Any] = values.to_pylist()
+    return plain
+
+
+def _each(values: pa.Array, convert: Callable[[Any], Any]) -> list[Any]:
+    return [None if value is None else convert(value) for value in values.to_pylist()]
+
+
+def _integer_value(value: int) -> int | msgspec.Raw:
+    return value if abs(value) < _SURELY_INT64 else msgspec.Raw(str(value))
+
+
+def _float_value(value: float) -> msgspec.Raw | str:
+    if math.isfinite(value):
+        return msgspec.Raw(repr(value))
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _decimal_value(value: Decimal) -> msgspec.Raw:
+    return msgspec.Raw(format(value, "f"))
+
+
+def _uuid_text(value: bytes) -> str:
+    return str(uuid.UUID(bytes=value))
+
+
+def _base64_text(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _structs(values: pa.StructArray) -> list[Any]:
+    names = [field.name for field in values.type]
+    # Flattened children are null where the struct is.
+    columns = [json_values(child) for child in values.flatten()]
+    rows = zip(*columns, strict=True) if columns else ((),) * len(values)
+    valid = values.is_valid().to_pylist()
+    return [dict(zip(names, row, strict=True)) if is_set else None for row, is_set in zip(rows, valid, strict=True)]
+
+
+def _lists(values: pa.Array) -> list[Any]:
+    elements = iter(json_values(values.flatten()))
+    lengths = pc.list_value_length(values).to_pylist()
+    return [None if length is None else [next(elements) for _ in range(length)] for length in lengths]
+
+
+def _maps(values: pa.MapArray) -> list[Any]:
+    key_type = values.type.key_type
+    entries = values.cast(pa.list_(pa.struct([("key", key_type), ("value", values.type.item_type)])))
+    by_text = pt.is_string(key_type) or pt.is_large_string(key_type) or pt.is_string_view(key_type)
+    return [_as_object(each) if by_text and each is not None else each for each in _lists(entries)]
+
+
+def _as_object(entries: list[dict[str, Any]]) -> Any:
+    members = {entry["key"]: entry["value"] for entry in entries}
+    return members if len(members) == len(entries) else entries
+
+
+def _moments(values: pa.Array) -> list[Any]:
+    """Write what has a common form as text, and the rest as the number that it is."""
+    shown = pa.array(in_common_years(values))
+    texts = moment_texts(pc.if_else(shown, values, pa.scalar(None, values.type))).to_pylist()
+    if all(texts):
+        return texts
+    numbers = values.view(pa.int32() if values.type.bit_width == 32 else pa.int64()).to_pylist()
+    return [number if text is None else text for text, number in zip(texts, numbers, strict=True)]
+
+
+def moment_texts(values: pa.Array) -> pa.Array:
+    """Write dates and times, all within the common years, as text."""
+    if pt.is_timestamp(values.type) and values.type.tz is not None:
+        values = values.cast(pa.timestamp(values.type.unit, "UTC"))
+    texts = values.cast(pa.string())
+    if pt.is_timestamp(values.type):
+        texts = pc.replace_substring(texts, " ", "T", max_replacements=1)
+    if pt.is_date(values.type):
+        return texts
+    return pc.replace_substring_regex(pc.replace_substring_regex(texts, _ZEROS_AT_END, r"\1\2"), _POINT_AT_END, r"\1")
+
+
+def in_common_years(values: pa.Array) -> npt.NDArray[np.bool_]:
+    """Tell of dates and timestamps whether they lie in the years 1 to 9999; true of nulls and times of day."""
+    type_ = values.type
+    if pt.is_timestamp(type_):
+        per_s = _UNITS_PER_S[type_.unit]
+        first, end = (ms // _MS_PER_S * per_s for ms in (TIMESTAMP_MIN_MS, TIMESTAMP_MAX_MS + 1))
+    elif pt.is_date(type_):
+        per_day = 1 if pt.is_date32(type_) else _MS_PER_DAY
+        first, end = (ms // _MS_PER_DAY * per_day for ms in (TIMESTAMP_MIN_MS, TIMESTAMP_MAX_MS + 1))
+    else:
+        return np.ones(len(values), bool)
+    numbers = values.view(pa.int32() if type_.bit_width == 32 else pa.int64()).fill_null(0).to_numpy()
+    # Nanoseconds do not reach so far, and neither do the bounds fit 64 bits.
+    within: npt.NDArray[np.bool_] = (numbers >= max(first, -(2**63))) & (numbers <= min(end - 1, 2**63 - 1))
+    return within
