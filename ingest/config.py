@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from catalog.config import CatalogConfig
+from ingest.debezium.config import UNAVAILABLE_VALUE, DebeziumConfig, TableKeys
 from ingest.errors import ConfigError
 from writer.config import MIB, LogConfig, StorageConfig, WriterConfig, check
 
@@ -85,11 +86,50 @@ class IngestConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DebeziumSettings:
+    """What Debezium does not say about its tables."""
+
+    keys: str = field(
+        default="",
+        metadata={"why": "key columns per table, as `public.users: id; public.lines: order_id, line`; none are sent"},
+    )
+    replica_identity_full: str = field(
+        default="", metadata={"why": "tables with REPLICA IDENTITY FULL, by commas; only their before-images are whole"}
+    )
+    unavailable_value: str = field(
+        default=UNAVAILABLE_VALUE, metadata={"why": "the connector's unavailable.value.placeholder"}
+    )
+    messages_table: str = field(
+        default="debezium_messages", metadata={"why": "table of logical decoding messages, which belong to none"}
+    )
+
+    def __post_init__(self) -> None:
+        self.to_config()
+
+    def to_config(self) -> DebeziumConfig:
+        """Read the settings as what reading events needs."""
+        full = {name.strip() for name in self.replica_identity_full.split(",") if name.strip()}
+        columns = {}
+        for entry in filter(None, (part.strip() for part in self.keys.split(";"))):
+            table, colon, names = entry.partition(":")
+            check(bool(colon and names.strip()), f"keys must be `table: column, column; ...`: entry={entry}")
+            columns[table.strip()] = tuple(name.strip() for name in names.split(","))
+        tables = {
+            name: TableKeys(columns=columns.get(name, ()), replica_identity_full=name in full)
+            for name in columns.keys() | full
+        }
+        return DebeziumConfig(
+            tables=tables, unavailable_value=self.unavailable_value, messages_table=self.messages_table
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """All sections."""
 
     server: ServerConfig = field(default_factory=ServerConfig)
     ingest: IngestConfig = field(default_factory=IngestConfig)
+    debezium: DebeziumSettings = field(default_factory=DebeziumSettings)
     log: LogConfig = field(default_factory=LogConfig)
     writer: WriterConfig = field(default_factory=WriterConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)

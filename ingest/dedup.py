@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from ingest.offers import Duplicate, NackReason, Offer, Refused
 from writer.changes import Position, SourceId
 
@@ -29,9 +27,6 @@ MARKS_MAX_BYTES = 32 * 1024 * 1024
 _NAME_CHAR_MAX_BYTES = 4
 _POSITION_MAX_BYTES = 64
 
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(dict[str, tuple[int, int]]).decode
-
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
@@ -44,6 +39,11 @@ class Fresh:
     def changes(self) -> int:
         """Count what is new."""
         return self.offer.changes_after(self.after_sequence)
+
+    @property
+    def position(self) -> Position:
+        """Where the source stands once the offer is durable."""
+        return Position(self.offer.epoch, self.offer.last_sequence if self.offer.sequences else self.after_sequence)
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class Dedup:
                 retry=False,
             )
         gap = self._first_gap(offer, mark)
-        if gap is not None and offer.first_sequence > gap:
+        if gap is not None and offer.sequences and offer.first_sequence > gap:
             return Refused(
                 NackReason.INVALID_SEQUENCE,
                 f"an earlier batch was refused and must come first: expected_sequence={gap}"
@@ -97,6 +97,8 @@ class Dedup:
                 retry=True,
             )
         after = mark.sequence if mark.epoch == offer.epoch else BEFORE_ALL
+        if not offer.sequences:
+            return Fresh(offer, after)
         if offer.last_sequence <= after:
             return Duplicate(after)
         ahead.marks[offer.source] = Position(offer.epoch, offer.last_sequence)
@@ -111,7 +113,7 @@ class Dedup:
     def record(self, fresh: Iterable[Fresh]) -> None:
         """Lift the marks over offers that are now durable, and close the gaps they fill."""
         for item in fresh:
-            position = Position(item.offer.epoch, item.offer.last_sequence)
+            position = item.position
             self._set_mark(item.offer.source, position)
             if gaps := self._gaps.pop(item.offer.source, None):
                 self._keep_gaps(item.offer.source, [gap for gap in gaps if gap > position])
@@ -144,16 +146,7 @@ class Dedup:
             self._marks_bytes += _mark_max_bytes(source)
         self._marks[source] = position
 
-    def encode_marks(self) -> bytes:
-        """Lay out all marks as the head of a log segment."""
-        return _encode({source: (mark.epoch, mark.sequence) for source, mark in self._marks.items()})
-
 
 def _mark_max_bytes(source: SourceId) -> int:
     """Bound what a source's mark takes at the head of a segment, whatever its position."""
     return _NAME_CHAR_MAX_BYTES * len(source) + _POSITION_MAX_BYTES
-
-
-def decode_marks(head: bytes) -> dict[SourceId, Position]:
-    """Read the marks from the head of a log segment."""
-    return {SourceId(source): Position(*mark) for source, mark in _decode(head).items()}

@@ -16,6 +16,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from ingest.config import ServerConfig
+from ingest.debezium_intake import DebeziumIntake
 from ingest.intake import Intake
 from ingest.metrics import IngestMetrics
 from ingest.server import Connection, DataPlane
@@ -38,6 +39,7 @@ class Parts:
     feed: Feed
     registry: CollectorRegistry
     metrics: IngestMetrics
+    debezium: DebeziumIntake
 
 
 PARTS: web.AppKey[Parts] = web.AppKey("parts", Parts)
@@ -62,7 +64,16 @@ async def _index(request: web.Request) -> web.Response:
         {
             "service": "lakefeed",
             "version": request.app[PARTS].version,
-            "endpoints": ["/v1/config", "/status", "/flush", "/health/live", "/health/ready", "/metrics"],
+            "endpoints": [
+                "/v1/config",
+                "/cdc",
+                "/cdc/debezium",
+                "/status",
+                "/flush",
+                "/health/live",
+                "/health/ready",
+                "/metrics",
+            ],
         }
     )
 
@@ -115,6 +126,7 @@ def build_status(parts: Parts, *, now: float) -> dict[str, Any]:
         "log": parts.feed.log_status(),
         "sources": _sources(parts, connections),
         "tables": parts.feed.table_status(now=time.monotonic()),
+        "transactionDoubts": list(parts.debezium.doubts),
         "problems": parts.feed.problems(now=time.monotonic(), stalled_after_s=parts.config.stalled_after_s),
     }
 

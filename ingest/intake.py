@@ -13,9 +13,11 @@ from collections import deque
 from dataclasses import dataclass
 
 from ingest.config import IngestConfig
-from ingest.dedup import MARKS_MAX_BYTES, Dedup, Fresh, decode_marks
+from ingest.dedup import MARKS_MAX_BYTES, Dedup, Fresh
 from ingest.metrics import IngestMetrics
 from ingest.offers import Duplicate, Durable, NackReason, Offer, Refused, Verdict
+from ingest.origins import Origins
+from ingest.segment_head import decode_head, encode_head
 from writer.changes import Position, SourceId
 from writer.errors import WalFailed, WalFull
 from writer.frames import Frame, decode_frame, encode_frame
@@ -30,8 +32,11 @@ FULL_RETRY_DELAY_MS = 1_000
 # What a segment says of itself beside the head; far more than it needs.
 SEGMENT_HEADER_MAX_BYTES = 4096
 
-# What a record has beside the body, at most, for each character of its source's name and for all the rest.
-_NAME_CHAR_MAX_BYTES = 4
+# What adapters may keep of their sources, all together: some thousand sources at a few hundred bytes each.
+ORIGINS_MAX_BYTES = 4 * 1024 * 1024
+
+# What a record has beside the body, at most, for each character of its source's texts (escaped) and for all the rest.
+_CHAR_MAX_BYTES = 6
 _HEADER_MAX_BYTES = 256
 
 
@@ -51,7 +56,7 @@ class Intake:
         self._log = log
         self._config = config
         self._metrics = metrics
-        self._dedup = load_dedup(log)
+        self._dedup, self._origins = load_sources(log)
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
         self._arrived = asyncio.Event()
@@ -68,6 +73,14 @@ class Intake:
     def sources(self) -> dict[SourceId, Position]:
         """List all known sources with how far they are durable."""
         return dict(self._dedup.marks())
+
+    def has_room_for_origin(self, source: SourceId, text: str) -> bool:
+        """Tell whether what an adapter wants to keep fits beside what the others keep."""
+        return self._origins.has_room_for(source, text)
+
+    def origin(self, source: SourceId) -> str:
+        """Give what a source's adapter last made durable."""
+        return self._origins.get(source)
 
     def resume(self, source: SourceId) -> Position | None:
         """Let a source that connects start over from its durable position."""
@@ -93,6 +106,11 @@ class Intake:
         verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         if self._ended:
             verdict.set_result(_ENDED)
+            return verdict
+        if _record_max_bytes(offer) > self._log.group_max_bytes:
+            verdict.set_result(
+                Refused(NackReason.PAYLOAD_TOO_LARGE, "the batch is larger than the log takes", retry=False)
+            )
             return verdict
         self._waiting.append(_Waiting(offer, verdict))
         self._waiting_bytes += len(offer.body)
@@ -152,6 +170,8 @@ class Intake:
             verdicts = self._judge_again(offers, _refusal(error))
         else:
             self._dedup.record(fresh)  # record: only what is durable
+            for item in fresh:
+                self._origins.record(item.offer.source, item.offer.origin)
             self._metrics.count_durable(fresh)
             offsets = iter(range(first_offset, first_offset + len(fresh)))
             verdicts = [Durable(next(offsets), item.changes) if isinstance(item, Fresh) else item for item in decisions]
@@ -169,7 +189,7 @@ class Intake:
         if not fresh:
             return self._log.durable_end
         payloads = [encode_frame(_frame_of(item)) for item in fresh]
-        return await self._log.append(payloads, head=self._dedup.encode_marks)
+        return await self._log.append(payloads, head=lambda: encode_head(self._dedup.marks(), self._origins.texts()))
 
     def _answer(self, group: list[_Waiting], verdicts: list[Verdict]) -> None:
         for waiting, verdict in zip(group, verdicts, strict=True):
@@ -180,22 +200,29 @@ class Intake:
                 self._metrics.duplicate_changes.inc(len(waiting.offer.sequences))
 
 
-def load_dedup(log: Log) -> Dedup:
-    """Rebuild the marks from the newest segment: its head, then the records behind it."""
+def load_sources(log: Log) -> tuple[Dedup, Origins]:
+    """Rebuild marks and origins from the newest segment: its head, then the records behind it."""
     # A segment's head may be as large as a group: the log gives each one half of a segment.
-    dedup = Dedup(marks_max_bytes=min(MARKS_MAX_BYTES, log.group_max_bytes - SEGMENT_HEADER_MAX_BYTES))
+    room_bytes = log.group_max_bytes - SEGMENT_HEADER_MAX_BYTES
+    origins = Origins(max_bytes=min(ORIGINS_MAX_BYTES, room_bytes // 4))
+    dedup = Dedup(marks_max_bytes=min(MARKS_MAX_BYTES, room_bytes - 2 * origins.max_bytes))  # JSON may escape a text
     if log.head is not None:
-        for source, position in decode_marks(log.head).items():
+        marks, texts = decode_head(log.head)
+        for source, position in marks.items():
             dedup.restore(source, position)
+        for source, text in texts.items():
+            origins.record(source, text)
     for record in log.newest_records():
         frame = decode_frame(record.payload)
         dedup.restore(frame.source, Position(frame.epoch, frame.last_sequence))
-    return dedup
+        origins.record(frame.source, frame.origin)
+    return dedup, origins
 
 
 def _record_max_bytes(offer: Offer) -> int:
     """Bound what an offer takes in the log, without encoding it."""
-    return len(offer.body) + _NAME_CHAR_MAX_BYTES * len(offer.source) + _HEADER_MAX_BYTES
+    text_chars = len(offer.source) + len(offer.origin)
+    return len(offer.body) + _CHAR_MAX_BYTES * text_chars + _HEADER_MAX_BYTES
 
 
 def _frame_of(item: Fresh) -> Frame:
@@ -204,10 +231,12 @@ def _frame_of(item: Fresh) -> Frame:
         source=offer.source,
         epoch=offer.epoch,
         after_sequence=item.after_sequence,
-        last_sequence=offer.last_sequence,
+        last_sequence=item.position.sequence,
         received_at_us=offer.received_at_us,
         encoding=offer.encoding,
         body=offer.body,
+        origin=offer.origin,
+        expanded_bytes=offer.expanded_bytes,
     )
 
 

@@ -23,6 +23,9 @@ class IngestMetrics:
         self.durable_changes = counter("ingest_durable_changes_total", "Changes in the synced log")
         self.durable_bytes = counter("ingest_durable_bytes_total", "Bytes of frames in the synced log")
         self.duplicate_changes = counter("ingest_duplicate_changes_total", "Changes that had been taken before")
+        self.transaction_doubts = counter(
+            "ingest_transaction_doubts_total", "Source transactions that may not be whole, by doubt", "doubt"
+        )
         self.nacks = counter("ingest_nacks_total", "Messages refused, by reason", "reason")
         self.connections = Gauge("ingest_connections", "Open WebSocket connections", registry=registry)
         self.event_loop_lag_s = Gauge(

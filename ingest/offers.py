@@ -24,13 +24,18 @@ class NackReason(enum.Enum):
     INVALID_FORMAT = "invalid_format"
     INVALID_SEQUENCE = "invalid_sequence"
     EVENT_TOO_LARGE = "event_too_large"
+    PAYLOAD_TOO_LARGE = "payload_too_large"
     SHUTTING_DOWN = "shutting_down"
     INTERNAL_ERROR = "internal_error"
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One batch that passed its own checks, on its way to the log. `sequences` rise and are not empty."""
+    """One batch that passed its own checks, on its way to the log. `sequences` rise.
+
+    `origin` is what the source's adapter has to remember once the batch is durable (origins.py); an offer without
+    changes is only about that. `expanded_bytes` is what the body may take once decoded, where that is more.
+    """
 
     source: SourceId
     epoch: int
@@ -38,6 +43,8 @@ class Offer:
     received_at_us: int
     encoding: Encoding
     body: bytes
+    origin: str = ""
+    expanded_bytes: int = 0
 
     @property
     def first_sequence(self) -> int:

@@ -20,7 +20,7 @@ import msgspec
 
 from ingest.errors import ProtocolError
 from ingest.offers import NackReason, Offer
-from writer.changes import SourceId
+from writer.changes import Operation, SourceId
 from writer.envelope import BatchHead, NonEmpty, Sequence, TimestampMs, decode_batch, decode_deeper
 from writer.frames import Encoding
 
@@ -224,7 +224,7 @@ def _rule(path: str, rule: str) -> str:
     if path == "type":
         return "expected one of connect, cdc_batch, heartbeat, flush_request, disconnect"
     if path.endswith(".operation"):
-        return "expected one of INSERT, UPDATE, DELETE"
+        return f"expected one of {', '.join(operation.value for operation in Operation)}"
     if path == "reason" and "enum" in rule:
         return f"expected one of {', '.join(FLUSH_REASONS)}"
     text = _without_values(rule).replace("`", "")
@@ -266,7 +266,7 @@ class Session:
         self._check_open()
         if message.protocol_version != PROTOCOL_VERSION:
             raise _invalid(f"protocolVersion: expected {PROTOCOL_VERSION}")
-        self._bind(message.source_do_id)
+        self.bind(message.source_do_id)
         self.epoch = message.epoch
         self.expected_number = None
         assert self.source is not None
@@ -282,7 +282,7 @@ class Session:
             sequences = _check_events(batch)
             if len(body) > self.event_max_bytes:  # only then can a single event be too large
                 _check_event_sizes(body, self.event_max_bytes)
-            self._bind(batch.source_do_id)
+            self.bind(batch.source_do_id)
         except ProtocolError as error:
             error.sequence_number = number
             self.on_malformed(number)
@@ -337,7 +337,11 @@ class Session:
             )
         return number
 
-    def _bind(self, source: str) -> None:
+    def bind(self, source: str) -> None:
+        """Speak for a source from now on; an empty name leaves it at the default.
+
+        Raises: ProtocolError.
+        """
         if self.source is not None and source not in ("", self.source):
             raise _invalid("sourceDoId: this connection is bound to another source; open one connection per source")
         if self.source is None:

@@ -26,8 +26,10 @@ from prometheus_client import CollectorRegistry
 from catalog.app import build_catalog
 from catalog.config import S3Settings, Warehouse
 from ingest.config import Config
+from ingest.debezium_intake import DebeziumIntake
 from ingest.errors import ConfigError, IngestError
 from ingest.http import Parts, build_control_plane
+from ingest.http_ingest import HttpIngest, add_http_ingest
 from ingest.intake import Intake
 from ingest.metrics import IngestMetrics
 from ingest.server import PATH, DataPlane
@@ -175,6 +177,7 @@ def _build_parts(
         feed=feed,
         registry=registry,
         metrics=metrics,
+        debezium=DebeziumIntake(intake, config=config.debezium.to_config(), metrics=metrics, clock=time.time),
     )
 
 
@@ -192,6 +195,7 @@ async def _control_plane(
 ) -> AsyncIterator[None]:
     """Serve the control plane and, under /v1, the catalog."""
     app = build_control_plane(parts)
+    add_http_ingest(app, HttpIngest(config.ingest, parts.intake, parts.debezium, parts.metrics))
     s3 = S3Settings(
         endpoint=storage.s3_endpoint,
         region=storage.s3_region,

@@ -75,8 +75,9 @@ def inspect(config_path: Path | None, data_dir: str | None, *, as_json: bool, re
 def repair(config_path: Path | None, data_dir: str | None, *, dry_run: bool, yes: bool) -> None:
     """Make a damaged log open again.
 
-    Goes on without the records that are damaged, keeps every good one and deletes nothing: damaged files move to log/damaged/, with a report of what is missing
-    and which sources have to send it again. A torn end needs no repair, the next start cuts it off.
+    Goes on without the records that are damaged, keeps every good one and deletes nothing: damaged files move to
+    log/damaged/, with a report of what is missing and which sources have to send it again. A torn end needs no repair,
+    the next start cuts it off.
     """
     from writer.wal.repair import locked  # noqa: PLC0415  (see above)
 
@@ -96,7 +97,7 @@ def _repair(directory: Path, *, ask: Callable[[], bool]) -> None:
 
     with _progress(directory) as on_bytes:
         report = inspect_log(directory, show.HEADS, on_bytes=on_bytes)
-    plan = plan_repair(report, show.HEADS, name=f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S.%fZ}")
+    plan = plan_repair(report, name=f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S.%fZ}")
     show.print_plan(plan)
     if not plan.rewrites or not ask():
         return

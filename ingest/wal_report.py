@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from ingest.dedup import Dedup, decode_marks
+from ingest.segment_head import decode_head, encode_head
 from writer.changes import Position, SourceId
+from writer.frames import Frame
 from writer.wal.losses import Loss
 from writer.wal.repair import RepairPlan, loss_document, offsets_text, perhaps_missing
 from writer.wal.report import HeadCodec, LogReport, RecordReport, SegmentReport
@@ -20,14 +22,24 @@ from writer.wal.report import HeadCodec, LogReport, RecordReport, SegmentReport
 _PLAIN_WIDTH = 160
 
 
-def _encode_marks(marks: Mapping[SourceId, Position]) -> bytes:
-    dedup = Dedup()
-    for source, position in marks.items():
-        dedup.restore(source, position)
-    return dedup.encode_marks()
+def _marks(head: bytes) -> Mapping[SourceId, Position]:
+    try:
+        return decode_head(head)[0]
+    except msgspec.MsgspecError as error:
+        raise ValueError("not the head of a segment") from error
 
 
-HEADS = HeadCodec(decode=decode_marks, encode=_encode_marks)
+def _advance_head(head: bytes | None, frames: Iterable[Frame]) -> bytes:
+    marks, origins = ({}, {}) if head is None else decode_head(head)
+    for frame in frames:
+        position = Position(frame.epoch, frame.last_sequence)
+        marks[frame.source] = max(position, marks.get(frame.source, position))
+        if frame.origin:
+            origins[frame.source] = frame.origin
+    return encode_head(marks, origins)
+
+
+HEADS = HeadCodec(marks=_marks, advance=_advance_head)
 
 
 def record_document(record: RecordReport) -> dict[str, Any]:
@@ -89,7 +101,7 @@ def _segment_document(segment: SegmentReport) -> dict[str, Any]:
         "records": segment.records,
         "recordBytes": segment.records_bytes,
         "fileBytes": segment.size_bytes,
-        "sourcesInHead": len(segment.marks) if segment.header else None,
+        "sourcesInHead": segment.sources if segment.header else None,
         "problem": segment.problem,
         "damage": [
             {
@@ -132,7 +144,7 @@ def _row(segment: SegmentReport) -> list[str]:
         f"{segment.records:,}",
         f"{segment.records_bytes:,}",
         f"{segment.size_bytes:,}",
-        f"{len(segment.marks):,}" if segment.header else "lost",
+        f"{segment.sources:,}" if segment.header else "lost",
         _state(segment),
     ]
 
@@ -170,10 +182,9 @@ def _missing_lines(losses: Iterable[Loss], unsettled: Mapping[SourceId, Position
 
 
 def _loss_line(loss: Loss) -> str:
-    if loss.last_sequence is None:
-        return f"perhaps missing: source {loss.source} epoch {loss.epoch}, sequences above {loss.after_sequence}"
-    first = loss.after_sequence + 1
-    return f"missing: source {loss.source} epoch {loss.epoch}, sequences {first} to {loss.last_sequence}"
+    missing = "missing" if loss.is_certain else "perhaps missing"
+    upper = "above" if loss.last_sequence is None else f"up to {loss.last_sequence}, above"
+    return f"{missing}: source {loss.source} epoch {loss.epoch}, sequences {upper} {loss.after_sequence}"
 
 
 def print_plan(plan: RepairPlan) -> None:

@@ -64,6 +64,10 @@ class FaultyFilesystem(Filesystem):
         self._maybe_fail("rename")
         super().rename(source, target)
 
+    def link(self, source: Path, target: Path) -> None:
+        self._maybe_fail("link")
+        super().link(source, target)
+
     def unlink(self, path: Path) -> None:
         self._maybe_fail("unlink")
         super().unlink(path)

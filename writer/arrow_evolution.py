@@ -39,9 +39,7 @@ def declare_columns(
     return _declare_fields(own, declared, room, ())
 
 
-def _declare_fields(
-    fields: Sequence[Field], declared: dict[str, Settled], room: Room, path: Path
-) -> tuple[Field, ...]:
+def _declare_fields(fields: Sequence[Field], declared: dict[str, Settled], room: Room, path: Path) -> tuple[Field, ...]:
     kept = [
         _declare_field(each, declared[each.name], room, (*path, each.name)) if each.name in declared else each
         for each in fields

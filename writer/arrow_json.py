@@ -123,10 +123,10 @@ def _as_object(entries: list[dict[str, Any]]) -> Any:
 def _moments(values: pa.Array) -> list[Any]:
     """Write what has a common form as text, and the rest as the number that it is."""
     shown = pa.array(in_common_years(values))
-    texts = moment_texts(pc.if_else(shown, values, pa.scalar(None, values.type))).to_pylist()
+    texts: list[Any] = moment_texts(pc.if_else(shown, values, pa.scalar(None, values.type))).to_pylist()
     if all(texts):
         return texts
-    numbers = values.view(pa.int32() if values.type.bit_width == 32 else pa.int64()).to_pylist()
+    numbers = _as_stored(values).to_pylist()
     return [number if text is None else text for text, number in zip(texts, numbers, strict=True)]
 
 
@@ -142,6 +142,11 @@ def moment_texts(values: pa.Array) -> pa.Array:
     return pc.replace_substring_regex(pc.replace_substring_regex(texts, _ZEROS_AT_END, r"\1\2"), _POINT_AT_END, r"\1")
 
 
+def _as_stored(moments: pa.Array) -> pa.Array:
+    type_ = moments.type
+    return moments.view(pa.int32() if pt.is_date32(type_) or pt.is_time32(type_) else pa.int64())
+
+
 def in_common_years(values: pa.Array) -> npt.NDArray[np.bool_]:
     """Tell of dates and timestamps whether they lie in the years 1 to 9999; true of nulls and times of day."""
     type_ = values.type
@@ -153,7 +158,7 @@ def in_common_years(values: pa.Array) -> npt.NDArray[np.bool_]:
         first, end = (ms // _MS_PER_DAY * per_day for ms in (TIMESTAMP_MIN_MS, TIMESTAMP_MAX_MS + 1))
     else:
         return np.ones(len(values), bool)
-    numbers = values.view(pa.int32() if type_.bit_width == 32 else pa.int64()).fill_null(0).to_numpy()
+    numbers = _as_stored(values).fill_null(0).to_numpy()
     # Nanoseconds do not reach so far, and neither do the bounds fit 64 bits.
     within: npt.NDArray[np.bool_] = (numbers >= max(first, -(2**63))) & (numbers <= min(end - 1, 2**63 - 1))
     return within

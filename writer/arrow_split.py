@@ -52,7 +52,7 @@ Split: TypeAlias = tuple[pa.Array, Left | None]
 
 
 def split_fields(
-    names: Sequence[str], arrays: Sequence[pa.Array], fields: Sequence[Field], *, rows: int
+    names: Sequence[str], arrays: Sequence[pa.Array], fields: Sequence[Field], rows: int
 ) -> tuple[list[pa.Array], Left | None]:
     """Split named arrays between fields, in the fields' order; fields that nobody brings are null."""
     brought = dict(zip(names, arrays, strict=True))
@@ -123,7 +123,7 @@ def _is_laid_out_alike(source: pa.DataType, target: pa.DataType) -> bool:
 def _split_struct(values: pa.StructArray, type_: StructType) -> Split:
     names = [field.name for field in values.type]
     # Flattened children are null where the struct is, so that nothing below a null is taken for a value.
-    kept, left = split_fields(names, values.flatten(), type_.fields, rows=len(values))
+    kept, left = split_fields(names, values.flatten(), type_.fields, len(values))
     fields = list(to_arrow_type(type_))
     if not fields:
         return pa.nulls(len(values), to_arrow_type(type_)), left

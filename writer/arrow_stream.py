@@ -130,13 +130,13 @@ def _contents_of(message: _Message) -> Contents:
 def _inflated(body: memoryview, offsets: Numbers, lengths: Numbers) -> Numbers:
     """Read how large compressed buffers will be: each begins with that number, or with -1 if it is as it was."""
     filled = lengths > 0
-    if np.any(lengths[filled] < 8):
+    if np.any(lengths[filled] < _I64.size):
         raise BatchMalformed("not a valid Arrow stream: a compressed buffer is too short")
-    places = offsets[filled][:, None] + np.arange(8)
+    places = offsets[filled][:, None] + np.arange(_I64.size)
     sizes = np.frombuffer(body, np.uint8)[places].view("<i8").reshape(-1)
     if np.any(sizes < _NOT_COMPRESSED):
         raise BatchMalformed("not a valid Arrow stream: a compressed buffer has no size")
-    return np.where(sizes == _NOT_COMPRESSED, lengths[filled] - 8, sizes)
+    return np.where(sizes == _NOT_COMPRESSED, lengths[filled] - _I64.size, sizes)
 
 
 def _sum(numbers: Numbers) -> int:

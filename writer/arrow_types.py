@@ -13,8 +13,9 @@
     dictionary of any of these but nested ones   its values' type
     null; list or struct of nothing but null     no column: there is nothing to hold
 
-Nanoseconds become timestamp_ns or timestamptz_ns in tables of format version 3. Others have no such type: there a moment
-is kept where it has whole microseconds. Decimals have at most 38 digits, and zeros before the point count.
+Nanoseconds become timestamp_ns or timestamptz_ns in tables of format version 3. Others have no such type: there a
+moment is kept where it has whole microseconds. Decimals have at most 38 digits; those that a scale below 0 leaves
+unwritten count.
 """
 
 from __future__ import annotations

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from writer import columns as names
-from writer.groups import ChangeGroup, Image
+from writer.groups import ChangeGroup, Group, Image
 
 _US_PER_MS = 1000
 _NULL = msgspec.Raw(b"null")
@@ -28,8 +29,8 @@ def change_columns(
         names.TIMESTAMP: lambda type_: pa.array(_timestamps_us(group)).cast(type_),
         names.OPERATION: lambda type_: pa.array(group.operations, type_),
         names.ROW_ID: lambda type_: pa.array(group.row_ids, type_),
-        names.SOURCE: lambda type_: _sources(group).cast(type_),
-        names.INGESTED_AT: lambda type_: pa.array(_received_at_us(group)).cast(type_),
+        names.SOURCE: lambda type_: sources_of(group).cast(type_),
+        names.INGESTED_AT: lambda type_: pa.array(received_at_us(group)).cast(type_),
         names.BEFORE: lambda type_: _or_nulls(group, _before_texts(group), type_),
         names.UNCHANGED: lambda type_: _or_nulls(group, group.unchanged, type_),
         names.RESCUED: lambda type_: _or_nulls(group, rescued, type_),
@@ -55,21 +56,23 @@ def _or_nulls(group: ChangeGroup, values: Sequence[object] | None, type_: pa.Dat
     return pa.nulls(len(group), type_) if values is None else pa.array(values, type_)
 
 
-def _run_lengths(group: ChangeGroup) -> list[int]:
+def _run_lengths(group: Group) -> list[int]:
     return [run.stop - run.start for run in group.runs]
 
 
-def _sources(group: ChangeGroup) -> pa.Array:
+def sources_of(group: Group) -> pa.Array:
+    """Give the source of each change."""
     sources = [run.source for run in group.runs]
     rows = np.repeat(np.arange(len(sources)), _run_lengths(group))
     return pa.array(sources, pa.string()).take(pa.array(rows))
 
 
-def _received_at_us(group: ChangeGroup) -> np.ndarray:
+def received_at_us(group: Group) -> npt.NDArray[np.int64]:
+    """Give the time of receipt of each change."""
     return np.repeat(np.array([run.received_at_us for run in group.runs], np.int64), _run_lengths(group))
 
 
 def _timestamps_us(group: ChangeGroup) -> np.ndarray:
     """Give the time of each change; admission has bounded it, so that microseconds fit. 0 is the time of receipt."""
     timestamps_ms = np.array(group.timestamps, np.int64)
-    return np.where(timestamps_ms == 0, _received_at_us(group), timestamps_ms * _US_PER_MS)
+    return np.where(timestamps_ms == 0, received_at_us(group), timestamps_ms * _US_PER_MS)

@@ -10,11 +10,14 @@ SourceId = NewType("SourceId", str)
 
 
 class Operation(enum.Enum):
-    """What a change did to its row."""
+    """What a change did to its row or, for TRUNCATE, its table; a READ saw a row, a MESSAGE concerns none."""
 
     INSERT = "INSERT"
     UPDATE = "UPDATE"
     DELETE = "DELETE"
+    READ = "READ"
+    TRUNCATE = "TRUNCATE"
+    MESSAGE = "MESSAGE"
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -37,6 +37,7 @@ ADMISSION_HEADROOM_FRAMES = 100
 
 Sequence = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
 TimestampMs = Annotated[int, msgspec.Meta(ge=TIMESTAMP_MIN_MS, le=TIMESTAMP_MAX_MS)]
+OperationName = Literal["INSERT", "UPDATE", "DELETE", "READ", "TRUNCATE", "MESSAGE"]
 NonEmpty = Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -48,7 +49,7 @@ class EventHead(msgspec.Struct, rename="camel", gc=False):
     """One change without its row, as admission looks at it. A timestamp of 0 stands for the time of receipt."""
 
     sequence: Sequence
-    operation: Literal["INSERT", "UPDATE", "DELETE"]
+    operation: OperationName
     table: NonEmpty
     row_id: str = ""
     timestamp: TimestampMs = 0

@@ -19,7 +19,7 @@ from typing import Any
 
 from writer.buffer import FlushReason
 from writer.changes import Position, SourceId, TableName, table_name_of
-from writer.decoding import DecodedRun, decode_run
+from writer.decoding import DecodedRun, cut_run, decode_run
 from writer.table_writer import Flushed, TableContext, TableWriter
 from writer.wal.log import Log
 from writer.wal.tail import Tail
@@ -94,11 +94,13 @@ class Feed:
             await self._wait_for_memory()
             read = functools.partial(self._tail.read, until=self._log.durable_end, max_bytes=RUN_MAX_BYTES)
             records = await loop.run_in_executor(self._decoders, read)
-            expected = {name: table.expected for name, table in self._tables.items()}
-            decode = functools.partial(
-                decode_run, records, expected, next_offset=self._tail.offset, keep_before=self._config.keep_before
-            )
-            await self._runs.put(loop.run_in_executor(self._decoders, decode))
+            for part, next_offset in cut_run(records, max_bytes=RUN_MAX_BYTES, next_offset=self._tail.offset):
+                await self._wait_for_memory()
+                expected = {name: table.expected for name, table in self._tables.items()}
+                decode = functools.partial(
+                    decode_run, part, expected, next_offset=next_offset, keep_before=self._config.keep_before
+                )
+                await self._runs.put(loop.run_in_executor(self._decoders, decode))
 
     async def run_applier(self) -> None:
         """Give decoded runs to their tables, in log order. Cancelling it loses nothing."""

@@ -28,11 +28,16 @@ class Encoding(enum.IntEnum):
     """How the body is encoded. The number is stored: never reuse one."""
 
     JSON_BATCH = 1
+    ARROW_STREAM = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One admitted batch. Changes at or below `after_sequence` were taken before: readers drop them."""
+    """One admitted batch. Changes at or below `after_sequence` were taken before: readers drop them.
+
+    `origin` is ingest's: what it has to remember of the source's own positions along with these changes.
+    `expanded_bytes` is what the body may take once decoded, where that is more than its own size.
+    """
 
     source: SourceId
     epoch: int
@@ -41,6 +46,8 @@ class Frame:
     received_at_us: int
     encoding: Encoding
     body: bytes
+    origin: str = ""
+    expanded_bytes: int = 0
 
 
 class _Header(msgspec.Struct, array_like=True):
@@ -49,6 +56,8 @@ class _Header(msgspec.Struct, array_like=True):
     after_sequence: int
     last_sequence: int
     received_at_us: int
+    origin: str = ""
+    expanded_bytes: int = 0
 
 
 _encode_header = msgspec.json.Encoder().encode
@@ -58,16 +67,22 @@ _decode_header = msgspec.json.Decoder(_Header).decode
 def encode_frame(frame: Frame) -> Payload:
     """Lay out a frame as the parts of one log payload."""
     header = _encode_header(
-        _Header(frame.source, frame.epoch, frame.after_sequence, frame.last_sequence, frame.received_at_us)
+        _Header(
+            frame.source,
+            frame.epoch,
+            frame.after_sequence,
+            frame.last_sequence,
+            frame.received_at_us,
+            frame.origin,
+            frame.expanded_bytes,
+        )
     )
     return (_PREFIX.pack(frame.encoding, len(header)) + header, frame.body)
 
 
 def decode_frame(payload: bytes) -> Frame:
     """Read a frame back from a payload that the log has already checked."""
-    kind, header_length = _PREFIX.unpack_from(payload)
-    body_start = _PREFIX.size + header_length
-    header = _decode_header(payload[_PREFIX.size : body_start])
+    kind, header, body_start = _read_header(payload)
     return Frame(
         source=SourceId(header.source),
         epoch=header.epoch,
@@ -76,4 +91,17 @@ def decode_frame(payload: bytes) -> Frame:
         received_at_us=header.received_at_us,
         encoding=Encoding(kind),
         body=payload[body_start:],
+        origin=header.origin,
+        expanded_bytes=header.expanded_bytes,
     )
+
+
+def decoded_max_bytes(payload: bytes) -> int:
+    """Tell what a payload may take once it is decoded."""
+    return max(len(payload), _read_header(payload)[1].expanded_bytes)
+
+
+def _read_header(payload: bytes) -> tuple[int, _Header, int]:
+    kind, header_length = _PREFIX.unpack_from(payload)
+    body_start = _PREFIX.size + header_length
+    return kind, _decode_header(payload[_PREFIX.size : body_start]), body_start

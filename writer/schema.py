@@ -23,7 +23,7 @@ from writer.relaxation import relax_fields
 from writer.text_values import Misfit
 from writer.types import Field, ListType, StructType, Type
 
-__all__ = ["Fitted", "conform", "fit_group", "initial_columns"]
+__all__ = ["Fitted", "conform", "fit_group", "initial_columns", "with_own"]
 
 # Rows that the strict decoder is offered again together. Where misfits are rare, only their neighbours are slow too.
 FIT_CHUNK_ROWS = 500
@@ -77,7 +77,7 @@ def fit_group(
     for part in slow:
         part.keep(own)
     own = tuple(relax_fields(own, [row.members for part in slow for row in part.kept], room))
-    evolved = _with_own(columns, own)
+    evolved = with_own(columns, own)
     # 4. Decode all parts under the same columns, in their order.
     decoded = iter([part.decode(evolved) for part in slow])
     tables = [next(decoded) if isinstance(part, ChangeGroup) else conform(part, evolved) for part in parts]
@@ -95,7 +95,7 @@ def _offer_again(group: ChangeGroup, columns: StructType, vacant: Vacancies) -> 
             yield chunk
 
 
-def _with_own(columns: StructType, own: Sequence[Field]) -> StructType:
+def with_own(columns: StructType, own: Sequence[Field]) -> StructType:
     """Put evolved columns in the place of the old ones, and new ones at the end."""
     by_id = {field.id: field for field in own}
     kept = [by_id.pop(field.id, field) for field in columns.fields]

@@ -22,7 +22,7 @@ import random
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -41,7 +41,7 @@ from writer.errors import (
     TableReplaced,
     WriterError,
 )
-from writer.groups import ChangeGroup
+from writer.groups import Group
 from writer.manifests import DataFile
 from writer.merge import field_ids, merge_columns
 from writer.metrics import WriterMetrics
@@ -56,6 +56,9 @@ logger = logging.getLogger(__name__)
 
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 15.0
+
+# Iceberg's first format that has types for nanoseconds.
+FORMAT_WITH_NANOSECONDS = 3
 
 # Newest schema changes in /status; all of them are in the log lines.
 SCHEMA_CHANGES_SHOWN = 20
@@ -122,7 +125,11 @@ class TableWriter:
         self._on_change = on_change
         self._state: TableState | None = None
         self._opened = False
-        self.expected = Expected(initial_columns(keep_before=context.config.keep_before), NO_VACANCIES)
+        self.expected = Expected(
+            initial_columns(keep_before=context.config.keep_before),
+            NO_VACANCIES,
+            nanoseconds=context.config.format_version >= FORMAT_WITH_NANOSECONDS,
+        )
         self._last_field_id = max(field_ids(self.expected.columns))
         self._columns_lock = asyncio.Lock()
         self._buffer = TableBuffer()
@@ -152,7 +159,7 @@ class TableWriter:
         self._on_change()
         self.maybe_flush()
 
-    def _chunk(self, group: ChangeGroup, rows: pa.Table) -> Chunk:
+    def _chunk(self, group: Group, rows: pa.Table) -> Chunk:
         spec = self._spec()
         schema = Schema(0, self.expected.columns)
         return Chunk(
@@ -168,13 +175,13 @@ class TableWriter:
             return self._state.spec
         return parse_partition(self._config.partition, Schema(0, self.expected.columns))
 
-    async def _decode_exactly(self, group: ChangeGroup) -> pa.Table:
+    async def _decode_exactly(self, group: Group) -> pa.Table:
         async with self._columns_lock:
             decode = functools.partial(decode_or_fit, group, self.expected, last_field_id=self._last_field_id)
             fitted = await asyncio.get_running_loop().run_in_executor(self._context.decoders, decode)
             if fitted.added:
                 self._note_schema_change(fitted)
-            self.expected = Expected(fitted.columns, fitted.vacant)
+            self.expected = replace(self.expected, columns=fitted.columns, vacant=fitted.vacant)
             self._last_field_id = fitted.last_field_id
         return fitted.table
 
@@ -201,7 +208,9 @@ class TableWriter:
         """Go on from a table's state, with its columns and those that only we know."""
         merged = merge_columns(state.schema.columns, self.expected.columns, last_field_id=state.last_column_id)
         self._state = state
-        self.expected = Expected(merged.columns, self.expected.vacant)
+        self.expected = replace(
+            self.expected, columns=merged.columns, nanoseconds=state.format_version >= FORMAT_WITH_NANOSECONDS
+        )
         self._last_field_id = merged.last_field_id
         self._opened = True
 

@@ -229,9 +229,9 @@ def test_rows_keep_integers_of_any_size():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"operation": "UPSERT"}, "events[1].operation: expected one of INSERT, UPDATE, DELETE"),
-        ({"operation": None}, "events[1].operation: expected one of INSERT, UPDATE, DELETE"),
-        ({"operation": "insert"}, "events[1].operation: expected one of INSERT, UPDATE, DELETE"),
+        ({"operation": "UPSERT"}, "events[1].operation: expected one of INSERT, UPDATE, DELETE, READ, TRUNCATE, MESSAGE"),
+        ({"operation": None}, "events[1].operation: expected one of INSERT, UPDATE, DELETE, READ, TRUNCATE, MESSAGE"),
+        ({"operation": "insert"}, "events[1].operation: expected one of INSERT, UPDATE, DELETE, READ, TRUNCATE, MESSAGE"),
         ({"sequence": "two"}, "events[1].sequence: expected int, got str"),
         ({"sequence": -1}, "events[1].sequence: expected int >= 0"),
         ({"sequence": 2.5}, "events[1].sequence: expected int, got float"),

@@ -44,7 +44,7 @@ def test_full_batch_is_read_by_its_names_on_the_wire():
         ({"sequence": INT64_MAX + 1}, "sequence"),
         ({"sequence": 1.5}, "sequence"),
         ({"timestamp": TIMESTAMP_MAX_MS + 1}, "timestamp"),
-        ({"operation": "TRUNCATE"}, "operation"),
+        ({"operation": "UPSERT"}, "operation"),
         ({"table": ""}, "table"),
         ({"rowId": 5}, "rowId"),
         ({"unchanged": [5]}, "unchanged"),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeGuard
 
@@ -101,6 +101,7 @@ class _Inspection:
     on_record: Callable[[RecordReport], None]
     on_bytes: Callable[[int], None]
     files: Filesystem
+    _frames: list[Frame] = field(default_factory=list)  # of the segment that was read last
 
     def run(self) -> LogReport:
         if not self.directory.is_dir():
@@ -110,9 +111,13 @@ class _Inspection:
         finder = LossFinder()
         reports: list[SegmentReport] = []
         for segment, following in zip(segments, [*segments[1:], None], strict=True):
-            expected = reports[-1].end_offset if reports else None
-            bounds = _bounds_of(segment, following, expected)
-            report = self._read(segment, bounds, finder) if segment.exists else _missing(segment, bounds, finder)
+            bounds = _bounds_of(segment, following, reports[-1].end_offset if reports else None)
+            head = segment.header.head if segment.header else self._advance_head(reports)
+            self._frames = []
+            if segment.exists:
+                report = self._read(segment, bounds, head, finder)
+            else:
+                report = self._missing(segment, bounds, head, finder)
             if report is not None:
                 reports.append(report)
         spares = [self.directory / spare_name(number) for number in numbers_of(names, SPARE_SUFFIX)]
@@ -160,12 +165,14 @@ class _Inspection:
             problem = f"segment was cut short: bytes={size_bytes} of={header.file_bytes}"
         return _Segment(number, path, header, problem, exists=True)
 
-    def _read(self, segment: _Segment, bounds: Bounds, finder: LossFinder) -> SegmentReport | None:
+    def _read(self, segment: _Segment, bounds: Bounds, head: bytes, finder: LossFinder) -> SegmentReport | None:
         scanned = self._scan(segment, bounds)
         if scanned is None:
             return None
         view, items = scanned.view, scanned.items
-        marks = self._take_head(segment, finder)
+        marks = self._marks(head)
+        if segment.header is not None:
+            finder.take_head(marks)
         for item in items:
             self._take(item, view, segment, finder)
         records = [item for item in items if isinstance(item, Found) and item.length]
@@ -186,7 +193,8 @@ class _Inspection:
             gap_count=sum(1 for item in items if _is_gap(item)),
             damages=tuple(item for item in items if isinstance(item, Damage)),
             torn=next((item for item in items if isinstance(item, Torn)), None),
-            marks=marks,
+            head=head,
+            sources=len(marks),
         )
 
     def _scan(self, segment: _Segment, bounds: Bounds) -> _Scanned | None:
@@ -205,15 +213,41 @@ class _Inspection:
         self.on_bytes(len(scanned.view))
         return scanned
 
-    def _take_head(self, segment: _Segment, finder: LossFinder) -> Mapping[SourceId, Position]:
-        if segment.header is None:
-            return dict(finder.marks)
+    def _missing(self, segment: _Segment, bounds: Bounds, head: bytes, finder: LossFinder) -> SegmentReport:
+        assert bounds.base_offset is not None, "a missing segment stands between two others"
+        end_offset = bounds.base_offset if bounds.until is None else bounds.until
+        damages = (Damage(0, 0, bounds.base_offset, end_offset),) if end_offset > bounds.base_offset else ()
+        for damage in damages:
+            finder.take_gap(Gap(damage.offset, damage.next_offset, repaired=False))
+        return SegmentReport(
+            path=segment.path,
+            number=segment.number,
+            exists=False,
+            size_bytes=0,
+            problem=segment.problem,
+            header=None,
+            bounds=bounds,
+            base_offset=bounds.base_offset,
+            end_offset=end_offset,
+            end_position=0,
+            records=0,
+            records_bytes=0,
+            gap_count=len(damages),
+            damages=damages,
+            torn=None,
+            head=head,
+            sources=len(self._marks(head)),
+        )
+
+    def _advance_head(self, reports: list[SegmentReport]) -> bytes:
+        """Make the head of the next segment from the last one and what was read in it."""
+        return self.heads.advance(reports[-1].head if reports else None, self._frames)
+
+    def _marks(self, head: bytes) -> Mapping[SourceId, Position]:
         try:
-            marks = self.heads.decode(segment.header.head)
-        except (ValueError, msgspec.MsgspecError):  # whole, but not in our words
+            return self.heads.marks(head)
+        except ValueError:  # whole, but not in our words
             return {}
-        finder.take_head(marks)
-        return marks
 
     def _take(self, item: Found | Damage | Torn, view: memoryview, segment: _Segment, finder: LossFinder) -> None:
         if _is_gap(item):
@@ -224,6 +258,7 @@ class _Inspection:
         frame = _frame_of(bytes(view[start : start + item.length]))
         if frame is not None:
             finder.take_frame(frame)
+            self._frames.append(replace(frame, body=b""))
         self.on_record(RecordReport(segment.path.name, item.position, item.offset, item.length, frame))
 
 
@@ -253,32 +288,6 @@ def _extent(items: list[Found | Damage | Torn], bounds: Bounds) -> tuple[int, in
         base_offset = found[0].offset if found else bounds.until or 0
     end_offset = bounds.until if bounds.until is not None else max([base_offset, *(item.next_offset for item in found)])
     return base_offset, end_offset, found[-1].end_position if found else bounds.start
-
-
-def _missing(segment: _Segment, bounds: Bounds, finder: LossFinder) -> SegmentReport:
-    assert bounds.base_offset is not None, "a missing segment stands between two others"
-    end_offset = bounds.base_offset if bounds.until is None else bounds.until
-    damages = (Damage(0, 0, bounds.base_offset, end_offset),) if end_offset > bounds.base_offset else ()
-    for damage in damages:
-        finder.take_gap(Gap(damage.offset, damage.next_offset, repaired=False))
-    return SegmentReport(
-        path=segment.path,
-        number=segment.number,
-        exists=False,
-        size_bytes=0,
-        problem=segment.problem,
-        header=None,
-        bounds=bounds,
-        base_offset=bounds.base_offset,
-        end_offset=end_offset,
-        end_position=0,
-        records=0,
-        records_bytes=0,
-        gap_count=len(damages),
-        damages=damages,
-        torn=None,
-        marks=dict(finder.marks),
-    )
 
 
 def _frame_of(payload: bytes) -> Frame | None:

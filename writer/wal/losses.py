@@ -34,14 +34,16 @@ class Gap:
 class Loss:
     """Changes of a source that are missing: those above `after_sequence`, up to `last_sequence`.
 
-    The last one is None where the source began a new epoch: nobody knows where the old one ended, and perhaps nothing
-    is missing. `gaps` are the ones that they may have been in.
+    They are not certain to be where nobody knows how far the source had come before the gap, because the head that told
+    it is lost; nor where it then began a new epoch, since nobody knows where the old one ended: its last one is None.
+    `gaps` are the ones that they may have been in.
     """
 
     source: SourceId
     epoch: int
     after_sequence: int
     last_sequence: int | None
+    is_certain: bool
     gaps: tuple[Gap, ...]
 
 
@@ -91,14 +93,13 @@ class LossFinder:
         return tuple(self.gaps[max(self._gaps_settled, self._gaps_seen.get(source, 0)) :])
 
     def _compare(self, source: SourceId, before: Position, gaps: tuple[Gap, ...]) -> None:
+        """Note what is missing between what was known of a source and what is heard of it `before` its next change."""
         known = self.marks.get(source)
-        if known is not None and known.epoch == before.epoch:
-            self._maybe_add(source, known, before.sequence, gaps)
-        elif known is not None or self._knows_all:
-            if known is not None and known.epoch < before.epoch:
-                self._maybe_add(source, known, None, gaps)
-            self._maybe_add(source, Position(before.epoch, _BEFORE_ALL), before.sequence, gaps)
-
-    def _maybe_add(self, source: SourceId, known: Position, last_sequence: int | None, gaps: tuple[Gap, ...]) -> None:
-        if last_sequence is None or last_sequence > known.sequence:
-            self.losses.append(Loss(source, known.epoch, known.sequence, last_sequence, gaps))
+        is_certain = known is not None or self._knows_all
+        if known is not None and known.epoch < before.epoch:
+            self.losses.append(Loss(source, known.epoch, known.sequence, None, is_certain=False, gaps=gaps))
+            known = None
+        after = known or Position(before.epoch, _BEFORE_ALL)
+        if before > after:
+            loss = Loss(source, before.epoch, after.sequence, before.sequence, is_certain=is_certain, gaps=gaps)
+            self.losses.append(loss)

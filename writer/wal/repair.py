@@ -54,7 +54,7 @@ class Rewrite:
         segment = self.segment
         gaps = ", ".join(offsets_text(damage.offset, damage.next_offset) for damage in segment.damages)
         kept = f"keep {segment.records:,} good records" if segment.exists else "make it, without records"
-        head = "" if segment.header or not segment.exists else f", {len(segment.marks):,} sources in its new head"
+        head = "" if segment.header or not segment.exists else f", {segment.sources:,} sources in its new head"
         return f"{segment.path.name}: {kept}{head}{f', leave a gap for {gaps}' if gaps else ''}"
 
 
@@ -99,19 +99,19 @@ def locked(directory: Path, files: Filesystem | None = None) -> Iterator[None]:
         files.close(descriptor)
 
 
-def plan_repair(report: LogReport, heads: HeadCodec, *, name: str) -> RepairPlan:
+def plan_repair(report: LogReport, *, name: str) -> RepairPlan:
     """Decide what to write anew; `name` is a new directory's under damaged/."""
-    rewrites = [Rewrite(segment, _header_for(segment, heads)) for segment in report.segments if segment.needs_repair]
+    rewrites = [Rewrite(segment, _header_for(segment)) for segment in report.segments if segment.needs_repair]
     return RepairPlan(report, tuple(rewrites), report.directory / DAMAGED_NAME / name)
 
 
-def _header_for(segment: SegmentReport, heads: HeadCodec) -> Header:
+def _header_for(segment: SegmentReport) -> Header:
     header = Header(
         number=segment.number,
         base_offset=segment.base_offset,
         file_bytes=0,
         salt=secrets.randbits(_SALT_BITS),
-        head=segment.header.head if segment.header else heads.encode(segment.marks),
+        head=segment.head,
     )
     needed_bytes = header.records_start + segment.records_bytes + MARK_BYTES * (segment.gap_count + 1)
     return replace(header, file_bytes=max(segment.size_bytes, aligned(needed_bytes)))
@@ -189,6 +189,7 @@ def loss_document(loss: Loss) -> dict[str, Any]:
         "epoch": loss.epoch,
         "afterSequence": loss.after_sequence,
         "lastSequence": loss.last_sequence,
+        "certain": loss.is_certain,
         "offsets": [[gap.offset, gap.next_offset - 1] for gap in loss.gaps],
     }
 

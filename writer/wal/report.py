@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +15,14 @@ from writer.wal.segment import Header
 
 @dataclass(frozen=True, slots=True)
 class HeadCodec:
-    """How the marks of all sources stand in a segment's head, which only the one who wrote it knows."""
+    """What stands in a segment's head, which only the one who wrote it knows.
 
-    decode: Callable[[bytes], Mapping[SourceId, Position]]
-    encode: Callable[[Mapping[SourceId, Position]], bytes]
+    `marks` reads from it how far all sources had come; it raises ValueError for bytes that are no head. `advance` makes
+    the head of the next segment from that of a segment, None if nobody knows it, and from the frames in it.
+    """
+
+    marks: Callable[[bytes], Mapping[SourceId, Position]]
+    advance: Callable[[bytes | None, Iterable[Frame]], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +40,8 @@ class RecordReport:
 class SegmentReport:
     """One segment. `problem` is what keeps it from being opened, beside damaged records; `header` is None if lost.
 
-    `marks` are the sources as the head has them, or as the segments before it tell if it is lost. `gap_count` is how
-    many of its gaps need a mark: those of `damages` and of earlier repairs.
+    `head` is then made from the segments before it. `sources` is how many it knows. `gap_count` is how many gaps need a
+    mark: those of `damages` and of earlier repairs.
     """
 
     path: Path
@@ -55,7 +59,8 @@ class SegmentReport:
     gap_count: int
     damages: tuple[Damage, ...]
     torn: Torn | None
-    marks: Mapping[SourceId, Position]
+    head: bytes
+    sources: int
 
     @property
     def needs_repair(self) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,9 @@ from tests.writer.wal.support import (
     SMALL,
     append,
     append_large,
+    die,
     disk_bytes,
+    flip,
     head_of,
     large,
     opened,
@@ -25,11 +29,11 @@ from tests.writer.wal.support import (
     wait_for_spare,
     wait_until,
 )
-from writer.config import MIB, LogConfig
-from writer.errors import WalCorrupt, WalFailed, WalFull, WriterError
+from writer.config import MIB, SYNC_MODES, LogConfig
+from writer.errors import WalCorrupt, WalFailed, WalFull, WalLocked
 from writer.wal.files import Filesystem
 from writer.wal.log import Log
-from writer.wal.record import record_bytes
+from writer.wal.record import HEADER_BYTES, MARK_BYTES, record_bytes
 from writer.wal.tail import Tail
 
 
@@ -252,9 +256,40 @@ async def test_no_room_to_begin_a_segment_changes_nothing(tmp_path: Path, operat
         assert read_all(log) == [*before[2:], large(4)]
 
 
-@pytest.mark.parametrize(
-    ("operation", "code"), [("write", errno.EIO), ("sync", errno.EIO), ("write", errno.ENOSPC), ("sync", errno.ENOSPC)]
-)
+@pytest.mark.parametrize("sync", SYNC_MODES)
+async def test_no_room_to_write_a_group_changes_nothing_and_appends_go_on_once_there_is(tmp_path: Path, sync: str):
+    files = FaultyFilesystem()
+    async with opened(tmp_path, replace(SMALL, sync=sync), files=files) as log:
+        await append(log, b"before")
+        await wait_for_spare(tmp_path)
+        files.write_max_bytes = 100  # the first call still works, so that a part of the group is in the file
+        files.fail("write", errno.ENOSPC, after_calls=1)
+        with pytest.raises(WalFull, match="no room for the group"):
+            await append(log, b"refused, whole", b"refused, in part" * 100)
+        for _ in range(3):  # no new segment can be begun either
+            with pytest.raises(WalFull, match="no room for another segment"):
+                await append(log, b"refused")
+        assert (log.durable_end, log.failed) == (1, None)
+        files.heal()
+        files.write_max_bytes = None
+        assert await append(log, b"after") == 1
+        assert read_all(log) == [b"before", b"after"]
+        died = die(tmp_path, tmp_path / "died")
+    for path in (tmp_path, died):
+        async with opened(path) as log:
+            assert read_all(log) == [b"before", b"after"]
+
+
+async def test_spare_that_could_not_be_made_some_time_ago_does_not_refuse_an_append_that_has_room(tmp_path: Path):
+    files = FaultyFilesystem()
+    files.fail("allocate", errno.ENOSPC)
+    async with opened(tmp_path, files=files) as log:
+        await wait_until(log._preparing.done)
+        files.heal()
+        assert await append(log, b"a") == 0
+
+
+@pytest.mark.parametrize(("operation", "code"), [("write", errno.EIO), ("sync", errno.EIO), ("sync", errno.ENOSPC)])
 async def test_failure_while_writing_a_group_ends_all_appends(tmp_path: Path, operation: str, code: int):
     files = FaultyFilesystem()
     async with opened(tmp_path, files=files) as log:
@@ -267,7 +302,7 @@ async def test_failure_while_writing_a_group_ends_all_appends(tmp_path: Path, op
         files.heal()
         with pytest.raises(WalFailed, match=f"injected into {operation}"):
             await append(log, b"after")
-        assert log.failed is not None
+        assert log.failed.startswith("log cannot be written, restart the service once the disk is well: ")
         assert log.durable_end == 1
         assert read_all(log) == [b"before"]
     async with opened(tmp_path) as log:
@@ -307,7 +342,7 @@ async def test_failed_directory_sync_while_rotating_ends_all_appends(tmp_path: P
 
 async def test_log_is_open_only_once(tmp_path: Path):
     async with opened(tmp_path):
-        with pytest.raises(WriterError, match="in use by another process"):
+        with pytest.raises(WalLocked, match=f"stop that one first .* directory={tmp_path} pid={os.getpid()}"):
             Log.open(tmp_path, SMALL)
     async with opened(tmp_path):
         pass
@@ -448,15 +483,59 @@ async def test_remains_of_a_torn_group_never_come_back(tmp_path: Path):
         await append(log, b"durable")
         start = log.size_bytes
         await append(log, b"torn-1", b"torn-2", b"torn-3")
-    path = segments(tmp_path)[0]
-    data = bytearray(path.read_bytes())
-    data[start] ^= 1  # the first of the group is bad, the others are good and have the offsets that are due
-    path.write_bytes(data)
-    async with opened(tmp_path) as log:
+        died = die(tmp_path, tmp_path / "died")
+    flip(segments(died)[0], start)  # the first is bad, the others are good and have the offsets that are due
+    async with opened(died) as log:
         assert read_all(log) == [b"durable"]
         await append(log, b"newer1")  # as long as the record that it overwrites
+        died_again = die(died, tmp_path / "died again")
+    for path in (died, died_again):
+        async with opened(path) as log:
+            assert read_all(log) == [b"durable", b"newer1"]
+
+
+async def test_damage_to_the_last_group_is_found_if_the_log_was_closed(tmp_path: Path):
     async with opened(tmp_path) as log:
-        assert read_all(log) == [b"durable", b"newer1"]
+        await append(log, b"durable")
+        start = log.size_bytes
+        await append(log, b"last")
+    flip(segments(tmp_path)[0], start)
+    with pytest.raises(WalCorrupt, match=f"position={start} offset=1 "):
+        Log.open(tmp_path, SMALL)
+
+
+async def test_each_close_after_an_append_leaves_one_mark_and_there_is_always_room_for_it(tmp_path: Path):
+    async with opened(tmp_path) as log:
+        await append(log, b"a")
+        room = SMALL.segment_max_bytes - log.size_bytes
+        await append(log, b"b" * (room // 2 - 100))
+    for _ in range(3):  # the mark is the only thing that a close adds, and only once
+        async with opened(tmp_path) as log:
+            size = log.size_bytes
+    assert size < SMALL.segment_max_bytes
+    async with opened(tmp_path) as log:
+        assert log.size_bytes == size
+        await append(log, b"c" * (SMALL.segment_max_bytes - size - HEADER_BYTES - MARK_BYTES))
+        assert len(segments(tmp_path)) == 1
+        assert log.size_bytes == SMALL.segment_max_bytes - MARK_BYTES
+    async with opened(tmp_path) as log:
+        assert log.size_bytes == SMALL.segment_max_bytes
+        assert await append(log, b"d") == 3
+        assert len(segments(tmp_path)) == 2
+
+
+async def test_corruption_is_told_with_file_position_offset_and_what_to_do(tmp_path: Path):
+    directory = tmp_path / "data" / "log"
+    async with opened(directory) as log:
+        start = log.segment_of(await append(log, b"one")).records_start
+    flip(segments(directory)[0], start + 24)
+    with pytest.raises(WalCorrupt) as caught:
+        Log.open(directory, SMALL)
+    assert str(caught.value) == (
+        f"damaged record before a durable one: segment={directory}/0000000001.wal position={start} offset=0"
+        f" next_good_position={start + 32}; see what is lost with `lakefeed wal inspect --data-dir {tmp_path}/data`,"
+        f" go on without it after `lakefeed wal repair --data-dir {tmp_path}/data`"
+    )
 
 
 async def test_last_group_is_written_again_at_open_because_a_failed_sync_may_have_left_it_in_memory_only(
@@ -474,10 +553,10 @@ async def test_last_group_is_written_again_at_open_because_a_failed_sync_may_hav
         await append(log, b"group before")
         await append(log, b"last", b"group")
         await wait_for_spare(tmp_path)
+        died = die(tmp_path, tmp_path / "died")
     files = WatchingFilesystem()
-    async with opened(tmp_path, files=files):
-        assert b"last" in files.written[0]
-        assert b"group" in files.written[0]
+    async with opened(died, files=files):
+        assert any(b"last" in written and b"group" in written for written in files.written)
         assert not any(b"before" in written for written in files.written)
 
 
