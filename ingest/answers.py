@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ingest.config import IngestConfig
+from ingest.debezium import DebeziumMalformed
 from ingest.errors import ProtocolError
 from ingest.offers import Duplicate, Durable, NackReason, Refused
 from ingest.protocol import (
@@ -27,7 +28,7 @@ from writer.changes import Position
 SLOW_DOWN_UTILIZATION = 0.8
 SLOW_DOWN_MAX_DELAY_MS = 500
 
-ENCODINGS = ["json"]
+ENCODINGS = ["json", "arrow"]
 
 
 def status(
@@ -96,6 +97,17 @@ def ack(
     )
 
 
+def receipt(number: int, *, committed: Position, tables: Mapping[str, int], now: float) -> Ack:
+    """Tell that everything up to a batch is committed, and which snapshots hold it."""
+    return Ack(
+        timestamp=_ms(now),
+        sequence_number=number,
+        status="persisted",
+        last_committed_sequence=committed.sequence,
+        tables=tables,
+    )
+
+
 def pong(message: Heartbeat, *, now: float) -> Pong:
     """Answer a heartbeat."""
     return Pong(timestamp=message.timestamp, server_time=_ms(now), correlation_id=message.correlation_id)
@@ -129,6 +141,13 @@ def protocol_nack(error: ProtocolError, *, now: float) -> Nack:
         should_retry=error.retry,
         correlation_id=error.correlation_id,
     )
+
+
+def malformed_debezium(error: DebeziumMalformed, number: int, correlation_id: str | None) -> ProtocolError:
+    """Refuse a batch whose events cannot be read."""
+    refused = ProtocolError(NackReason.INVALID_FORMAT.value, str(error), sequence_number=number)
+    refused.correlation_id = correlation_id
+    return refused
 
 
 def stale_epoch(epoch: int, known: int) -> ProtocolError:

@@ -1,6 +1,7 @@
 """The wire protocol, version 1. Owns the messages, their checks and what one connection may say when.
 
-Frames are JSON objects told apart by `type`. A session goes through
+Frames are JSON objects told apart by `type`, or batches as Arrow streams (writer/arrow_frames.py), told from JSON by
+their first bytes. A session goes through
 
     OPEN --connect | first cdc_batch--> BOUND (to one source) --disconnect--> ENDED
 
@@ -10,7 +11,6 @@ and in every state but ENDED takes heartbeats and flush requests. Wrong messages
 from __future__ import annotations
 
 import enum
-import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,25 +18,33 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
 
+from ingest.batch_checks import AnyBatch, check_changes, head_of, invalid
 from ingest.errors import ProtocolError
 from ingest.offers import NackReason, Offer
+from writer.arrow_frames import ArrowFrame, ArrowHead
 from writer.changes import Operation, SourceId
-from writer.envelope import BatchHead, NonEmpty, Sequence, TimestampMs, decode_batch, decode_deeper
-from writer.frames import Encoding
+from writer.envelope import (
+    BatchHead,
+    BatchMalformed,
+    NonEmpty,
+    Sequence,
+    TimestampMs,
+    decode_deeper,
+)
 
 PROTOCOL_VERSION = 1
 
-# Longer names do not fit the object keys and file names that are built from them.
-NAME_MAX_CHARS = 255
 SOURCE_ID_MAX_CHARS = 255
 
 # Answers repeat it, and many answers may wait for a client that does not read them.
 CORRELATION_ID_MAX_CHARS = 255
 
+# An Arrow frame may stand for as much JSON as this many of the largest frames: compressed and narrow columns have room
+# then, and what they become in memory is still bounded.
+ARROW_EXPANSION_MAX_FRAMES = 4
+
 # The last ` - at ` is the decoder's own; those before it are part of a value.
 _PLACE = re.compile(r"(.*) - at `\$\.?(.*?)`", re.DOTALL)
-
-_NAME_PART = re.compile(r"[^\x00-\x1f\x7f./\\%?#]{1,255}")
 
 # A header can bring bytes that are no text: they arrive as lone surrogates, which nothing can store.
 _SOURCE_ID = re.compile(rf"[^\x00-\x1f\x7f\ud800-\udfff]{{1,{SOURCE_ID_MAX_CHARS}}}")
@@ -44,6 +52,10 @@ _SOURCE_ID = re.compile(rf"[^\x00-\x1f\x7f\ud800-\udfff]{{1,{SOURCE_ID_MAX_CHARS
 
 FlushReason: TypeAlias = Literal["manual", "shutdown", "buffer_full", "time_threshold"]
 FLUSH_REASONS = get_args(FlushReason)
+
+
+# When a batch is answered: once it is durable, with a receipt later, or by that receipt alone.
+AckLevel: TypeAlias = Literal["durable", "committed"]
 
 
 class Connect(msgspec.Struct, rename="camel", tag_field="type", tag="connect"):
@@ -55,7 +67,19 @@ class Connect(msgspec.Struct, rename="camel", tag_field="type", tag="connect"):
     last_ack_sequence: int = 0
     protocol_version: int = PROTOCOL_VERSION
     epoch: Sequence = 0
+    ack_level: AckLevel = "durable"
     capabilities: dict[str, Any] = {}
+    correlation_id: str | None = None
+
+
+class DebeziumBatch(msgspec.Struct, rename="camel", tag_field="type", tag="debezium_batch"):
+    """Events as Debezium writes them, each as it came; `headers` are those of the sink's request."""
+
+    events: list[msgspec.Raw]
+    source_do_id: str = ""
+    sequence_number: Sequence | None = None
+    headers: dict[str, str] = {}
+    timestamp: TimestampMs = 0
     correlation_id: str | None = None
 
 
@@ -87,7 +111,7 @@ class Disconnect(msgspec.Struct, rename="camel", tag_field="type", tag="disconne
     correlation_id: str | None = None
 
 
-ClientMessage: TypeAlias = Connect | BatchHead | Heartbeat | FlushRequest | Disconnect
+ClientMessage: TypeAlias = Connect | BatchHead | DebeziumBatch | Heartbeat | FlushRequest | Disconnect
 
 
 class Limits(msgspec.Struct, rename="camel"):
@@ -130,7 +154,10 @@ class AckDetails(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class Ack(msgspec.Struct, rename="camel", tag_field="type", tag="ack", omit_defaults=True):
-    """The batch is durable (`ok`, `buffered`), or was before (`duplicate`)."""
+    """The batch is durable (`ok`, `buffered`), or was before (`duplicate`); later, it is committed (`persisted`).
+
+    `persisted` speaks for all batches up to its number; `tables` has the snapshot of each table that holds them.
+    """
 
     timestamp: int
     sequence_number: int
@@ -138,6 +165,8 @@ class Ack(msgspec.Struct, rename="camel", tag_field="type", tag="ack", omit_defa
     batch_id: str | None = None
     correlation_id: str | None = None
     last_durable_sequence: int | None = None
+    last_committed_sequence: int | None = None
+    tables: Mapping[str, int] | None = None
     details: AckDetails | None = None
 
 
@@ -192,14 +221,31 @@ def decode_message(frame: bytes) -> ClientMessage:
     try:
         message: ClientMessage = decode_deeper(_decode, frame)
     except msgspec.ValidationError as error:
-        raise _with_head(_invalid(describe_invalid(str(error))), frame) from None
+        raise _with_head(invalid(describe_invalid(str(error))), frame) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _invalid(f"not valid JSON: {_without_values(str(error))}") from None
+        raise invalid(f"not valid JSON: {_without_values(str(error))}") from None
     except RecursionError:
-        raise _invalid("a value is nested too deeply") from None
-    if message.correlation_id is not None and len(message.correlation_id) > CORRELATION_ID_MAX_CHARS:
-        raise _invalid(f"correlationId: expected at most {CORRELATION_ID_MAX_CHARS} characters")
+        raise invalid("a value is nested too deeply") from None
+    _check_correlation_id(message.correlation_id, "correlationId")
     return message
+
+
+def open_arrow_frame(frame: bytes, *, frame_max_bytes: int) -> ArrowFrame:
+    """Read the head of an Arrow frame, whose rows `Session.on_batch` checks.
+
+    Raises: ProtocolError.
+    """
+    try:
+        opened = ArrowFrame.open(frame, expanded_max_bytes=ARROW_EXPANSION_MAX_FRAMES * frame_max_bytes)
+    except BatchMalformed as error:
+        raise invalid(str(error)) from None
+    _check_correlation_id(opened.head.correlation_id, "lakefeed.correlation-id")
+    return opened
+
+
+def _check_correlation_id(correlation_id: str | None, name: str) -> None:
+    if correlation_id is not None and len(correlation_id) > CORRELATION_ID_MAX_CHARS:
+        raise invalid(f"{name}: expected at most {CORRELATION_ID_MAX_CHARS} characters")
 
 
 def _with_head(error: ProtocolError, frame: bytes) -> ProtocolError:
@@ -222,7 +268,7 @@ def describe_invalid(message: str) -> str:
 
 def _rule(path: str, rule: str) -> str:
     if path == "type":
-        return "expected one of connect, cdc_batch, heartbeat, flush_request, disconnect"
+        return "expected one of connect, cdc_batch, debezium_batch, heartbeat, flush_request, disconnect"
     if path.endswith(".operation"):
         return f"expected one of {', '.join(operation.value for operation in Operation)}"
     if path == "reason" and "enum" in rule:
@@ -233,10 +279,6 @@ def _rule(path: str, rule: str) -> str:
 
 def _without_values(text: str) -> str:
     return re.sub(r" '.*'", "", text, flags=re.DOTALL)
-
-
-def _invalid(message: str) -> ProtocolError:
-    return ProtocolError(NackReason.INVALID_FORMAT.value, message)
 
 
 class State(enum.Enum):
@@ -256,6 +298,7 @@ class Session:
     state: State = State.OPEN
     source: SourceId | None = None
     epoch: int = 0
+    ack_level: AckLevel | None = None
     expected_number: int | None = None
 
     def on_connect(self, message: Connect) -> SourceId:
@@ -265,24 +308,24 @@ class Session:
         """
         self._check_open()
         if message.protocol_version != PROTOCOL_VERSION:
-            raise _invalid(f"protocolVersion: expected {PROTOCOL_VERSION}")
+            raise invalid(f"protocolVersion: expected {PROTOCOL_VERSION}")
         self.bind(message.source_do_id)
         self.epoch = message.epoch
+        self.ack_level = message.ack_level
         self.expected_number = None
         assert self.source is not None
         return self.source
 
-    def on_batch(self, batch: BatchHead, body: bytes, *, received_at_us: int) -> Offer | None:
+    def on_batch(self, batch: AnyBatch, body: bytes, *, received_at_us: int) -> Offer | None:
         """Check a batch and turn it into an offer; None if it holds no change.
 
         Raises: ProtocolError.
         """
-        number = self._check_number(batch)
+        head = head_of(batch)
+        number = self._check_number(head)
         try:
-            sequences = _check_events(batch)
-            if len(body) > self.event_max_bytes:  # only then can a single event be too large
-                _check_event_sizes(body, self.event_max_bytes)
-            self.bind(batch.source_do_id)
+            checked = check_changes(batch, body, event_max_bytes=self.event_max_bytes)
+            self.bind(head.source_do_id)
         except ProtocolError as error:
             error.sequence_number = number
             self.on_malformed(number)
@@ -290,21 +333,32 @@ class Session:
         # A batch that was sent again does not take back the answers to those behind it.
         self.expected_number = max(number + 1, self.expected_number or 0)
         assert self.source is not None
-        if not batch.events:
+        if not checked.sequences:
             return None
         return Offer(
             source=self.source,
             epoch=self.epoch,
-            sequences=sequences,
+            sequences=checked.sequences,
             received_at_us=received_at_us,
-            encoding=Encoding.JSON_BATCH,
+            encoding=checked.encoding,
             body=body,
+            expanded_bytes=checked.expanded_bytes,
         )
 
-    def number_of(self, batch: BatchHead) -> int:
+    def on_debezium(self, batch: DebeziumBatch) -> int:
+        """Check a batch of Debezium's events, whose content is its adapter's; its number.
+
+        Raises: ProtocolError.
+        """
+        number = self._check_number(batch)
+        self.bind(batch.source_do_id)
+        self.expected_number = max(number + 1, self.expected_number or 0)
+        return number
+
+    def number_of(self, head: BatchHead | ArrowHead | DebeziumBatch) -> int:
         """Tell a batch's number: its own, or the next one of this connection."""
-        if batch.sequence_number is not None:
-            return batch.sequence_number
+        if head.sequence_number is not None:
+            return head.sequence_number
         return self.expected_number if self.expected_number is not None else 0
 
     def on_refused(self, number: int) -> None:
@@ -323,11 +377,11 @@ class Session:
 
     def _check_open(self) -> None:
         if self.state is State.ENDED:
-            raise _invalid("the session has ended")
+            raise invalid("the session has ended")
 
-    def _check_number(self, batch: BatchHead) -> int:
+    def _check_number(self, head: BatchHead | ArrowHead | DebeziumBatch) -> int:
         self._check_open()
-        number = self.number_of(batch)
+        number = self.number_of(head)
         if self.expected_number is not None and number > self.expected_number:
             raise ProtocolError(
                 NackReason.INVALID_SEQUENCE.value,
@@ -343,55 +397,14 @@ class Session:
         Raises: ProtocolError.
         """
         if self.source is not None and source not in ("", self.source):
-            raise _invalid("sourceDoId: this connection is bound to another source; open one connection per source")
+            raise invalid("sourceDoId: this connection is bound to another source; open one connection per source")
         if self.source is None:
             source = source or self.default_source
             if not source:
-                raise _invalid("sourceDoId: expected a non-empty string, here, in connect or in the X-Client-ID header")
+                raise invalid("sourceDoId: expected a non-empty string, here, in connect or in the X-Client-ID header")
             if not _SOURCE_ID.fullmatch(source):
-                raise _invalid(
+                raise invalid(
                     f"sourceDoId: expected at most {SOURCE_ID_MAX_CHARS} characters, none of them control characters"
                 )
             self.source = SourceId(source)
         self.state = State.BOUND
-
-
-def _check_events(batch: BatchHead) -> list[int]:
-    events = batch.events
-    sequences = [event.sequence for event in events]
-    if not events:
-        return sequences
-    if not all(map(operator.lt, sequences, sequences[1:])):
-        index = next(i for i in range(1, len(sequences)) if sequences[i] <= sequences[i - 1])
-        raise _invalid(f"events[{index}].sequence: expected more than that of the event before")
-    if batch.first_event_sequence not in (None, sequences[0]):
-        raise _invalid(f"firstEventSequence: expected {sequences[0]}, that of the first event")
-    if batch.last_event_sequence not in (None, sequences[-1]):
-        raise _invalid(f"lastEventSequence: expected {sequences[-1]}, that of the last event")
-    for table in {event.table for event in events}:
-        check_table_name(batch, table)
-    return sequences
-
-
-def check_table_name(batch: BatchHead, table: str) -> None:
-    """Refuse table names that no catalog could hold: they would be acked and then never written.
-
-    Raises: ProtocolError.
-    """
-    if len(table) <= NAME_MAX_CHARS and all(_NAME_PART.fullmatch(part) for part in table.split(".")):
-        return
-    index = next(i for i, event in enumerate(batch.events) if event.table == table)
-    raise _invalid(
-        f"events[{index}].table: expected a name of at most {NAME_MAX_CHARS} characters, "
-        "its parts between dots not empty and without control characters or any of / \\ % ? #"
-    )
-
-
-def _check_event_sizes(body: bytes, event_max_bytes: int) -> None:
-    for index, event in enumerate(decode_batch(body).events):
-        size = len(event.before) + len(event.after) + len(event.metadata)
-        if size > event_max_bytes:
-            raise ProtocolError(
-                NackReason.EVENT_TOO_LARGE.value,
-                f"events[{index}]: expected at most {event_max_bytes} bytes, got {size}",
-            )

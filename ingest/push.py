@@ -131,6 +131,8 @@ async def _receive(socket: ClientConnection, kind: str) -> dict[str, Any]:
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             message = orjson.loads(await socket.recv())
+            while message.get("status") == "persisted":  # told by the flush response too
+                message = orjson.loads(await socket.recv())
     except TimeoutError as error:
         raise PushError(f"no answer: waited_for={kind} seconds={ANSWER_TIMEOUT_S:g}") from error
     if message["type"] == "nack":

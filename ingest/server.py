@@ -21,13 +21,18 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from ingest import answers
+from ingest.batch_checks import AnyBatch, head_of
 from ingest.config import IngestConfig
+from ingest.debezium import DebeziumMalformed
+from ingest.debezium_intake import DebeziumIntake
 from ingest.errors import ProtocolError
 from ingest.intake import Intake
 from ingest.metrics import IngestMetrics
-from ingest.offers import Refused, Verdict
+from ingest.offers import Duplicate, Durable, Refused, Verdict
 from ingest.protocol import (
+    ClientMessage,
     Connect,
+    DebeziumBatch,
     Disconnect,
     FlushRequest,
     Heartbeat,
@@ -36,8 +41,11 @@ from ingest.protocol import (
     State,
     decode_message,
     encode_message,
+    open_arrow_frame,
 )
-from writer.changes import SourceId
+from ingest.receipts import Receipts
+from writer.arrow_frames import ArrowFrame, is_arrow_frame
+from writer.changes import Position, SourceId
 from writer.envelope import BatchHead
 from writer.feed import Feed
 
@@ -62,6 +70,7 @@ class _PendingAck:
     correlation_id: str | None
     received_at: float
     verdict: asyncio.Future[Verdict] | None
+    position: Position | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -76,15 +85,19 @@ class Connection:
     changes: int = 0
     newest_verdict: asyncio.Future[Verdict] | None = None
     flushes: set[asyncio.Task[None]] = field(default_factory=set)
+    receipts: Receipts = field(default_factory=Receipts)
     answers: asyncio.Queue[_PendingAck | ServerMessage | None] = field(default_factory=asyncio.Queue)
 
 
 class DataPlane:
     """The WebSocket listener and its connections."""
 
-    def __init__(self, intake: Intake, feed: Feed, *, config: IngestConfig, metrics: IngestMetrics) -> None:
+    def __init__(
+        self, intake: Intake, feed: Feed, *, debezium: DebeziumIntake, config: IngestConfig, metrics: IngestMetrics
+    ) -> None:
         self._intake = intake
         self._feed = feed
+        self._debezium = debezium
         self._config = config
         self._metrics = metrics
         self._connections: set[Connection] = set()
@@ -107,6 +120,26 @@ class DataPlane:
             yield
             server.close(code=CLOSE_SHUTTING_DOWN, reason="shutting down")
             await server.wait_closed()
+
+    async def run_receipts(self) -> None:
+        """Tell connected clients what is committed, after every commit."""
+        seen = 0
+        while True:
+            seen = await self._feed.wait_for_commit(seen)
+            for connection in self._connections:
+                self._maybe_send_receipt(connection)
+
+    def _maybe_send_receipt(self, connection: Connection) -> None:
+        source = connection.session.source
+        if source is None or connection.session.ack_level is None:  # a client that never connects expects none
+            return
+        committed = self._feed.committed_position(source)
+        number = connection.receipts.due(committed)
+        if number is None or committed is None or connection.answers.full():  # a slow reader hears of it next time
+            return
+        tables = self._feed.snapshots_of(source)
+        connection.answers.put_nowait(answers.receipt(number, committed=committed, tables=tables, now=time.time()))
+        connection.receipts.told(number)
 
     async def _serve(self, client: ServerConnection) -> None:
         now = time.time()
@@ -154,10 +187,14 @@ class DataPlane:
         connection.last_activity_at = received_at = time.time()
         self._metrics.received_bytes.inc(len(frame))
         try:
-            message = decode_message(frame)
+            message = self._decode(frame)
             match message:
-                case BatchHead():
+                case BatchHead() | ArrowFrame():
                     await connection.answers.put(await self._on_batch(message, frame, connection, received_at))
+                case DebeziumBatch():
+                    answer = await self._on_debezium(message, connection, received_at)
+                    if answer is not None:
+                        await connection.answers.put(answer)
                 case Connect():
                     await connection.answers.put(self._on_connect(message, connection))
                 case Heartbeat():
@@ -172,27 +209,53 @@ class DataPlane:
             self._metrics.nacks.labels(error.reason).inc()
             await connection.answers.put(answers.protocol_nack(error, now=received_at))
 
-    async def _on_batch(
-        self, batch: BatchHead, frame: bytes, connection: Connection, received_at: float
-    ) -> _PendingAck:
-        number = connection.session.number_of(batch)
+    def _decode(self, frame: bytes) -> ClientMessage | ArrowFrame:
+        if is_arrow_frame(frame):
+            return open_arrow_frame(frame, frame_max_bytes=self._config.frame_max_bytes)
+        return decode_message(frame)
+
+    async def _on_batch(self, batch: AnyBatch, frame: bytes, connection: Connection, received_at: float) -> _PendingAck:
+        head = head_of(batch)
+        number = connection.session.number_of(head)
         try:
             offer = connection.session.on_batch(batch, frame, received_at_us=int(received_at * 1_000_000))
         except ProtocolError as error:
-            error.correlation_id = batch.correlation_id
+            error.correlation_id = head.correlation_id
             raise
+        changes = len(offer.sequences) if offer is not None else 0
         connection.batches += 1
-        connection.changes += len(batch.events)
-        self._metrics.received_changes.inc(len(batch.events))
+        connection.changes += changes
+        self._metrics.received_changes.inc(changes)
         verdict = await self._intake.offer(offer) if offer is not None else None
         connection.newest_verdict = verdict or connection.newest_verdict
-        return _PendingAck(number, len(batch.events), batch.correlation_id, received_at, verdict)
+        position = Position(offer.epoch, offer.last_sequence) if offer is not None else None
+        return _PendingAck(number, changes, head.correlation_id, received_at, verdict, position)
+
+    async def _on_debezium(
+        self, batch: DebeziumBatch, connection: Connection, received_at: float
+    ) -> ServerMessage | None:
+        """Take Debezium's events; the next frame is read after that, because a source's requests come in turn."""
+        number = connection.session.on_debezium(batch)
+        source = connection.session.source
+        assert source is not None
+        try:
+            receipt = await self._debezium.take(source, b"[" + b",".join(batch.events) + b"]", batch.headers)
+        except DebeziumMalformed as error:
+            raise answers.malformed_debezium(error, number, batch.correlation_id) from error
+        connection.batches += 1
+        connection.changes += len(batch.events)
+        verdict = receipt.verdict if receipt.verdict is not None else Duplicate(0)
+        if isinstance(verdict, Durable):
+            verdict = Durable(verdict.offset, receipt.fresh)
+        pending = _PendingAck(number, receipt.fresh + receipt.repeated, batch.correlation_id, received_at, None)
+        return self._answer_to(verdict, pending, connection, position=self._intake.durable_position(source))
 
     def _on_connect(self, message: Connect, connection: Connection) -> ServerMessage:
         known = self._intake.durable_position(SourceId(message.source_do_id))
         if known is not None and message.epoch < known.epoch:
             raise answers.stale_epoch(message.epoch, known.epoch)
         source = connection.session.on_connect(message)
+        connection.receipts.clear()
         return answers.status(
             message,
             durable=self._intake.resume(source),
@@ -227,19 +290,31 @@ class DataPlane:
         try:
             while (item := await connection.answers.get()) is not None:
                 message = await self._resolve(item, connection) if isinstance(item, _PendingAck) else item
-                await client.send(encode_message(message), text=True)
+                if message is not None:
+                    await client.send(encode_message(message), text=True)
             await client.close(1000, "goodbye")
         except ConnectionClosed:
             logger.debug("client_gone_before_its_answers", extra={"source": connection.session.source})
 
-    async def _resolve(self, pending: _PendingAck, connection: Connection) -> ServerMessage:
+    async def _resolve(self, pending: _PendingAck, connection: Connection) -> ServerMessage | None:
         verdict = await pending.verdict if pending.verdict is not None else None
+        return self._answer_to(verdict, pending, connection, position=pending.position)
+
+    def _answer_to(
+        self, verdict: Verdict | None, pending: _PendingAck, connection: Connection, *, position: Position | None
+    ) -> ServerMessage | None:
+        """Answer a batch; nothing if its receipt is to be the answer."""
         now = time.time()
         if isinstance(verdict, Refused):
             connection.session.on_refused(pending.number)
             self._metrics.nacks.labels(verdict.reason.value).inc()
             return answers.refusal_nack(verdict, pending.number, pending.correlation_id, now=now)
         self._metrics.ack_s.observe(now - pending.received_at)
+        if verdict is not None and position is not None and connection.session.ack_level is not None:
+            connection.receipts.expect(pending.number, position)
+            if connection.session.ack_level == "committed":
+                self._maybe_send_receipt(connection)  # it may be committed already
+                return None
         return answers.ack(
             verdict,
             number=pending.number,

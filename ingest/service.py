@@ -167,17 +167,18 @@ def _build_parts(
     metrics = IngestMetrics(registry)
     intake = Intake(log, config=config.ingest, metrics=metrics)
     feed = Feed(log, context, tasks=tasks, marks_at_start=intake.sources())
+    debezium = DebeziumIntake(intake, config=config.debezium.to_config(), metrics=metrics, clock=time.time)
     return Parts(
         config=config.server,
         version=importlib.metadata.version("lakefeed"),
         node=context.node,
         started_at=time.time(),
-        data_plane=DataPlane(intake, feed, config=config.ingest, metrics=metrics),
+        data_plane=DataPlane(intake, feed, debezium=debezium, config=config.ingest, metrics=metrics),
         intake=intake,
         feed=feed,
         registry=registry,
         metrics=metrics,
-        debezium=DebeziumIntake(intake, config=config.debezium.to_config(), metrics=metrics, clock=time.time),
+        debezium=debezium,
     )
 
 
@@ -225,6 +226,7 @@ async def _working(
         tasks.create_task(feed.run_reader(), name="feed-reader"),
         tasks.create_task(feed.run_applier(), name="feed-applier"),
         tasks.create_task(feed.run_timer(), name="feed-timer"),
+        tasks.create_task(parts.data_plane.run_receipts(), name="receipts"),
         tasks.create_task(_measure_lag(parts.metrics), name="event-loop-lag"),
     ]
     async with parts.data_plane.listen(ws_listener):

@@ -87,6 +87,7 @@ def log_document(report: LogReport) -> dict[str, Any]:
         "gaps": [
             {"firstOffset": gap.offset, "lastOffset": gap.next_offset - 1, "repaired": gap.repaired}
             for gap in report.gaps
+            if gap.next_offset > gap.offset
         ],
         "missing": [loss_document(loss) for loss in report.losses],
         "perhapsMissing": perhaps_missing(report),

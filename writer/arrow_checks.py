@@ -92,7 +92,7 @@ def check_changes(batch: pa.RecordBatch) -> None:
     if names.OPERATION in batch.schema.names:
         given = batch.column(names.OPERATION).cast(pa.string())
         if not pc.all(pc.is_in(given, _OPERATIONS), min_count=0).as_py():
-            raise BatchMalformed(f"{names.OPERATION}: expected one of INSERT, UPDATE, DELETE")
+            raise BatchMalformed(f"{names.OPERATION}: expected one of {', '.join(_OPERATIONS.to_pylist())}")
     if names.TIMESTAMP in batch.schema.names:
         _check_timestamps(batch.column(names.TIMESTAMP))
 

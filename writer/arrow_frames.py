@@ -78,7 +78,6 @@ class ArrowHead:
 class ArrowBatch:
     """A frame that passed its checks. `expanded_bytes` is its size as JSON would count it."""
 
-    head: ArrowHead
     sequences: Sequence[int]
     expanded_bytes: int
 
@@ -96,11 +95,14 @@ def open_stream(body: bytes) -> pa.RecordBatchStreamReader:
 class ArrowFrame:
     """A frame under admission: its head is known, the rest is not checked yet."""
 
-    def __init__(self, head: ArrowHead, schema: pa.Schema, body: bytes, contents: Sequence[Contents]) -> None:
+    def __init__(
+        self, head: ArrowHead, *, schema: pa.Schema, body: bytes, contents: Sequence[Contents], max_bytes: int
+    ) -> None:
         self.head = head
         self._schema = schema
         self._body = body
         self._contents = contents
+        self._max_bytes = max_bytes
 
     @classmethod
     def open(cls, body: bytes, *, expanded_max_bytes: int) -> Self:
@@ -112,27 +114,28 @@ class ArrowFrame:
         try:
             with open_stream(body) as reader:
                 schema = reader.schema
-                return cls(_head_of(schema.metadata or {}), schema, body, contents)
+                head = _head_of(schema.metadata or {})
         except _ARROW_ERRORS as error:
             raise BatchMalformed("not a valid Arrow stream: its schema cannot be read") from error
+        return cls(head, schema=schema, body=body, contents=contents, max_bytes=expanded_max_bytes)
 
-    def read(self, *, expanded_max_bytes: int, row_max_bytes: int) -> ArrowBatch:
+    def read(self, *, row_max_bytes: int) -> ArrowBatch:
         """Check the whole frame.
 
         Raises: BatchMalformed or RowTooLarge; the message names the column and the rule.
         """
         try:
             check_schema(self._schema)
-            expanded = self._expanded_bytes(expanded_max_bytes)
+            expanded = self._expanded_bytes()
             batches = list(self._batches())
         except _ARROW_ERRORS as error:
             raise BatchMalformed("not a valid Arrow stream: a batch cannot be read") from error
-        expanded += _check_rows(batches, room_bytes=expanded_max_bytes - expanded, row_max_bytes=row_max_bytes)
+        expanded += _check_rows(batches, room_bytes=self._max_bytes - expanded, row_max_bytes=row_max_bytes)
         for batch in batches:
             check_changes(batch)
-        return ArrowBatch(self.head, _compact(_check_sequences(batches, self.head)), expanded)
+        return ArrowBatch(_compact(_check_sequences(batches, self.head)), expanded)
 
-    def _expanded_bytes(self, expanded_max_bytes: int) -> int:
+    def _expanded_bytes(self) -> int:
         costs = slot_costs(self._schema)
         total = 0
         for batch in self._contents:
@@ -142,7 +145,7 @@ class ArrowFrame:
                 total += sum(batch.slots.tolist())
             else:
                 total += sum(slots * cost for slots, cost in zip(batch.slots.tolist(), costs.tolist(), strict=True))
-        _check_expanded(total, expanded_max_bytes)
+        _check_expanded(total, self._max_bytes)
         return total
 
     def _batches(self) -> Iterator[pa.RecordBatch]:

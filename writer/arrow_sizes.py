@@ -74,10 +74,19 @@ def row_bytes(values: pa.Array) -> Numbers:
         return _added_up(row_bytes(values.values), values.offsets)
     if pt.is_map(type_):
         return _added_up(row_bytes(values.keys) + row_bytes(values.items), values.offsets)
-    if is_text(type_) or pt.is_binary(type_) or pt.is_large_binary(type_) or pt.is_binary_view(type_):
+    if pt.is_string_view(type_) or pt.is_binary_view(type_):
+        return _view_lengths(values)
+    if is_text(type_) or pt.is_binary(type_) or pt.is_large_binary(type_):
         lengths: Numbers = pc.binary_length(values).fill_null(0).to_numpy().astype(np.int64)
         return lengths
     return np.full(len(values), 0 if pt.is_null(type_) else -(-type_.bit_width // 8), np.int64)
+
+
+def _view_lengths(values: pa.Array) -> Numbers:
+    """Read the lengths of views, which are the first four of their sixteen bytes; below nulls there may be any."""
+    views = np.frombuffer(values.buffers()[1] or b"", np.int32)[: 4 * (values.offset + len(values))]
+    lengths = views.reshape(-1, 4)[values.offset :, 0].astype(np.int64)
+    return np.where(values.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
 
 
 def _added_up(element_bytes: Numbers, offsets: pa.Array) -> Numbers:

@@ -83,6 +83,8 @@ class Feed:
         self._start_end = log.durable_end
         self._applied_positions: dict[SourceId, Position] = {}
         self._buffers_changed = asyncio.Event()
+        self._commits = 0
+        self._committed = asyncio.Event()
 
     # -- the three tasks
 
@@ -170,9 +172,25 @@ class Feed:
         return self._tables[source_table]
 
     def _start_table(self, name: TableName) -> TableWriter:
-        writer = TableWriter(name, self._context, on_change=self._buffers_changed.set)
+        writer = TableWriter(name, self._context, on_change=self._buffers_changed.set, on_commit=self._note_commit)
         self._table_tasks.append(self._tasks.create_task(writer.run(), name=f"table-{name}"))
         return writer
+
+    def _note_commit(self) -> None:
+        self._commits += 1
+        self._committed.set()  # wakes those who wait now; the next commit is another event
+        self._committed = asyncio.Event()
+
+    async def wait_for_commit(self, seen: int) -> int:
+        """Wait for a commit after the first `seen` ones; how many there are now. Cancelling it changes nothing."""
+        while self._commits <= seen:
+            await self._committed.wait()
+        return self._commits
+
+    def snapshots_of(self, source: SourceId) -> dict[str, int]:
+        """Name the tables that hold changes of a source, each with its newest snapshot of ours."""
+        found = {str(table.name): table.snapshot_with(source) for table in self._writers()}
+        return {name: snapshot for name, snapshot in found.items() if snapshot is not None}
 
     async def _wait_for_memory(self) -> None:
         while self._buffered_bytes() >= self._config.buffer_max_bytes:

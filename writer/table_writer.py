@@ -117,12 +117,20 @@ class _Totals:
 class TableWriter:
     """Buffers and commits the changes of one table."""
 
-    def __init__(self, name: TableName, context: TableContext, *, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        name: TableName,
+        context: TableContext,
+        *,
+        on_change: Callable[[], None],
+        on_commit: Callable[[], None],
+    ) -> None:
         self.name = name
         self.problem: str | None = None
         self._context = context
         self._config = context.config
         self._on_change = on_change
+        self._on_commit = on_commit
         self._state: TableState | None = None
         self._opened = False
         self.expected = Expected(
@@ -263,6 +271,7 @@ class TableWriter:
             if not waiter.done():  # whoever waited may have given up
                 waiter.set_result(flushed)
         self._on_change()
+        self._on_commit()
 
     def _report(self, flushed: Flushed, *, reason: FlushReason, seconds: float) -> None:
         metrics, table = self._context.metrics, str(self.name)
@@ -426,6 +435,12 @@ class TableWriter:
         running = self._running.gathered.spans if self._running else {}
         span = running.get(source) or self._buffer.spans.get(source)
         return span.first if span else None
+
+    def snapshot_with(self, source: SourceId) -> int | None:
+        """Give the table's snapshot if it holds changes of a source."""
+        if self._state is None or self._state.progress.position_of(source) is None:
+            return None
+        return self._state.snapshot_id
 
     def oldest_age_s(self, *, now: float) -> float | None:
         """Tell how long the oldest change that is not committed has been here, or None."""

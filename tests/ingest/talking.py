@@ -18,11 +18,26 @@ class Talker:
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
+        self.receipts: list[dict[str, Any]] = []
 
     async def say(self, kind: str, **fields: Any) -> None:
         await self.socket.send(json.dumps({"type": kind, **fields}))
 
     async def hear(self) -> dict[str, Any]:
+        """Hear the next answer; receipts, which come whenever there was a commit, are put aside."""
+        while True:
+            answer = await self._hear()
+            if answer.get("status") != "persisted":
+                return answer
+            self.receipts.append(answer)
+
+    async def hear_receipt(self, number: int) -> dict[str, Any]:
+        """Wait for the receipt that covers a batch."""
+        while not self.receipts or self.receipts[-1]["sequenceNumber"] < number:
+            self.receipts.append(await self._hear())
+        return self.receipts[-1]
+
+    async def _hear(self) -> dict[str, Any]:
         async with asyncio.timeout(DEADLINE_S):
             return json.loads(await self.socket.recv())
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ingest.batch_checks import NAME_MAX_CHARS
 from ingest.errors import ProtocolError
 from ingest.protocol import (
     CORRELATION_ID_MAX_CHARS,
-    NAME_MAX_CHARS,
     SOURCE_ID_MAX_CHARS,
     Ack,
     Connect,
@@ -30,6 +30,8 @@ from writer.envelope import BatchHead, decode_batch
 from writer.frames import Encoding
 
 EVENT_MAX_BYTES = 1024 * 1024
+
+OPERATIONS = "INSERT, UPDATE, DELETE, READ, TRUNCATE, MESSAGE"
 
 
 def frame(kind: str, **fields: Any) -> bytes:
@@ -229,9 +231,9 @@ def test_rows_keep_integers_of_any_size():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"operation": "UPSERT"}, "events[1].operation: expected one of INSERT, UPDATE, DELETE, READ, TRUNCATE, MESSAGE"),
-        ({"operation": None}, "events[1].operation: expected one of INSERT, UPDATE, DELETE, READ, TRUNCATE, MESSAGE"),
-        ({"operation": "insert"}, "events[1].operation: expected one of INSERT, UPDATE, DELETE, READ, TRUNCATE, MESSAGE"),
+        ({"operation": "UPSERT"}, f"events[1].operation: expected one of {OPERATIONS}"),
+        ({"operation": None}, f"events[1].operation: expected one of {OPERATIONS}"),
+        ({"operation": "insert"}, f"events[1].operation: expected one of {OPERATIONS}"),
         ({"sequence": "two"}, "events[1].sequence: expected int, got str"),
         ({"sequence": -1}, "events[1].sequence: expected int >= 0"),
         ({"sequence": 2.5}, "events[1].sequence: expected int, got float"),

@@ -81,7 +81,7 @@ async def test_connect_of_a_new_source_is_answered_with_limits_and_no_resume_poi
     assert answer["state"] == "receiving"
     assert answer["correlationId"] == "c-1"
     assert answer["limits"] == {"maxMessageSize": 262_144, "maxEventSize": 131_072}
-    assert answer["encodings"] == ["json"]
+    assert answer["encodings"] == ["json", "arrow"]
     assert answer["epoch"] == 0
     assert answer["connectedSources"] == 1
     assert answer["buffer"]["utilization"] == 0

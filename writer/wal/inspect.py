@@ -171,12 +171,14 @@ class _Inspection:
             return None
         view, items = scanned.view, scanned.items
         marks = self._marks(head)
+        base_offset, end_offset, end_position = _extent(items, bounds)
         if segment.header is not None:
             finder.take_head(marks)
+        elif bounds.base_offset is None:
+            finder.take_gap(Gap(base_offset, base_offset, repaired=False))
         for item in items:
             self._take(item, view, segment, finder)
         records = [item for item in items if isinstance(item, Found) and item.length]
-        base_offset, end_offset, end_position = _extent(items, bounds)
         return SegmentReport(
             path=segment.path,
             number=segment.number,

@@ -17,13 +17,16 @@ from dataclasses import dataclass, field
 from writer.changes import Position, SourceId
 from writer.frames import Frame
 
-# What a frame says that is the first of its source.
-_BEFORE_ALL = -1
+# Where a source is before its first change; in every epoch, its first frame comes after this sequence.
+_BEFORE_ALL = Position(0, -1)
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Numbers that no record has: damaged now, or missing since an earlier repair."""
+    """Numbers that no record has: damaged now, or missing since an earlier repair.
+
+    It is empty where the first header of the log is lost: how many records before the first good one nobody knows.
+    """
 
     offset: int
     next_offset: int
@@ -35,8 +38,8 @@ class Loss:
     """Changes of a source that are missing: those above `after_sequence`, up to `last_sequence`.
 
     They are not certain to be where nobody knows how far the source had come before the gap, because the head that told
-    it is lost; nor where it then began a new epoch, since nobody knows where the old one ended: its last one is None.
-    `gaps` are the ones that they may have been in.
+    it is lost; nor where it then began a new epoch. `last_sequence` is then None, since nobody knows where the old one
+    ended, and whether there were others between the two. `gaps` are the ones that they may have been in.
     """
 
     source: SourceId
@@ -94,12 +97,11 @@ class LossFinder:
 
     def _compare(self, source: SourceId, before: Position, gaps: tuple[Gap, ...]) -> None:
         """Note what is missing between what was known of a source and what is heard of it `before` its next change."""
-        known = self.marks.get(source)
-        is_certain = known is not None or self._knows_all
-        if known is not None and known.epoch < before.epoch:
+        known = self.marks.get(source, _BEFORE_ALL)
+        is_certain = source in self.marks or self._knows_all
+        if known.epoch < before.epoch:
             self.losses.append(Loss(source, known.epoch, known.sequence, None, is_certain=False, gaps=gaps))
-            known = None
-        after = known or Position(before.epoch, _BEFORE_ALL)
-        if before > after:
-            loss = Loss(source, before.epoch, after.sequence, before.sequence, is_certain=is_certain, gaps=gaps)
+            known = Position(before.epoch, _BEFORE_ALL.sequence)
+        if before > known:
+            loss = Loss(source, before.epoch, known.sequence, before.sequence, is_certain=is_certain, gaps=gaps)
             self.losses.append(loss)

@@ -190,7 +190,7 @@ def loss_document(loss: Loss) -> dict[str, Any]:
         "afterSequence": loss.after_sequence,
         "lastSequence": loss.last_sequence,
         "certain": loss.is_certain,
-        "offsets": [[gap.offset, gap.next_offset - 1] for gap in loss.gaps],
+        "offsets": [[gap.offset, gap.next_offset - 1] for gap in loss.gaps if gap.next_offset > gap.offset],
     }
 
 

@@ -65,34 +65,45 @@ def scan_segment(view: memoryview, bounds: Bounds) -> Iterator[Found | Damage | 
     """Yield, in order, every good record and mark, and what is between them."""
     if bounds.salt is None:
         return _scan_unsalted(view, bounds)
-    offset = bounds.base_offset or 0
-    return _scan_salted(view, bounds, Due(offset, offset, bounds.salt))
+    assert bounds.base_offset is not None, "the header that has the salt has it too"
+    return _scan_salted(view, bounds, base_offset=bounds.base_offset, salt=bounds.salt)
 
 
-def _scan_salted(view: memoryview, bounds: Bounds, due: Due) -> Iterator[Found | Damage | Torn]:
-    position, offset, synced = bounds.start, due.offset, due.synced
-    assert due.salt is not None
+def _scan_salted(view: memoryview, bounds: Bounds, *, base_offset: int, salt: int) -> Iterator[Found | Damage | Torn]:
+    position, offset, synced = bounds.start, base_offset, base_offset
     while bounds.until is None or offset < bounds.until:
-        if found := good_record(view, position, offset=offset, synced=synced, salt=due.salt):
+        if found := good_record(view, position, offset=offset, synced=synced, salt=salt):
             length, next_offset, synced = found
             yield Found(position, length, offset, next_offset)
             position += aligned(HEADER_BYTES + length)
             offset = next_offset
             continue
-        following = _find_following(view, position, Due(offset, synced, due.salt), bounds)
+        due = Due(offset, synced, salt)
+        following = find_record(view, position, due=due, until=bounds.until)
         if following is None:
-            yield from _missing_rest(view, position, Due(offset, synced, due.salt), bounds)
+            yield from _missing_rest(view, position, due, bounds)
             return
-        _, next_offset, _ = claimed_header(view, following, salt=due.salt)
+        next_offset = claimed_header(view, following, salt=salt)[1]
+        if bounds.is_newest and find_record(view, following, due=Due(next_offset, next_offset, salt)) is None:
+            yield from _torn_rest(view, position, due)
+            return
         yield Damage(position, following, offset, next_offset)
         position, offset = following, next_offset
 
 
-def _find_following(view: memoryview, position: int, due: Due, bounds: Bounds) -> int | None:
-    """Find the next good record behind a bad one; none in a torn tail, however good the records in it are."""
-    if bounds.is_newest and find_record(view, position, due=Due(due.offset, due.offset + 1, due.salt)) is None:
-        return None
-    return find_record(view, position, due=due, until=bounds.until)
+def _torn_rest(view: memoryview, position: int, due: Due) -> Iterator[Damage | Torn]:
+    """Tell where in the newest segment a torn tail begins that has good records in it: behind all that was synced.
+
+    None of them says that everything before it was synced, so they end the log. Of what is bad before the first of
+    them, a part may have been synced nevertheless, and is damaged.
+    """
+    assert due.salt is not None
+    synced = due.offset
+    while (later := find_record(view, position, due=Due(due.offset, synced + 1, due.salt))) is not None:
+        synced = claimed_header(view, later, salt=due.salt)[2]
+    if synced > due.offset:
+        yield Damage(position, len(view), due.offset, synced)
+    yield Torn(position, synced)
 
 
 def _missing_rest(view: memoryview, position: int, due: Due, bounds: Bounds) -> Iterator[Damage | Torn]:
@@ -103,11 +114,10 @@ def _missing_rest(view: memoryview, position: int, due: Due, bounds: Bounds) -> 
 
 
 def _is_begun(view: memoryview, position: int, due: Due) -> bool:
+    """Tell whether the record that is due was begun: what its header says is more than chance."""
     assert due.salt is not None
     length, offset, synced = claimed_header(view, position, salt=due.salt)
-    if length and offset == due.offset and due.synced <= synced <= offset:
-        return True
-    return find_record(view, position, due=due) is not None
+    return length > 0 and offset == due.offset and due.synced <= synced <= offset
 
 
 def _scan_unsalted(view: memoryview, bounds: Bounds) -> Iterator[Found | Damage]:

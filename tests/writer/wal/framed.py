@@ -92,10 +92,10 @@ def read_records(log: Log) -> list[Record]:
     return found
 
 
-def sequences(items: Iterable[Placed]) -> set[tuple[str, int, int]]:
-    """List the changes of frames, one by one: source, epoch, sequence."""
+def changes_of(items: Iterable[Placed]) -> set[tuple[str, Position]]:
+    """List the changes of frames, one by one."""
     return {
-        (item.frame.source, item.frame.epoch, sequence)
+        (item.frame.source, Position(item.frame.epoch, sequence))
         for item in items
         for sequence in range(item.frame.after_sequence + 1, item.frame.last_sequence + 1)
     }

@@ -54,6 +54,7 @@ def test_head_of_the_next_segment_settles_everything():
     finder = finder_after({A: Position(0, 7)}, frame(A, 7, 40), GAP, {A: Position(0, 55), B: Position(2, 3)})
     assert finder.losses == [
         Loss(A, 0, 40, 55, is_certain=True, gaps=(GAP,)),
+        Loss(B, 0, -1, None, is_certain=False, gaps=(GAP,)),
         Loss(B, 2, -1, 3, is_certain=True, gaps=(GAP,)),
     ]
     assert (finder.unsettled(), finder.unsettled_gaps()) == ({}, ())

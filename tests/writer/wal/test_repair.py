@@ -19,14 +19,16 @@ from hypothesis import strategies as st
 from ingest.intake import load_sources
 from ingest.wal_report import HEADS
 from tests.fakes import FaultyFilesystem
-from tests.writer.wal.framed import Placed, Senders, place, read_records, sequences
+from tests.writer.wal.framed import Placed, Senders, changes_of, place, read_records
 from tests.writer.wal.support import SMALL, die, flip, opened, segments
+from writer.changes import Position
 from writer.config import SYNC_MODES
 from writer.errors import WalCorrupt, WalLocked, WalVersionUnknown, WriterError
 from writer.frames import encode_frame
 from writer.wal.files import Filesystem
 from writer.wal.inspect import inspect_log
 from writer.wal.log import Log
+from writer.wal.losses import Loss
 from writer.wal.repair import RepairPlan, apply_repair, locked, plan_repair
 from writer.wal.report import LogReport
 from writer.wal.segment import HEADER_MIN_BYTES
@@ -170,24 +172,21 @@ async def _damage_and_repair(root: Path, rng: random.Random, mode: str, *, died:
 def check_report(plan: RepairPlan, placed: list[Placed], kept: list[Placed]) -> None:
     """What is certainly missing is missing, and what is missing is reported in one way or the other."""
     end = plan.report.segments[-1].end_offset
-    lost = sequences(item for item in placed if item not in kept and item.offset < end)
-    certain, possible = set(), set()
-    for loss in plan.losses():
-        last = loss.last_sequence if loss.last_sequence is not None else 10**5
-        named = {(loss.source, loss.epoch, sequence) for sequence in range(loss.after_sequence + 1, last + 1)}
-        (certain if loss.is_certain else possible).update(named)
-    assert certain <= lost
-    unheard = {
-        change
-        for change in lost - certain - possible
-        if change[0] not in plan.report.unsettled or (change[1], change[2]) <= mark_of(plan, change[0])
-    }
-    assert not unheard or plan.is_unsettled
+    lost = changes_of(item for item in placed if item not in kept and item.offset < end)
+    assert {change for loss in plan.losses() if loss.is_certain for change in changes_in(loss)} <= lost
+    assert plan.is_unsettled or all(any(covers(loss, change) for loss in plan.losses()) for change in lost)
 
 
-def mark_of(plan: RepairPlan, source: str) -> tuple[int, int]:
-    mark = plan.report.unsettled[source]
-    return mark.epoch, mark.sequence
+def changes_in(loss: Loss) -> set[tuple[str, Position]]:
+    sequences = range(loss.after_sequence + 1, loss.last_sequence + 1)
+    return {(loss.source, Position(loss.epoch, sequence)) for sequence in sequences}
+
+
+def covers(loss: Loss, change: tuple[str, Position]) -> bool:
+    source, position = change
+    if source != loss.source or position <= Position(loss.epoch, loss.after_sequence):
+        return False
+    return loss.last_sequence is None or position <= Position(loss.epoch, loss.last_sequence)
 
 
 def check_marks(log: Log, kept: list[Placed], senders: Senders) -> None:
@@ -196,10 +195,7 @@ def check_marks(log: Log, kept: list[Placed], senders: Senders) -> None:
     for source, mark in marks.items():
         assert mark <= senders.marks[source]
     for item in kept:
-        assert (marks[item.frame.source].epoch, marks[item.frame.source].sequence) >= (
-            item.frame.epoch,
-            item.frame.last_sequence,
-        )
+        assert marks[item.frame.source] >= Position(item.frame.epoch, item.frame.last_sequence)
 
 
 # -- one kind of damage at a time

@@ -1,0 +1,99 @@
+"""How much may be read from sockets before it is durable. Owns the count and the queue of readers; sockets.py reads.
+
+    charged   whole messages, from their last byte until their verdict is known
+    reserved  messages that arrive and have outgrown their connection's allowance: each counts as the largest allowed,
+              so that whatever was begun can be finished and nobody waits for a half-read neighbour for ever
+
+Below the limit everybody reads. At the limit readers queue, whoever comes later behind them, and go on in that order
+as bytes are given back. So whatever clients send, what is read and not yet durable takes at most
+
+    max_bytes + connections x ALLOWANCE_BYTES
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+# What a connection may have of a message before it has to reserve, and what it reads at once. Most messages are
+# smaller; reading less at a time costs more calls per byte, measurably so below 64 KiB.
+ALLOWANCE_BYTES = 64 * 1024
+
+# What a frame takes beside its bytes: the objects around it, so that a flood of empty frames is counted too.
+FRAME_OVERHEAD_BYTES = 256
+
+# Fragments of one message, which websockets limits to 4,096, take at most this beside their bytes.
+FRAGMENTS_OVERHEAD_BYTES = 4096 * FRAME_OVERHEAD_BYTES
+
+
+class Reader(Protocol):
+    """A connection that can be told to go on."""
+
+    def on_turn(self, *, reserved: bool) -> None:
+        """Read on; `reserved` says that a whole message may now be taken."""
+
+
+@dataclass(slots=True)
+class ReadBudget:
+    """The bytes of all connections, and the readers that wait for some of them."""
+
+    max_bytes: int
+    message_max_bytes: int
+    used_bytes: int = 0
+    _waiting: dict[Reader, bool] = field(default_factory=dict)  # in the order of waiting; true = to reserve
+
+    def __post_init__(self) -> None:
+        assert self.max_bytes >= 2 * self.reservation_bytes, "half of the budget must hold a message"
+
+    @property
+    def reservation_bytes(self) -> int:
+        """What a message that arrives counts as."""
+        return self.message_max_bytes + FRAGMENTS_OVERHEAD_BYTES
+
+    @property
+    def waiting_readers(self) -> int:
+        """How many connections are not read because of the others."""
+        return len(self._waiting)
+
+    def is_open(self) -> bool:
+        """Tell whether another allowance may be read."""
+        return self.used_bytes < self.max_bytes and not self._waiting
+
+    def wait(self, reader: Reader) -> None:
+        """Let a reader wait for its turn to read another allowance."""
+        self._waiting[reader] = False
+
+    def reserve(self, reader: Reader) -> bool:
+        """Reserve a whole message for a reader, or let it wait for its turn."""
+        if not self._waiting and self.used_bytes + self.reservation_bytes <= self.max_bytes:
+            self.used_bytes += self.reservation_bytes
+            return True
+        self._waiting[reader] = True
+        return False
+
+    def charge(self, size_bytes: int) -> None:
+        """Count what was read."""
+        self.used_bytes += size_bytes
+
+    def give_back(self, size_bytes: int) -> None:
+        """Return what is no longer held, and let as many readers go on as now have room, in the order they came."""
+        self.used_bytes -= size_bytes
+        # A reader that gets its turn may turn out to have nothing to read. Those behind it must not wait for that, so
+        # allowances are not reserved, and with half of the budget free all that wait for one go on.
+        room_bytes = self.max_bytes - self.used_bytes
+        while self._waiting:
+            reader, to_reserve = next(iter(self._waiting.items()))
+            need_bytes = self.reservation_bytes if to_reserve else ALLOWANCE_BYTES
+            half_is_free = self.used_bytes <= self.max_bytes // 2
+            if room_bytes < need_bytes and (to_reserve or not half_is_free):
+                return
+            room_bytes -= need_bytes
+            if to_reserve:
+                self.used_bytes += need_bytes
+            del self._waiting[reader]
+            reader.on_turn(reserved=to_reserve)
+
+    def forget(self, reader: Reader) -> None:
+        """Take a reader out of the queue; those behind it may have room that it had not."""
+        if self._waiting.pop(reader, None) is not None:
+            self.give_back(0)

@@ -1,0 +1,191 @@
+"""A WebSocket connection that reads only what the budget allows. Owns pausing and resuming the socket, and its signs
+of life; what messages mean is server.py's, how much may be read read_budget.py's.
+
+A socket is paused while any of these holds:
+
+    queue    enough messages wait for the reader task (websockets' own rule)
+    budget   too much of all connections is read and not yet durable
+    answers  the client does not read what it is sent, pongs included, so it need not send more
+
+asyncio asks for the buffer before it reads, so nothing is read that has no room: a connection without a turn reads one
+byte and stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import functools
+import logging
+import resource
+from collections import deque
+from typing import Any, cast
+
+from websockets.asyncio.server import ServerConnection
+from websockets.frames import DATA_OPCODES, Frame
+from websockets.http11 import Request
+from websockets.protocol import OPEN
+
+from ingest.admission import Slot
+from ingest.read_budget import ALLOWANCE_BYTES, FRAME_OVERHEAD_BYTES, ReadBudget
+
+logger = logging.getLogger(__name__)
+
+# Files beside connections: segments, data files, SQLite, storage and catalog clients.
+OTHER_OPEN_FILES = 512
+
+
+class _Pause(enum.IntFlag):
+    QUEUE = enum.auto()
+    BUDGET = enum.auto()
+    ANSWERS = enum.auto()
+
+
+_NO_PAUSE = _Pause(0)
+
+# One buffer for all connections: what is read is taken out before the event loop turns to the next one.
+_BUFFER = memoryview(bytearray(ALLOWANCE_BYTES))
+
+
+class BudgetedConnection(ServerConnection, asyncio.BufferedProtocol):
+    """One client's socket."""
+
+    def __init__(self, *args: Any, budget: ReadBudget, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.slot: Slot | None = None
+        self.heard_at = self.loop.time()
+        self.arriving_since: float | None = None
+        self.unread_since: float | None = None
+        self._budget = budget
+        self._pauses = _NO_PAUSE
+        self._reserved = False
+        self._fragments_bytes = 0
+        self._arriving_bytes = 0
+        self._charges: deque[int] = deque()
+        self._discards = False
+
+    @property
+    def is_paused(self) -> bool:
+        """Tell whether we do not read, so that silence says nothing about the client."""
+        return self._pauses is not _NO_PAUSE
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Route websockets' own pausing through ours."""
+        super().connection_made(transport)
+        self.recv_messages.pause = functools.partial(self._pause, _Pause.QUEUE)
+        self.recv_messages.resume = functools.partial(self._resume, _Pause.QUEUE)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Say how much may be read now."""
+        del sizehint
+        if self._reserved:
+            return _BUFFER
+        if self._budget.is_open():
+            return _BUFFER[: ALLOWANCE_BYTES - self._arriving_bytes]
+        self._budget.wait(self)
+        self._pause(_Pause.BUDGET)
+        return _BUFFER[:1]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what was read, and reserve if the message turns out to be a large one."""
+        self.heard_at = self.loop.time()
+        before = self._arriving_bytes
+        self.data_received(bytes(_BUFFER[:nbytes]))
+        self._arriving_bytes = arriving = len(self.protocol.reader.buffer) + self._fragments_bytes
+        if not arriving:
+            self.arriving_since = None
+        elif arriving < before + nbytes or self.arriving_since is None:
+            self.arriving_since = self.heard_at  # the next message has begun
+        if arriving >= ALLOWANCE_BYTES and not self._reserved:
+            self._reserved = self._budget.reserve(self)
+            if not self._reserved:
+                self._pause(_Pause.BUDGET)
+
+    def process_event(self, event: Request | Frame | Any) -> None:
+        """Charge whole messages. What a closing connection still sends is nobody's."""
+        if isinstance(event, Frame) and event.opcode in DATA_OPCODES:
+            if self._discards or self.protocol.state is not OPEN:
+                return
+            self._fragments_bytes += len(event.data) + FRAME_OVERHEAD_BYTES
+            if event.fin:
+                self._charge_message()
+        super().process_event(event)
+
+    def _charge_message(self) -> None:
+        self._charges.append(self._fragments_bytes)
+        self._budget.charge(self._fragments_bytes)
+        self._fragments_bytes = 0
+        self._give_back_reservation()
+
+    def _give_back_reservation(self) -> None:
+        if self._reserved:
+            self._reserved = False
+            self._budget.give_back(self._budget.reservation_bytes)
+
+    def take_charge(self) -> int:
+        """Hand over what the message that `recv` has just returned is charged with; to be given back when it is done."""
+        return self._charges.popleft()
+
+    def give_back(self, charged_bytes: int) -> None:
+        """Return a charge: the message is durable, refused or answered."""
+        self._budget.give_back(charged_bytes)
+
+    def discard_unread(self) -> None:
+        """Give back all that will not be read any more."""
+        self._discards = True
+        charged_bytes, self._charges = sum(self._charges), deque()
+        self._budget.give_back(charged_bytes)
+
+    def on_turn(self, *, reserved: bool) -> None:
+        """Read on: the budget has room."""
+        self._reserved = reserved
+        self._resume(_Pause.BUDGET)
+
+    def pause_writing(self) -> None:
+        """Stop reading a client that does not read."""
+        super().pause_writing()
+        self.unread_since = self.loop.time()
+        self._pause(_Pause.ANSWERS)
+
+    def resume_writing(self) -> None:
+        """Read on: the client does too."""
+        super().resume_writing()
+        self.unread_since = None
+        self._resume(_Pause.ANSWERS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Give back what only this connection could have finished."""
+        self._budget.forget(self)
+        self._give_back_reservation()
+        super().connection_lost(exc)
+
+    def _pause(self, why: _Pause) -> None:
+        if self._pauses is _NO_PAUSE:
+            self.transport.pause_reading()
+        self._pauses |= why
+
+    def _resume(self, why: _Pause) -> None:
+        self._pauses &= ~why
+        if self._pauses is _NO_PAUSE:
+            self.heard_at = self.loop.time()  # what we did not read is not the client's silence
+            if self.arriving_since is not None:
+                self.arriving_since = self.heard_at
+            self.transport.resume_reading()
+
+
+def connections_with(budget: ReadBudget) -> type[ServerConnection]:
+    """Give what websockets makes its connections with."""
+    # It is only ever called, like the class that its annotation asks for.
+    return cast("type[ServerConnection]", functools.partial(BudgetedConnection, budget=budget))
+
+
+def raise_open_files_limit(connections: int) -> None:
+    """Ask the system for as many open files as the connections and the rest may need."""
+    needed = connections + OTHER_OPEN_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < needed:
+        logger.warning("open_files_limited", extra={"allowed": allowed, "needed": needed})

@@ -1,0 +1,102 @@
+"""Receipts: what is committed is told, once, with the snapshots that hold it, and never before."""
+
+from __future__ import annotations
+
+from ingest.receipts import WAITING_MAX_BATCHES, Receipts
+from ingest.service import serving
+from tests.ingest.conftest import small_config
+from tests.ingest.talking import talking
+from writer.changes import Position
+
+
+def at(sequence: int) -> Position:
+    return Position(0, sequence)
+
+
+def test_highest_batch_that_is_wholly_committed_is_due():
+    receipts = Receipts()
+    for number, last in ((7, 10), (8, 20), (9, 30)):
+        receipts.expect(number, at(last))
+    assert receipts.due(None) is None
+    assert receipts.due(at(9)) is None
+    assert receipts.due(at(29)) == 8
+    receipts.told(8)
+    assert receipts.due(at(29)) is None
+    assert receipts.due(at(30)) == 9
+
+
+def test_waiting_batches_are_bounded_and_the_newest_is_still_told():
+    receipts = Receipts()
+    for number in range(WAITING_MAX_BATCHES + 100):
+        receipts.expect(number, at(number))
+    assert len(receipts._waiting) == WAITING_MAX_BATCHES
+    assert receipts.due(at(10)) == 10
+    assert receipts.due(at(WAITING_MAX_BATCHES + 100)) == WAITING_MAX_BATCHES + 99
+
+
+async def test_commit_is_told_with_the_snapshot_of_each_table(service):
+    async with talking(service.ws_url) as client:
+        await client.batch(1, 2, sequenceNumber=5)
+        await client.batch(3, table="orders", sequenceNumber=6)
+        assert client.receipts == [], "nothing is committed yet"
+        flushed = await client.ask("flush_request")
+        receipt = await client.hear_receipt(6)
+    snapshots = {name: table["snapshotId"] for name, table in flushed["result"]["tables"].items()}
+    assert receipt["tables"] == snapshots
+    assert (receipt["type"], receipt["status"], receipt["lastCommittedSequence"]) == ("ack", "persisted", 3)
+
+
+async def test_only_the_own_batches_of_a_connection_are_told(service):
+    async with talking(service.ws_url, "one") as one, talking(service.ws_url, "two") as two:
+        await one.batch(1, sequenceNumber=1)
+        await two.batch(1, sequenceNumber=100)
+        await one.ask("flush_request")
+        assert (await one.hear_receipt(1))["sequenceNumber"] == 1
+        assert (await two.hear_receipt(100))["sequenceNumber"] == 100
+
+
+async def test_client_that_never_connects_gets_no_receipts(service):
+    async with talking(service.ws_url, None) as client:
+        await client.batch(1, sourceDoId="quick")
+        await client.ask("flush_request")
+        await client.ask("heartbeat")
+        assert client.receipts == []
+
+
+async def test_level_committed_answers_with_the_receipt_alone(tmp_path):
+    config = small_config(tmp_path, flush_max_age_s=0.05)
+    async with serving(config) as addresses, talking(addresses.ws_url, None) as client:
+        await client.ask("connect", sourceDoId="shop", ackLevel="committed")
+        await client.send_batch(1, 2, sequenceNumber=1)
+        await client.send_batch(3, sequenceNumber=2)
+        assert (await client.hear_receipt(2))["lastCommittedSequence"] == 3
+        assert (await client.ask("heartbeat"))["type"] == "pong", "no other ack stood in between"
+        await client.send_batch(1, 2, sequenceNumber=3)
+        assert (await client.hear_receipt(3))["sequenceNumber"] == 3, "a duplicate is told as committed too"
+
+
+async def test_refusals_are_told_at_every_level(service):
+    async with talking(service.ws_url, None) as client:
+        await client.ask("connect", sourceDoId="shop", ackLevel="committed")
+        nack = await client.ask("cdc_batch", events=[{"sequence": -1}])
+        assert nack["reason"] == "invalid_format"
+
+
+async def test_debezium_events_over_the_websocket_are_acked_and_told(service):
+    event = {
+        "op": "c",
+        "after": {"id": 1, "name": "Ada"},
+        "source": {"connector": "postgresql", "db": "d", "schema": "public", "table": "people", "lsn": 5, "txId": 1,
+                   "sequence": '["4","5"]', "ts_ms": 1_763_251_200_000},
+        "ts_ms": 1_763_251_200_000,
+    }  # fmt: skip
+    async with talking(service.ws_url, "pg") as client:
+        ack = await client.ask("debezium_batch", sequenceNumber=1, events=[event], correlationId="c")
+        assert (ack["status"], ack["correlationId"], ack["details"]["eventsProcessed"]) == ("ok", "c", 1)
+        again = await client.ask("debezium_batch", sequenceNumber=2, events=[event])
+        assert again["status"] == "duplicate"
+        flushed = await client.ask("flush_request")
+        assert flushed["result"]["tables"]["public.people"]["rows"] == 1
+        assert (await client.hear_receipt(1))["status"] == "persisted"
+        nack = await client.ask("debezium_batch", sequenceNumber=3, events=[{"op": "c"}])
+        assert (nack["type"], nack["reason"], nack["sequenceNumber"]) == ("nack", "invalid_format", 3)
