@@ -17,14 +17,25 @@ from pathlib import Path
 from typing import Any
 
 from catalog.config import CatalogConfig
+from ingest.addresses import Network, parse_networks
+from ingest.admission import ConnectionLimits, MessageLimits
 from ingest.debezium.config import UNAVAILABLE_VALUE, DebeziumConfig, TableKeys
 from ingest.errors import ConfigError
+from ingest.patience import Patience
+from ingest.read_budget import FRAGMENTS_OVERHEAD_BYTES
 from writer.config import MIB, LogConfig, StorageConfig, WriterConfig, check
 
 ENVIRONMENT_PREFIX = "LAKEFEED_"
 DEFAULT_FILE = Path("lakefeed.toml")
 
 _PORT_MAX = 65_535
+
+# Of what clients may send; 0 switches the other limits off.
+_MUST_BE_POSITIVE = (
+    *("frame_max_bytes", "event_max_bytes", "queue_max_bytes", "in_flight_max_batches", "memory_max_bytes"),
+    *("connections_max", "connection_burst", "message_burst"),
+)
+
 _BYTES = re.compile(r"(\d+)\s*(KiB|MiB|GiB)?")
 _BYTE_UNITS = {None: 1, "KiB": 1024, "MiB": MIB, "GiB": 1024 * MIB}
 _TRUE = ("1", "true", "yes", "on")
@@ -78,11 +89,119 @@ class IngestConfig:
     in_flight_max_batches: int = field(
         default=256, metadata={"why": "unanswered batches per connection; beyond it the socket is not read"}
     )
+    memory_max_bytes: int = field(
+        default=128 * MIB,
+        metadata={"why": "all that is read from sockets and not yet durable; beyond it sockets are not read"},
+    )
+    connections_max: int = field(
+        default=2_000, metadata={"why": "open connections; each takes about 0.1 MiB, more while a message arrives"}
+    )
+    connections_per_source_max: int = field(
+        default=16,
+        metadata={"why": "of one source; one is enough, the others are those that it has lost; 0 = no limit"},
+    )
+    connections_per_ip_max: int = field(default=200, metadata={"why": "of one client address; 0 = no limit"})
+    connections_per_subnet_max: int = field(default=500, metadata={"why": "of one /24, of IPv6 one /64; 0 = no limit"})
+    limit_private_ips: bool = field(
+        default=False,
+        metadata={"why": "count loopback and private addresses for the two limits above; many clients may share one"},
+    )
+    trusted_proxies: str = field(
+        default="",
+        metadata={"why": "addresses and networks, by commas, whose CF-Connecting-IP or X-Forwarded-For is believed"},
+    )
+    connection_rate_per_s: float = field(
+        default=500.0, metadata={"why": "new connections a second; opening one costs about a millisecond; 0 = no limit"}
+    )
+    connection_burst: int = field(
+        default=1_000, metadata={"why": "new connections at once, as when all clients come back after a restart"}
+    )
+    message_rate_per_s: float = field(
+        default=0.0, metadata={"why": "messages of one connection a second; 0 = no limit, sockets slow clients down"}
+    )
+    message_burst: int = field(default=1_000, metadata={"why": "messages of one connection at once, with a rate set"})
+    source_bytes_per_s: float = field(
+        default=0.0, metadata={"why": "bytes of one source a second, over all its connections; 0 = no limit"}
+    )
+    heartbeat_rate_per_s: float = field(
+        default=50.0, metadata={"why": "heartbeats of one connection a second, twice as many at once; 0 = no limit"}
+    )
+    refusals_max: int = field(
+        default=1_000,
+        metadata={"why": "messages refused for their rate, net of those admitted, before 4002; 0 = no limit"},
+    )
+    heartbeat_timeout_s: float = field(
+        default=60.0,
+        metadata={
+            "why": "a client that nothing was heard of for so long, not even pongs, is closed with 4000; 0 = never"
+        },
+    )
+    message_timeout_s: float = field(
+        default=60.0,
+        metadata={"why": "one message must arrive within this; what is begun holds memory of all; 0 = no limit"},
+    )
+    answers_timeout_s: float = field(
+        default=60.0, metadata={"why": "a client that does not read its answers for so long is closed; 0 = never"}
+    )
+    load_shedding: bool = field(
+        default=True,
+        metadata={"why": "refuse batches without X-Priority: high while load is critical (log above 90 %, or below)"},
+    )
+    shed_delay_s: float = field(
+        default=10.0,
+        metadata={
+            "why": "load is critical when batches wait so long for the log; a fast log stays far below; 0 = never"
+        },
+    )
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
-            check(getattr(self, item.name) > 0, f"{item.name} must be positive")
+            value = getattr(self, item.name)
+            if item.name in _MUST_BE_POSITIVE:
+                check(value > 0, f"{item.name} must be positive")
+            elif not isinstance(value, str):
+                check(value >= 0, f"{item.name} must not be negative")
         check(self.event_max_bytes <= self.frame_max_bytes, "event_max_bytes must not be above frame_max_bytes")
+        least_bytes = 2 * (self.frame_max_bytes + FRAGMENTS_OVERHEAD_BYTES)
+        check(self.memory_max_bytes >= least_bytes, f"memory_max_bytes must be at least {least_bytes}, for two frames")
+        self.proxy_networks()
+
+    def connection_limits(self) -> ConnectionLimits:
+        """Give the limits on connections."""
+        return ConnectionLimits(
+            total=self.connections_max,
+            per_source=self.connections_per_source_max,
+            per_address=self.connections_per_ip_max,
+            per_subnet=self.connections_per_subnet_max,
+            private_addresses_count=self.limit_private_ips,
+            per_s=self.connection_rate_per_s,
+            burst=self.connection_burst,
+        )
+
+    def message_limits(self) -> MessageLimits:
+        """Give the limits on one connection's messages."""
+        return MessageLimits(
+            per_s=self.message_rate_per_s,
+            burst=self.message_burst,
+            heartbeats_per_s=self.heartbeat_rate_per_s,
+            refusals_max=self.refusals_max,
+        )
+
+    def patience(self) -> Patience:
+        """Give how long a client may keep us waiting."""
+        return Patience(
+            heartbeat_s=self.heartbeat_timeout_s, message_s=self.message_timeout_s, answers_s=self.answers_timeout_s
+        )
+
+    def proxy_networks(self) -> tuple[Network, ...]:
+        """Read the trusted proxies.
+
+        Raises: ValueError.
+        """
+        try:
+            return parse_networks(self.trusted_proxies)
+        except ValueError as error:
+            raise ValueError(f"trusted_proxies must be addresses and networks: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

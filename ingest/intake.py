@@ -96,13 +96,26 @@ class Intake:
         message = "source has connected anew and resumes from its durable position"
         self._answer(overtaken, [Refused(NackReason.INVALID_SEQUENCE, message, retry=True)] * len(overtaken))
 
+    def hold(self, refused: Offer) -> None:
+        """Let nothing of its source overtake an offer that was refused before it got here."""
+        self._dedup.hold([refused])
+
+    def longest_wait_s(self, now: float) -> float:
+        """Tell how long the oldest batch that has no verdict has been here."""
+        oldest = next(iter(self._group or self._waiting), None)
+        return max(0.0, now - oldest.offer.received_at_us / 1_000_000) if oldest is not None else 0.0
+
+    async def wait_for_room(self) -> None:
+        """Wait until an offer can be queued at once; another may still come first."""
+        while not self._room.is_set():
+            await self._room.wait()
+
     async def offer(self, offer: Offer) -> asyncio.Future[Verdict]:
         """Queue an offer, waiting while the queue is full; the future gives the verdict.
 
         Cancelling the wait queues nothing. Cancelling the future leaves the offer in the queue: it may become durable.
         """
-        while not self._room.is_set():
-            await self._room.wait()
+        await self.wait_for_room()
         verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         if self._ended:
             verdict.set_result(_ENDED)
@@ -179,6 +192,7 @@ class Intake:
             offer for offer, item in zip(offers, verdicts, strict=True) if isinstance(item, Refused) and item.retry
         )
         self._answer(group, verdicts)
+        self._group = []
 
     def _judge_again(self, offers: list[Offer], refusal: Refused) -> list[Verdict]:
         """Judge each by what is durable alone: a copy of a batch that is refused is no duplicate."""

@@ -27,7 +27,17 @@ class IngestMetrics:
             "ingest_transaction_doubts_total", "Source transactions that may not be whole, by doubt", "doubt"
         )
         self.nacks = counter("ingest_nacks_total", "Messages refused, by reason", "reason")
+        self.turned_away = counter("ingest_turned_away_connections_total", "Connections refused, by reason", "reason")
+        self.closed = counter("ingest_closed_connections_total", "Connections that we ended, by close code", "code")
         self.connections = Gauge("ingest_connections", "Open WebSocket connections", registry=registry)
+        self.peak_connections = Gauge("ingest_peak_connections", "Most connections at once", registry=registry)
+        self.held_bytes = Gauge(
+            "ingest_held_bytes", "Bytes read from sockets and not yet durable, with what is reserved", registry=registry
+        )
+        self.paused_connections = Gauge(
+            "ingest_paused_connections", "Connections that wait for room to be read", registry=registry
+        )
+        self.load_level = Gauge("ingest_load_level", "0 normal, 1 elevated, 2 high, 3 critical", registry=registry)
         self.event_loop_lag_s = Gauge(
             "ingest_event_loop_lag_seconds", "How late the event loop ran its last timer", registry=registry
         )

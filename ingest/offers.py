@@ -25,6 +25,9 @@ class NackReason(enum.Enum):
     INVALID_SEQUENCE = "invalid_sequence"
     EVENT_TOO_LARGE = "event_too_large"
     PAYLOAD_TOO_LARGE = "payload_too_large"
+    RATE_LIMITED = "rate_limited"
+    LOAD_SHEDDING = "load_shedding"
+    CONNECTION_LIMIT = "connection_limit"
     SHUTTING_DOWN = "shutting_down"
     INTERNAL_ERROR = "internal_error"
 

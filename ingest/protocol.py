@@ -153,6 +153,14 @@ class AckDetails(msgspec.Struct, rename="camel", omit_defaults=True):
     suggested_delay_ms: int | None = None
 
 
+class RateLimit(msgspec.Struct, rename="camel"):
+    """What is left of the limit on messages, where there is one; `reset_at` in seconds since 1970."""
+
+    limit: int
+    remaining: int
+    reset_at: int
+
+
 class Ack(msgspec.Struct, rename="camel", tag_field="type", tag="ack", omit_defaults=True):
     """The batch is durable (`ok`, `buffered`), or was before (`duplicate`); later, it is committed (`persisted`).
 
@@ -168,6 +176,7 @@ class Ack(msgspec.Struct, rename="camel", tag_field="type", tag="ack", omit_defa
     last_committed_sequence: int | None = None
     tables: Mapping[str, int] | None = None
     details: AckDetails | None = None
+    rate_limit: RateLimit | None = None
 
 
 class Nack(msgspec.Struct, rename="camel", tag_field="type", tag="nack", omit_defaults=True):
@@ -180,6 +189,7 @@ class Nack(msgspec.Struct, rename="camel", tag_field="type", tag="nack", omit_de
     should_retry: bool
     retry_delay_ms: int | None = None
     correlation_id: str | None = None
+    rate_limit: RateLimit | None = None
 
 
 class Pong(msgspec.Struct, rename="camel", tag_field="type", tag="pong", omit_defaults=True):

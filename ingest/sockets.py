@@ -1,7 +1,6 @@
-"""A WebSocket connection that reads only what the budget allows. Owns pausing and resuming the socket, and its signs
-of life; what messages mean is server.py's, how much may be read read_budget.py's.
+"""A WebSocket connection that reads only what the budget allows. Owns pausing the socket and its signs of life.
 
-A socket is paused while any of these holds:
+What messages mean is server.py's, how much may be read read_budget.py's. A socket is paused while any of these holds:
 
     queue    enough messages wait for the reader task (websockets' own rule)
     budget   too much of all connections is read and not yet durable
@@ -14,11 +13,11 @@ byte and stops.
 from __future__ import annotations
 
 import asyncio
-import enum
 import functools
 import logging
 import resource
 from collections import deque
+from collections.abc import Callable
 from typing import Any, cast
 
 from websockets.asyncio.server import ServerConnection
@@ -35,13 +34,8 @@ logger = logging.getLogger(__name__)
 OTHER_OPEN_FILES = 512
 
 
-class _Pause(enum.IntFlag):
-    QUEUE = enum.auto()
-    BUDGET = enum.auto()
-    ANSWERS = enum.auto()
-
-
-_NO_PAUSE = _Pause(0)
+# Why a socket is paused: bits, because several reasons can hold at once.
+_QUEUE, _BUDGET, _ANSWERS = 1, 2, 4
 
 # One buffer for all connections: what is read is taken out before the event loop turns to the next one.
 _BUFFER = memoryview(bytearray(ALLOWANCE_BYTES))
@@ -53,11 +47,12 @@ class BudgetedConnection(ServerConnection, asyncio.BufferedProtocol):
     def __init__(self, *args: Any, budget: ReadBudget, **options: Any) -> None:
         super().__init__(*args, **options)
         self.slot: Slot | None = None
+        self.on_lost: Callable[[], None] | None = None
         self.heard_at = self.loop.time()
         self.arriving_since: float | None = None
         self.unread_since: float | None = None
         self._budget = budget
-        self._pauses = _NO_PAUSE
+        self._pauses = 0
         self._reserved = False
         self._fragments_bytes = 0
         self._arriving_bytes = 0
@@ -67,13 +62,13 @@ class BudgetedConnection(ServerConnection, asyncio.BufferedProtocol):
     @property
     def is_paused(self) -> bool:
         """Tell whether we do not read, so that silence says nothing about the client."""
-        return self._pauses is not _NO_PAUSE
+        return self._pauses != 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Route websockets' own pausing through ours."""
         super().connection_made(transport)
-        self.recv_messages.pause = functools.partial(self._pause, _Pause.QUEUE)
-        self.recv_messages.resume = functools.partial(self._resume, _Pause.QUEUE)
+        self.recv_messages.pause = functools.partial(self._pause, _QUEUE)
+        self.recv_messages.resume = functools.partial(self._resume, _QUEUE)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Say how much may be read now."""
@@ -83,23 +78,22 @@ class BudgetedConnection(ServerConnection, asyncio.BufferedProtocol):
         if self._budget.is_open():
             return _BUFFER[: ALLOWANCE_BYTES - self._arriving_bytes]
         self._budget.wait(self)
-        self._pause(_Pause.BUDGET)
+        self._pause(_BUDGET)
         return _BUFFER[:1]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take what was read, and reserve if the message turns out to be a large one."""
         self.heard_at = self.loop.time()
-        before = self._arriving_bytes
         self.data_received(bytes(_BUFFER[:nbytes]))
         self._arriving_bytes = arriving = len(self.protocol.reader.buffer) + self._fragments_bytes
         if not arriving:
             self.arriving_since = None
-        elif arriving < before + nbytes or self.arriving_since is None:
-            self.arriving_since = self.heard_at  # the next message has begun
+        elif self.arriving_since is None:
+            self.arriving_since = self.heard_at
         if arriving >= ALLOWANCE_BYTES and not self._reserved:
             self._reserved = self._budget.reserve(self)
             if not self._reserved:
-                self._pause(_Pause.BUDGET)
+                self._pause(_BUDGET)
 
     def process_event(self, event: Request | Frame | Any) -> None:
         """Charge whole messages. What a closing connection still sends is nobody's."""
@@ -112,6 +106,7 @@ class BudgetedConnection(ServerConnection, asyncio.BufferedProtocol):
         super().process_event(event)
 
     def _charge_message(self) -> None:
+        self.arriving_since = None
         self._charges.append(self._fragments_bytes)
         self._budget.charge(self._fragments_bytes)
         self._fragments_bytes = 0
@@ -123,7 +118,7 @@ class BudgetedConnection(ServerConnection, asyncio.BufferedProtocol):
             self._budget.give_back(self._budget.reservation_bytes)
 
     def take_charge(self) -> int:
-        """Hand over what the message that `recv` has just returned is charged with; to be given back when it is done."""
+        """Hand over the charge of the message that `recv` has just returned; whoever is done with it gives it back."""
         return self._charges.popleft()
 
     def give_back(self, charged_bytes: int) -> None:
@@ -135,42 +130,45 @@ class BudgetedConnection(ServerConnection, asyncio.BufferedProtocol):
         self._discards = True
         charged_bytes, self._charges = sum(self._charges), deque()
         self._budget.give_back(charged_bytes)
+        self._resume(_QUEUE)  # the client's goodbye is behind what was not read
 
     def on_turn(self, *, reserved: bool) -> None:
         """Read on: the budget has room."""
         self._reserved = reserved
-        self._resume(_Pause.BUDGET)
+        self._resume(_BUDGET)
 
     def pause_writing(self) -> None:
         """Stop reading a client that does not read."""
         super().pause_writing()
         self.unread_since = self.loop.time()
-        self._pause(_Pause.ANSWERS)
+        self._pause(_ANSWERS)
 
     def resume_writing(self) -> None:
         """Read on: the client does too."""
         super().resume_writing()
         self.unread_since = None
-        self._resume(_Pause.ANSWERS)
+        self._resume(_ANSWERS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Give back what only this connection could have finished."""
         self._budget.forget(self)
         self._give_back_reservation()
+        if self.on_lost is not None:
+            self.on_lost()
         super().connection_lost(exc)
 
-    def _pause(self, why: _Pause) -> None:
-        if self._pauses is _NO_PAUSE:
+    def _pause(self, why: int) -> None:
+        if not self._pauses:
             self.transport.pause_reading()
         self._pauses |= why
 
-    def _resume(self, why: _Pause) -> None:
-        self._pauses &= ~why
-        if self._pauses is _NO_PAUSE:
+    def _resume(self, why: int) -> None:
+        if self._pauses == why:
             self.heard_at = self.loop.time()  # what we did not read is not the client's silence
             if self.arriving_since is not None:
                 self.arriving_since = self.heard_at
             self.transport.resume_reading()
+        self._pauses &= ~why
 
 
 def connections_with(budget: ReadBudget) -> type[ServerConnection]:

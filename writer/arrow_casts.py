@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from writer.arrow_json import in_common_years, json_values, moment_texts
-from writer.arrow_types import UUID, is_bytes, is_text
+from writer.arrow_types import is_bytes
 from writer.exact_numbers import decimal_parts
 from writer.misfits import row_keeper, to_json
 from writer.parse_types import JSON_DOC
@@ -37,9 +37,7 @@ class Cast(NamedTuple):
 
 
 def cast_exactly(values: pa.Array, type_: str, doc: str | None = None) -> Cast:
-    """Cast values of any primitive Arrow type to an Iceberg type; a dictionary gives its values."""
-    if pt.is_dictionary(values.type):
-        values = values.dictionary_decode()
+    """Cast values of any plain primitive type of Arrow's to an Iceberg type."""
     if pt.is_null(values.type):
         return Cast(pa.nulls(len(values), to_arrow_type(type_)), None)
     if doc != JSON_DOC:
@@ -58,11 +56,11 @@ def _cast_all(values: pa.Array, type_: str) -> pa.Array | None:
     """
     source, target = values.type, to_arrow_type(type_)
     if isinstance(source, pa.BaseExtensionType):
-        return _cast_extension(values, type_)
+        return values.storage if type_ == "uuid" else None
     if pt.is_temporal(source):
         return _cast_moments(values, target)
-    if is_text(source):
-        return read_texts(values.cast(pa.string()), type_) if is_text_type(type_) else _if_text(values, target)
+    if pt.is_string(source):
+        return read_texts(values, type_) if is_text_type(type_) else values if pt.is_string(target) else None
     if is_bytes(source):
         return values.cast(target) if is_bytes(target) else None
     if decimal_parts(type_):
@@ -74,16 +72,6 @@ def _cast_all(values: pa.Array, type_: str) -> pa.Array | None:
     # Of numbers Arrow refuses what would lose digits, except from doubles to floats.
     is_number = pt.is_integer(target) or (pt.is_floating(target) and not (pt.is_float64(source) and type_ == "float"))
     return values.cast(target) if is_number else None
-
-
-def _if_text(values: pa.Array, target: pa.DataType) -> pa.Array | None:
-    return values.cast(target) if pt.is_string(target) else None
-
-
-def _cast_extension(values: pa.ExtensionArray, type_: str) -> pa.Array | None:
-    if values.type.extension_name != UUID:
-        return _cast_all(values.storage, type_)
-    return values.storage if type_ == "uuid" else None
 
 
 def _cast_moments(values: pa.Array, target: pa.DataType) -> pa.Array | None:

@@ -18,7 +18,7 @@ from writer.field_names import NAME_MAX_CHARS
 
 # What a change is beside its row. Other columns that start like these are not Lakefeed's to take from a client.
 CHANGE_COLUMNS = frozenset(
-    (names.SEQUENCE, names.TIMESTAMP, names.OPERATION, names.ROW_ID, names.BEFORE, names.UNCHANGED)
+    (names.SEQUENCE, names.TIMESTAMP, names.OPERATION, names.ROW_ID, names.BEFORE, names.UNCHANGED, names.METADATA)
 )
 
 _NS_PER_US = 1000
@@ -68,7 +68,7 @@ def _check_change_type(name: str, type_: pa.DataType) -> None:
             fits, expected = pt.is_timestamp(type_) or pt.is_int64(type_) or pt.is_null(type_), "a timestamp, or int64"
         case names.OPERATION:
             fits, expected = _is_text(type_), "text"
-        case names.ROW_ID | names.BEFORE:
+        case names.ROW_ID | names.BEFORE | names.METADATA:
             fits, expected = _is_text(type_) or pt.is_null(type_), "text"
         case names.UNCHANGED:
             fits, expected = pt.is_null(type_) or (is_list(type_) and is_text(type_.value_type)), "a list of text"

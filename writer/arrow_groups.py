@@ -18,6 +18,7 @@ import pyarrow.types as pt
 
 from writer import columns as names
 from writer.arrow_frames import TABLE_KEY, open_stream
+from writer.arrow_types import plain_type
 from writer.change_columns import received_at_us, sources_of
 from writer.frames import Frame
 from writer.groups import Group, Run, keep_of_runs
@@ -71,12 +72,18 @@ def split_arrow_frames(frames: Iterable[tuple[int, Frame]]) -> list[ArrowGroup]:
 def _group_of(frame: Frame, offset: int) -> ArrowGroup:
     with open_stream(frame.body) as reader:
         table = reader.schema.metadata[TABLE_KEY].decode()
-        rows = reader.read_all().replace_schema_metadata(None)
+        rows = _plain(reader.read_all().replace_schema_metadata(None))
     held_bytes = max(len(frame.body), rows.nbytes)
     sequences = _sequences_of(rows)
     start = first_after(sequences, frame.after_sequence)
     run = Run(0, len(sequences) - start, frame.source, frame.epoch, frame.received_at_us, offset)
     return ArrowGroup(table, rows.slice(start), sequences[start:], (run,) if run.stop else (), held_bytes)
+
+
+def _plain(rows: pa.Table) -> pa.Table:
+    """Let every value stand for itself; columns where they do stay as they are."""
+    fields = [field.with_type(plain_type(field.type)) for field in rows.schema]
+    return rows.cast(pa.schema(fields))
 
 
 def _join(groups: list[ArrowGroup]) -> ArrowGroup:
@@ -119,6 +126,7 @@ def arrow_change_columns(
         names.INGESTED_AT: pa.array(received_at_us(group)),
         names.BEFORE: _column_or(rows, names.BEFORE, None),
         names.UNCHANGED: _column_or(rows, names.UNCHANGED, None),
+        names.METADATA: _column_or(rows, names.METADATA, None),
         names.RESCUED: pa.nulls(len(group)) if rescued is None else rescued,
     }
     return {name: column.cast(schema.field(name).type) for name, column in every.items() if name in schema.names}

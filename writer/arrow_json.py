@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from writer.arrow_types import UUID, is_bytes, is_list
+from writer.arrow_types import is_bytes, is_list
 from writer.envelope import TIMESTAMP_MAX_MS, TIMESTAMP_MIN_MS
 
 _MS_PER_DAY = 86_400_000
@@ -41,12 +41,10 @@ _POINT_AT_END = r"\.(Z?)$"
 
 
 def json_values(values: pa.Array) -> list[Any]:
-    """Give values as misfits.parse_row would from a JSON document; None for nulls."""
+    """Give values of a plain type as misfits.parse_row would from a JSON document; None for nulls."""
     type_ = values.type
     if isinstance(type_, pa.BaseExtensionType):
-        return _each(values.storage, _uuid_text) if type_.extension_name == UUID else json_values(values.storage)
-    if pt.is_dictionary(type_):
-        return json_values(values.dictionary_decode())
+        return _each(values.storage, _uuid_text)
     if pt.is_uint64(type_) or pt.is_int64(type_):
         return _each(values, _integer_value)
     if pt.is_floating(type_):
@@ -111,7 +109,7 @@ def _lists(values: pa.Array) -> list[Any]:
 def _maps(values: pa.MapArray) -> list[Any]:
     key_type = values.type.key_type
     entries = values.cast(pa.list_(pa.struct([("key", key_type), ("value", values.type.item_type)])))
-    by_text = pt.is_string(key_type) or pt.is_large_string(key_type) or pt.is_string_view(key_type)
+    by_text = pt.is_string(key_type)
     return [_as_object(each) if by_text and each is not None else each for each in _lists(entries)]
 
 

@@ -49,7 +49,9 @@ def fit_arrow_group(
         wider = _widen_for_left(own, parts, room)
         if wider != own:
             own, parts = wider, _split_rows(group, wider)
-    own = relax_columns(own, [[part.kept[index] for part in parts] for index in range(len(own))], room)
+    relaxed = relax_columns(own, [[part.kept[index] for part in parts] for index in range(len(own))], room)
+    if relaxed != own:
+        own, parts = relaxed, _split_rows(group, relaxed)
     evolved = with_own(columns, own)
     table = _assemble(group, evolved, own=own, parts=parts)
     return Fitted(evolved, room.last_field_id, table, tuple(room.changes), vacant)
@@ -91,7 +93,7 @@ def _assemble(group: ArrowGroup, columns: StructType, *, own: Sequence[Field], p
     every = dict(arrow_change_columns(group, schema, rescued=_rescued(parts)))
     for index, field in enumerate(own):
         target = schema.field(field.name).type
-        every[field.name] = pa.chunked_array([part.kept[index].view(target) for part in parts], type=target)
+        every[field.name] = pa.chunked_array([part.kept[index] for part in parts], type=target)
     table = pa.table([every[name] for name in schema.names], schema=schema)
     if table.nbytes * HELD_MAX_RATIO < group.held_bytes:
         return table.take(pa.array(np.arange(table.num_rows)))

@@ -18,9 +18,9 @@ import pyarrow.types as pt
 
 from writer.arrow_casts import Mask, as_mask, cast_exactly, null_mask
 from writer.arrow_json import json_values
-from writer.arrow_types import is_list
 from writer.misfits import NOTHING
 from writer.parse_types import JSON_DOC
+from writer.relaxation import type_has_required
 from writer.types import Field, ListType, MapType, StructType, Type, to_arrow_type
 
 Rows: TypeAlias = npt.NDArray[np.intp]
@@ -85,7 +85,8 @@ def _leave(values: pa.Array, misfits: Mask | None) -> Left | None:
 
 def _split(values: pa.Array, type_: Type, doc: str | None) -> Split:
     target = to_arrow_type(type_)
-    if doc != JSON_DOC and _is_laid_out_alike(values.type, target):
+    # What Arrow calls not nullable may not even be null below a null struct, so such columns are built anew.
+    if doc != JSON_DOC and _is_laid_out_alike(values.type, target) and not type_has_required(type_):
         return values.view(target), None
     if not pt.is_nested(values.type) and isinstance(type_, str):
         kept, misfits = cast_exactly(values, type_, doc)
@@ -98,7 +99,7 @@ def _split(values: pa.Array, type_: Type, doc: str | None) -> Split:
     match type_:
         case StructType() if pt.is_struct(values.type):
             return _split_struct(values, type_)
-        case ListType() if is_list(values.type):
+        case ListType() if pt.is_list(values.type):
             return _split_list(values, type_)
         case MapType() if pt.is_map(values.type):
             return _split_map(values, type_)
@@ -131,8 +132,6 @@ def _split_struct(values: pa.StructArray, type_: StructType) -> Split:
 
 
 def _split_list(values: pa.Array, type_: ListType) -> Split:
-    if not pt.is_list(values.type):
-        values = values.cast(pa.list_(values.type.value_type))
     elements, left = _split(values.values, type_.element, None)
     misfits = _lists_with(left, values)
     kept = pa.ListArray.from_arrays(

@@ -51,16 +51,12 @@ _PRIMITIVES: dict[pa.DataType, str] = {
     pa.time64("us"): "time",
     pa.time64("ns"): "time",
     pa.string(): "string",
-    pa.large_string(): "string",
-    pa.string_view(): "string",
     pa.binary(): "binary",
-    pa.large_binary(): "binary",
-    pa.binary_view(): "binary",
 }
 
 
 def declared_type(type_: pa.DataType, *, nanoseconds: bool) -> Settled | None:
-    """Give the type of a new column for Arrow's, None where there is nothing to hold."""
+    """Give the type of a new column for a plain one of Arrow's, None where there is nothing to hold."""
     if pt.is_struct(type_):
         settled = {field.name: declared_type(field.type, nanoseconds=nanoseconds) for field in usable_fields(type_)}
         fields = {name: each for name, each in settled.items() if each is not None}
@@ -77,9 +73,7 @@ def declared_type(type_: pa.DataType, *, nanoseconds: bool) -> Settled | None:
 
 def _declared_primitive(type_: pa.DataType, *, nanoseconds: bool) -> str:
     if isinstance(type_, pa.BaseExtensionType):
-        return "uuid" if type_.extension_name == UUID else "string"
-    if pt.is_dictionary(type_):
-        return _declared_primitive(type_.value_type, nanoseconds=nanoseconds)
+        return "uuid"
     if pt.is_timestamp(type_):
         zoned = "timestamp" if type_.tz is None else "timestamptz"
         return f"{zoned}_ns" if nanoseconds and type_.unit == "ns" else zoned
@@ -89,6 +83,23 @@ def _declared_primitive(type_: pa.DataType, *, nanoseconds: bool) -> str:
     if pt.is_fixed_size_binary(type_):
         return f"fixed[{type_.byte_width}]"
     return _PRIMITIVES[type_]
+
+
+def plain_type(type_: pa.DataType) -> pa.DataType:
+    """Give the type whose values stand for themselves: without dictionaries and views, which few functions take."""
+    if pt.is_struct(type_):
+        return pa.struct([field.with_type(plain_type(field.type)) for field in type_])
+    if pt.is_map(type_):
+        return pa.map_(plain_type(type_.key_type), plain_type(type_.item_type))
+    if is_list(type_):
+        return pa.list_(plain_type(type_.value_type))
+    if pt.is_dictionary(type_):
+        return plain_type(type_.value_type)
+    if isinstance(type_, pa.BaseExtensionType):
+        return type_ if type_.extension_name == UUID else pa.string()
+    if is_text(type_):
+        return pa.string()
+    return pa.binary() if is_bytes(type_) and not pt.is_fixed_size_binary(type_) else type_
 
 
 def usable_fields(fields: Iterable[pa.Field]) -> list[pa.Field]:
@@ -157,4 +168,5 @@ def _is_supported(type_: pa.DataType) -> bool:
         return type_.extension_name == UUID or (type_.extension_name == JSON and is_text(type_.storage_type))
     if pt.is_fixed_size_binary(type_):
         return bool(type_.byte_width > 0)
-    return bool(pt.is_null(type_) or pt.is_timestamp(type_)) or type_ in _PRIMITIVES
+    is_other = pt.is_null(type_) or pt.is_timestamp(type_) or is_text(type_) or is_bytes(type_)
+    return bool(is_other) or type_ in _PRIMITIVES

@@ -31,8 +31,9 @@ def change_columns(
         names.ROW_ID: lambda type_: pa.array(group.row_ids, type_),
         names.SOURCE: lambda type_: sources_of(group).cast(type_),
         names.INGESTED_AT: lambda type_: pa.array(received_at_us(group)).cast(type_),
-        names.BEFORE: lambda type_: _or_nulls(group, _before_texts(group), type_),
+        names.BEFORE: lambda type_: _or_nulls(group, _texts_of(group.befores), type_),
         names.UNCHANGED: lambda type_: _or_nulls(group, group.unchanged, type_),
+        names.METADATA: lambda type_: _or_nulls(group, _texts_of(group.metadata), type_),
         names.RESCUED: lambda type_: _or_nulls(group, rescued, type_),
     }
     return {name: make(schema.field(name).type) for name, make in build.items() if name in schema.names}
@@ -46,10 +47,10 @@ def text_of(image: Image) -> str:
         return msgspec.json.encode({BASE64_KEY: base64.b64encode(bytes(image)).decode()}).decode()
 
 
-def _before_texts(group: ChangeGroup) -> list[str | None] | None:
-    if group.befores is None:
+def _texts_of(images: Sequence[Image] | None) -> list[str | None] | None:
+    if images is None:
         return None
-    return [text_of(image) if image and image != _NULL else None for image in group.befores]
+    return [text_of(image) if image and image != _NULL else None for image in images]
 
 
 def _or_nulls(group: ChangeGroup, values: Sequence[object] | None, type_: pa.DataType) -> pa.Array:

@@ -134,6 +134,7 @@ class ChangeGroup(Group):
     images: list[Image]
     befores: list[Image] | None
     unchanged: list[list[str] | None] | None
+    metadata: list[Image] | None
     runs: tuple[Run, ...]
 
     def sequence_at(self, row: int) -> int:
@@ -154,6 +155,7 @@ class ChangeGroup(Group):
             images=_pick(self.images, spans),
             befores=None if self.befores is None else _pick(self.befores, spans),
             unchanged=None if self.unchanged is None else _pick(self.unchanged, spans),
+            metadata=None if self.metadata is None else _pick(self.metadata, spans),
             runs=runs,
         )
 
@@ -200,6 +202,7 @@ class _Pending:
     images: list[Image] = field(default_factory=list)
     befores: list[Image] = field(default_factory=list)
     unchanged: list[Any] = field(default_factory=list)
+    metadata: list[Image] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
 
     def add(self, events: list[Event], *, offset: int, frame: Frame, keep_before: bool) -> None:
@@ -210,6 +213,7 @@ class _Pending:
         self.row_ids += [event.row_id for event in events]
         self.images += _images_of(events)
         self.unchanged += [event.unchanged for event in events]
+        self.metadata += [event.metadata for event in events]
         if keep_before:
             self.befores += [event.before for event in events]
         self.runs.append(
@@ -226,6 +230,7 @@ class _Pending:
             images=self.images,
             befores=self.befores if keep_before else None,
             unchanged=self.unchanged if any(self.unchanged) else None,
+            metadata=self.metadata if any(self.metadata) else None,
             runs=tuple(self.runs),
         )
 

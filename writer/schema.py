@@ -41,7 +41,7 @@ def initial_columns(*, keep_before: bool) -> StructType:
         names.INGESTED_AT: "timestamptz",
         names.UNCHANGED: ListType(element_id, "string"),
     }
-    optional = (names.BEFORE, names.UNCHANGED, names.RESCUED)
+    optional = (names.BEFORE, names.UNCHANGED, names.METADATA, names.RESCUED)
     return StructType(
         tuple(
             Field(field_id, name, types.get(name, "string"), required=name not in optional)

@@ -107,3 +107,9 @@ def test_a_group_wholly_below_its_marks_is_empty():
 
 def test_received_at_is_kept_per_run():
     assert {run.received_at_us for run in two_sources().runs} == {RECEIVED_AT_US}
+
+
+def test_metadata_is_kept_where_any_change_has_some():
+    assert split_frames([(0, frame([event(1), event(2)]))])["users"].metadata is None
+    named = split_frames([(0, frame([event(1), event(2, metadata={"lsn": 5})]))])["users"]
+    assert [bytes(each) for each in named.metadata] == [b"", b'{"lsn": 5}']

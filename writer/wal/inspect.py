@@ -110,7 +110,7 @@ class _Inspection:
         segments = self._load_headers(numbers_of(names, SEGMENT_SUFFIX))
         finder = LossFinder()
         reports: list[SegmentReport] = []
-        for segment, following in zip(segments, [*segments[1:], None], strict=True):
+        for segment, following in zip(segments, [*segments[1:], None], strict=False):
             bounds = _bounds_of(segment, following, reports[-1].end_offset if reports else None)
             head = segment.header.head if segment.header else self._advance_head(reports)
             self._frames = []
@@ -288,7 +288,8 @@ def _extent(items: list[Found | Damage | Torn], bounds: Bounds) -> tuple[int, in
     base_offset = bounds.base_offset
     if base_offset is None:
         base_offset = found[0].offset if found else bounds.until or 0
-    end_offset = bounds.until if bounds.until is not None else max([base_offset, *(item.next_offset for item in found)])
+    ends = [item.next_offset for item in items if not isinstance(item, Torn)]
+    end_offset = bounds.until if bounds.until is not None else max([base_offset, *ends])
     return base_offset, end_offset, found[-1].end_position if found else bounds.start
 
 

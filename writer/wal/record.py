@@ -206,7 +206,7 @@ def _plausible(words: npt.NDArray[np.uint64], due: Due, until: int) -> npt.NDArr
     """Tell at which words a record could begin, by its header alone."""
     lengths, offsets = words[:-2] >> 32, words[1:-1]
     plausible = (lengths > 0) & (lengths <= _MARK_LENGTH) & (offsets >= due.offset) & (offsets < until)
-    if due.salt is not None:
+    if due.salt is not None and plausible.any():
         synced = words[2:] ^ np.uint64(due.salt)
         of_mark = (synced >= offsets) & (synced <= until)
         plausible &= (synced >= due.synced) & np.where(lengths == _MARK_LENGTH, of_mark, synced <= offsets)
