@@ -89,7 +89,7 @@ class Connections:
 
     limits: ConnectionLimits
     now: float
-    open: int = 0
+    active: int = 0
     peak: int = 0
     _per_source: Counter[str] = field(default_factory=Counter)
     _per_address: Counter[Address] = field(default_factory=Counter)
@@ -105,12 +105,12 @@ class Connections:
         if refusal is None:
             self._new.take(1)
             self._count(slot, 1)
-            self.peak = max(self.peak, self.open)
+            self.peak = max(self.peak, self.active)
         return refusal
 
     def _refusal(self, slot: Slot, now: float) -> TurnedAway | None:
         limits = self.limits
-        if limits.total and self.open >= limits.total:
+        if limits.total and self.active >= limits.total:
             return _no_place(TurnAwayReason.CONNECTION_LIMIT, "all", limits.total)
         if self._is_source_full(slot.source):
             return _no_place(TurnAwayReason.CONNECTION_LIMIT, "source", limits.per_source)
@@ -135,7 +135,7 @@ class Connections:
         self._count(slot, -1)
 
     def _count(self, slot: Slot, by: int) -> None:
-        self.open += by
+        self.active += by
         self._count_source(slot.source, by)
         if slot.address is not None:
             _add(self._per_address, slot.address, by)
@@ -160,7 +160,7 @@ class Connections:
         """Describe how many more may connect: at once, where the rate is limited, else in all."""
         if self.limits.per_s:
             return self._new.allowance(now)
-        return Allowance(self.limits.total, max(0, self.limits.total - self.open), now)
+        return Allowance(self.limits.total, max(0, self.limits.total - self.active), now)
 
 
 def _no_place(reason: TurnAwayReason, of: str, limit: int) -> TurnedAway:
@@ -230,14 +230,14 @@ class SourceRates:
         """Find a source's bucket, or start a full one."""
         found = self._buckets.get(source)
         if found is None:
-            found = self._buckets[source] = TokenBucket.full(self.bytes_per_s, self.bytes_per_s, now)
-            if len(self._buckets) > SOURCE_BUCKETS_MAX:
+            if len(self._buckets) >= SOURCE_BUCKETS_MAX:
                 self._forget_full(now)
+            found = self._buckets[source] = TokenBucket.full(self.bytes_per_s, self.bytes_per_s, now)
         return found
 
     def _forget_full(self, now: float) -> None:
         kept = {source: bucket for source, bucket in self._buckets.items() if not bucket.has(bucket.burst, now)}
-        self._buckets = dict(list(kept.items())[-SOURCE_BUCKETS_MAX:])
+        self._buckets = dict(list(kept.items())[-SOURCE_BUCKETS_MAX // 2 :])
 
 
 @dataclass(slots=True)
@@ -312,4 +312,4 @@ class Messages:
             self._doublings = min(self._doublings + 1, BACKOFF_MAX_DOUBLINGS)
             backoff_ms = min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS * 2**self._doublings * self.jitter())
             self._retry_at = now + max(backoff_ms / 1_000, min(wait_s, BACKOFF_MAX_MS / 1_000))
-        return Refused(reason, what, retry=True, retry_delay_ms=max(1, math.ceil((self._retry_at - now) * 1_000)))
+        return Refused(reason, what, retry=True, retry_delay_ms=max(1, round((self._retry_at - now) * 1_000)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ingest.buckets import Allowance
 from ingest.config import IngestConfig
 from ingest.debezium import DebeziumMalformed
 from ingest.errors import ProtocolError
@@ -20,6 +21,7 @@ from ingest.protocol import (
     Limits,
     Nack,
     Pong,
+    RateLimit,
     Status,
 )
 from writer.changes import Position
@@ -116,6 +118,13 @@ def pong(message: Heartbeat, *, now: float) -> Pong:
 def flush_response(message: FlushRequest, result: Mapping[str, Any], *, now: float) -> FlushResponse:
     """Answer a flush request after the commits."""
     return FlushResponse(timestamp=_ms(now), result=result, correlation_id=message.correlation_id)
+
+
+def rate_limit(allowance: Allowance | None) -> RateLimit | None:
+    """Tell what is left of the limit on messages."""
+    if allowance is None:
+        return None
+    return RateLimit(limit=allowance.limit, remaining=allowance.remaining, reset_at=int(allowance.reset_at))
 
 
 def refusal_nack(refused: Refused, number: int, correlation_id: str | None, *, now: float) -> Nack:

@@ -9,11 +9,13 @@ becomes durable in the same record as its changes (origins.py), so a crash forge
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -32,14 +34,17 @@ from ingest.debezium import (
 )
 from ingest.intake import Intake
 from ingest.metrics import IngestMetrics
-from ingest.offers import NackReason, Offer, Refused, Verdict
-from writer.changes import SourceId
+from ingest.numbering import next_position
+from ingest.offers import Duplicate, Durable, NackReason, Offer, Refused, Verdict
+from writer.changes import Position, SourceId
 from writer.frames import Encoding
 
 logger = logging.getLogger(__name__)
 
 # Newest doubts about transactions in /status; all of them are in the log lines and counted.
 DOUBTS_SHOWN = 20
+# Tables named in a doubt: enough to know where to look, and a log line stays one that can be read.
+TABLES_SHOWN = 20
 
 
 class _State(msgspec.Struct):
@@ -94,76 +99,107 @@ class DebeziumIntake:
         self._metrics = metrics
         self._clock = clock
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._verdicts: weakref.WeakValueDictionary[str, asyncio.Future[Verdict]] = weakref.WeakValueDictionary()
 
     async def take(self, source: SourceId, body: bytes, headers: Mapping[str, str]) -> DebeziumReceipt:
         """Make the new changes of a request durable; returns after the log is synced.
 
         Cancelling it leaves the request durable or not; sent again, it is found out which.
 
-        Raises: DebeziumMalformed.
+        Raises: DebeziumMalformed, or ProtocolError if the source has no numbers left.
         """
         events = read_events(body, headers, self._config)
         run_id = read_context(headers).run_id
         turn = self._turns.setdefault(source, asyncio.Lock())
         async with turn:
-            state = self._load_state(source)
+            if (abandoned := self._verdicts.get(source)) is not None:
+                await asyncio.wait([abandoned])  # whoever waited for it was cancelled: it may be durable by now
+            now_us = int(self._clock() * 1_000_000)
+            first = next_position(self._intake, source, count=len(events), now_us=now_us)
+            state = self._load_state(source, first)
             plan = state.positions.plan(events, digest=digest_of(body), run_id=run_id)
             if plan.is_retry:
-                return DebeziumReceipt(None, 0, sum(isinstance(event, Change) for event in events))
+                return self._known(events)
             reports = _observe(state.tally, events, plan)
-            verdict = await self._persist(source, events, plan, tally=state.tally)
-            if not isinstance(verdict, Refused):
-                self._report(source, plan, reports)
-            return DebeziumReceipt(verdict, len(plan.fresh), len(plan.repeated))
+            origin = _encode(_State(plan.after, state.tally)).decode()
+            offer = _offer_of(source, events, plan, first=first, origin=origin, received_at_us=now_us)
+            return DebeziumReceipt(await self._make_durable(offer, plan, reports), len(plan.fresh), len(plan.repeated))
 
-    def _load_state(self, source: SourceId) -> _State:
+    def _known(self, events: Sequence[DebeziumEvent]) -> DebeziumReceipt:
+        repeated = sum(isinstance(event, Change) for event in events)
+        self._metrics.received_changes.inc(repeated)
+        self._metrics.duplicate_changes.inc(repeated)
+        return DebeziumReceipt(None, 0, repeated)
+
+    def _load_state(self, source: SourceId, first: Position) -> _State:
         text = self._intake.origin(source)
-        if text:
-            return _decode_state(text)
-        # A log that was repaired may have lost the text. Numbers go on behind those that are taken, whatever else.
-        mark = self._intake.durable_position(source)
-        return _State(Positions(taken=mark.sequence if mark is not None else 0), TransactionTally())
+        state = _decode_state(text) if text else _State(Positions(), TransactionTally())
+        # The log's own mark has the last word: a log that was repaired may have lost the text.
+        state.positions = replace(state.positions, taken=first.sequence - 1)
+        return state
 
-    async def _persist(
-        self, source: SourceId, events: Sequence[DebeziumEvent], plan: Plan, *, tally: TransactionTally
-    ) -> Verdict:
-        origin = _encode(_State(plan.after, tally)).decode()
-        if not self._intake.has_room_for_origin(source, origin):
+    async def _make_durable(self, offer: Offer, plan: Plan, reports: Sequence[Report]) -> Verdict:
+        if not self._intake.has_room_for_origin(offer.source, offer.origin):
             return Refused(NackReason.BUFFER_FULL, "no room for the positions of another source", retry=False)
-        changes = [event for index in plan.fresh if isinstance(event := events[index], Change)]
-        first = plan.after.taken - len(changes) + 1
-        offer = Offer(
-            source=source,
-            epoch=0,
-            sequences=range(first, first + len(changes)),
-            received_at_us=int(self._clock() * 1_000_000),
-            encoding=Encoding.JSON_BATCH,
-            body=_encode(_Batch([_event_of(change, first + place) for place, change in enumerate(changes)])),
-            origin=origin,
-        )
-        self._metrics.received_changes.inc(len(changes))
-        return await (await self._intake.offer(offer))
+        future = await self._intake.offer(offer)
+        self._verdicts[offer.source] = future
+        future.add_done_callback(functools.partial(self._note, offer.source, plan, reports))
+        verdict = await asyncio.shield(future)
+        if isinstance(verdict, Duplicate):
+            # Nothing of it was written. Sent again, it is numbered behind what the other client wrote.
+            message = "another client numbers the changes of this source"
+            return Refused(NackReason.INVALID_SEQUENCE, message, retry=True)
+        return verdict
 
-    def _report(self, source: SourceId, plan: Plan, reports: Sequence[Report]) -> None:
+    def _note(self, source: SourceId, plan: Plan, reports: Sequence[Report], future: asyncio.Future[Verdict]) -> None:
+        """Count and report what is now durable, also if nobody waits for the answer any more."""
+        if future.cancelled() or not isinstance(future.result(), Durable):
+            return
+        self._metrics.received_changes.inc(len(plan.fresh) + len(plan.repeated))
         self._metrics.duplicate_changes.inc(len(plan.repeated))
         for report in reports:
-            self._metrics.transaction_doubts.labels(report.doubt.value).inc()
-            doubt = {
-                "source": source,
-                "doubt": report.doubt.value,
-                "transaction": report.transaction,
-                "arrived": report.arrived,
-                "expected": report.expected,
-                "missing": dict(report.missing),
-            }
-            self.doubts.append(doubt)
-            logger.warning("transaction_in_doubt", extra=doubt)
+            self._report(source, report)
+
+    def _report(self, source: SourceId, report: Report) -> None:
+        self._metrics.transaction_doubts.labels(report.doubt.value).inc()
+        doubt = {
+            "source": source,
+            "doubt": report.doubt.value,
+            "transaction": report.transaction,
+            "arrived": report.arrived,
+            "expected": report.expected,
+            "missing": dict(islice(report.missing.items(), TABLES_SHOWN)),
+        }
+        self.doubts.append(doubt)
+        logger.warning("transaction_in_doubt", extra=doubt)
 
 
 def _observe(tally: TransactionTally, events: Sequence[DebeziumEvent], plan: Plan) -> list[Report]:
     repeated = set(plan.repeated)
     reports = (tally.observe(event, repeat=index in repeated) for index, event in enumerate(events))
     return [report for report in reports if report is not None]
+
+
+def _offer_of(
+    source: SourceId,
+    events: Sequence[DebeziumEvent],
+    plan: Plan,
+    *,
+    first: Position,
+    origin: str,
+    received_at_us: int,
+) -> Offer:
+    changes = [event for index in plan.fresh if isinstance(event := events[index], Change)]
+    sequences = range(first.sequence, first.sequence + len(changes))
+    return Offer(
+        source=source,
+        epoch=first.epoch,
+        sequences=sequences,
+        received_at_us=received_at_us,
+        encoding=Encoding.JSON_BATCH,
+        body=_encode(_Batch(list(map(_event_of, changes, sequences)))),
+        origin=origin,
+    )
 
 
 def _event_of(change: Change, sequence: int) -> _Event:

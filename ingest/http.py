@@ -19,6 +19,7 @@ from ingest.config import ServerConfig
 from ingest.debezium_intake import DebeziumIntake
 from ingest.intake import Intake
 from ingest.metrics import IngestMetrics
+from ingest.offers import NackReason
 from ingest.server import Connection, DataPlane
 from writer.feed import Feed
 
@@ -128,6 +129,60 @@ def build_status(parts: Parts, *, now: float) -> dict[str, Any]:
         "tables": parts.feed.table_status(now=time.monotonic()),
         "transactionDoubts": list(parts.debezium.doubts),
         "problems": parts.feed.problems(now=time.monotonic(), stalled_after_s=parts.config.stalled_after_s),
+        **_admission(parts),
+    }
+
+
+def _admission(parts: Parts) -> dict[str, Any]:
+    """Tell how busy the service is, what its limits are and what they have refused."""
+    gatekeeper = parts.data_plane.gatekeeper
+    limits, budget = gatekeeper.config, gatekeeper.budget
+    return {
+        "degradedMode": gatekeeper.level.is_degraded,
+        "loadLevel": gatekeeper.level.value,
+        "memory": {
+            "heldBytes": budget.used_bytes,
+            "maxBytes": budget.max_bytes,
+            "pausedConnections": budget.waiting_readers,
+        },
+        "rateLimits": {
+            "connectionsPerSecond": limits.connection_rate_per_s,
+            "maxConnections": limits.connections_max,
+            "messagesPerSecond": limits.message_rate_per_s,
+            "burstCapacity": limits.message_burst,
+            "sourceBytesPerSecond": limits.source_bytes_per_s,
+            "maxPayloadSize": limits.frame_max_bytes,
+            "maxEventSize": limits.event_max_bytes,
+        },
+        "rateLimitMetrics": {
+            **_refused(parts),
+            "activeConnections": gatekeeper.connections.active,
+            "peakConnections": gatekeeper.connections.peak,
+        },
+    }
+
+
+def _refused(parts: Parts) -> dict[str, int]:
+    """Read back from the metrics what was refused, so that both say the same."""
+
+    def count(name: str, label: str, *values: str) -> int:
+        found = (parts.registry.get_sample_value(name, {label: value}) for value in values)
+        return int(sum(value for value in found if value is not None))
+
+    def turned_away(*reasons: str) -> int:
+        return count("ingest_turned_away_connections_total", "reason", *reasons)
+
+    def nacks(reason: NackReason) -> int:
+        return count("ingest_nacks_total", "reason", reason.value)
+
+    return {
+        "connectionsRateLimited": turned_away("rate_limited", "connection_limit"),
+        "ipRejections": turned_away("ip_limit"),
+        "messagesRateLimited": nacks(NackReason.RATE_LIMITED),
+        "payloadRejections": nacks(NackReason.PAYLOAD_TOO_LARGE),
+        "eventSizeRejections": nacks(NackReason.EVENT_TOO_LARGE),
+        "loadSheddingEvents": nacks(NackReason.LOAD_SHEDDING),
+        "connectionsClosed": count("ingest_closed_connections_total", "code", "1008", "4000", "4002"),
     }
 
 
@@ -151,6 +206,8 @@ def _sources(parts: Parts, connections: list[Connection]) -> list[dict[str, Any]
 def _connection(connection: Connection) -> dict[str, Any]:
     return {
         "remote": connection.remote,
+        "sourceShardName": connection.gate.slot.shard or None,
+        "priority": "high" if connection.gate.slot.is_high_priority else "normal",
         "connectedAt": int(connection.connected_at * 1_000),
         "lastActivityAt": int(connection.last_activity_at * 1_000),
         "batchesReceived": connection.batches,

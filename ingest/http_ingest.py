@@ -2,12 +2,13 @@
 
 An answer of 2xx says durable: the log is synced. A log that is slow or full makes the answer late, not an error, up to
 FULL_WAIT_S: Debezium Server gives up after five errors in a row and can then lose rows, but waits a minute for an
-answer. What was not answered is sent again by the client and taken once.
+answer. What was not answered is sent again by the client and taken once, if it has numbers or positions of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -17,27 +18,31 @@ import msgspec
 import orjson
 from aiohttp import web
 
+from ingest.batch_checks import invalid
 from ingest.config import IngestConfig
 from ingest.debezium import DebeziumMalformed, read_context
-from ingest.debezium_intake import DebeziumIntake
+from ingest.debezium_intake import DebeziumIntake, DebeziumReceipt
 from ingest.errors import ProtocolError
 from ingest.intake import Intake
 from ingest.metrics import IngestMetrics
+from ingest.ndjson import read_rows
 from ingest.offers import Duplicate, Durable, NackReason, Offer, Refused, Verdict
-from ingest.protocol import Session, decode_message
+from ingest.protocol import Session, describe_invalid
+from ingest.row_intake import RowIntake, Rows
 from writer.changes import SourceId
-from writer.envelope import BatchHead
+from writer.envelope import INT64_MAX, BatchHead, decode_deeper
 
 # Below the minute that Debezium Server waits for an answer.
 FULL_WAIT_S = 45.0
 FULL_PAUSE_S = 0.25
 
 DEFAULT_DEBEZIUM_SOURCE = "debezium"
+DEFAULT_KEY = "id"
 
 _NDJSON = "application/x-ndjson"
-_BATCH_START = b'{"type":"cdc_batch",'
-_decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_encode = msgspec.json.Encoder().encode
+_NUMBER_MAX_DIGITS = len(str(INT64_MAX))
+
+_decode_batch_head = msgspec.json.Decoder(BatchHead).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,145 +56,173 @@ class HttpIngest:
 
 
 HTTP_INGEST: web.AppKey[HttpIngest] = web.AppKey("http_ingest", HttpIngest)
+ROW_INTAKE: web.AppKey[RowIntake] = web.AppKey("row_intake", RowIntake)
 
 
 def add_http_ingest(app: web.Application, parts: HttpIngest) -> None:
     """Add the routes to the control plane."""
     app[HTTP_INGEST] = parts
-    app.router.add_post("/cdc", _take_batch)
+    app[ROW_INTAKE] = RowIntake(parts.intake, event_max_bytes=parts.config.event_max_bytes, clock=time.time)
+    app.router.add_post("/cdc", _take_changes)
     app.router.add_post("/cdc/debezium", _take_debezium)
 
 
-async def _take_batch(request: web.Request) -> web.Response:
+# -- /cdc
+
+
+async def _take_changes(request: web.Request) -> web.Response:
     parts = request.app[HTTP_INGEST]
     try:
-        body = await _read_body(request, parts.config)
-        offer, received = _read_offer(request, body, parts)
+        body = await _read_body(request, parts)
+        if request.content_type == _NDJSON:
+            return await _take_rows(request, body, parts)
+        return await _take_batch(request, body, parts)
     except ProtocolError as error:
-        return _refuse(parts, error.reason, str(error))
+        return _refuse(parts, error.reason, str(error), retry=error.retry)
+
+
+async def _take_batch(request: web.Request, body: bytes, parts: HttpIngest) -> web.Response:
+    message = _decode_batch(body)
+    source = message.source_do_id or _given_source(request)
+    if not source:
+        raise invalid("sourceDoId: expected a non-empty string, here, in the query as source or in X-Client-ID")
+    session = Session(event_max_bytes=parts.config.event_max_bytes, default_source=source)
+    session.epoch = _whole_number(request, "epoch") or 0
+    offer = session.on_batch(message, body, received_at_us=int(time.time() * 1_000_000))
+    received = len(message.events)
+    parts.metrics.received_changes.inc(received)
     if offer is None:
         return _answer(received, accepted=0, is_duplicate=False)
-    verdict = await _until_taken(lambda: _offer(parts.intake, offer))
-    if isinstance(verdict, Refused):
-        return _refuse_verdict(parts, verdict)
-    accepted = verdict.changes if isinstance(verdict, Durable) else 0
-    durable = parts.intake.durable_position(offer.source)
-    return _answer(
-        received,
-        accepted=accepted,
-        is_duplicate=isinstance(verdict, Duplicate),
-        last_durable=durable.sequence if durable is not None else None,
-    )
+    verdict = await _until_taken(request, lambda: _offer(parts.intake, offer))
+    return _answer_verdict(parts, verdict, source=offer.source, received=received)
 
 
-def _read_offer(request: web.Request, body: bytes, parts: HttpIngest) -> tuple[Offer | None, int]:
-    """Read a batch, or rows that become one."""
-    source: str = request.query.get("source") or request.headers.get("X-Client-ID") or ""
-    if request.content_type == _NDJSON:
-        body = _batch_of_rows(request, body, source=source, intake=parts.intake)
-    elif body.lstrip()[:1] == b"{" and b'"type"' not in body[:200]:
-        body = _BATCH_START + body.lstrip()[1:]  # of a batch on its own route the type may be left out
-    message = decode_message(body)
-    if not isinstance(message, BatchHead):
-        raise ProtocolError(NackReason.INVALID_FORMAT.value, "type: expected cdc_batch")
-    session = Session(event_max_bytes=parts.config.event_max_bytes, default_source=source)
-    session.epoch = _whole_number(request, "epoch", 0)
-    offer = session.on_batch(message, body, received_at_us=int(time.time() * 1_000_000))
-    parts.metrics.received_changes.inc(len(message.events))
-    return offer, len(message.events)
-
-
-def _batch_of_rows(request: web.Request, body: bytes, *, source: str, intake: Intake) -> bytes:
-    """Wrap rows, one JSON object a line, as inserts, numbered from `sequence`, or on from what is durable."""
-    table = request.query.get("table", "")
-    durable = intake.durable_position(SourceId(source))
-    first = _whole_number(request, "sequence", durable.sequence + 1 if durable is not None else 0)
-    key = request.query.get("key", "id")
-    lines = [line for line in body.splitlines() if line.strip()]
-    events = [
-        {
-            "sequence": first + number,
-            "operation": "INSERT",
-            "table": table,
-            "rowId": _row_id(line, number, key),
-            "after": msgspec.Raw(line),
-        }
-        for number, line in enumerate(lines)
-    ]
-    return _encode({"type": "cdc_batch", "sourceDoId": source, "events": events})
-
-
-def _whole_number(request: web.Request, name: str, default: int) -> int:
-    text = request.query.get(name, "")
-    if text and not text.isdecimal():
-        raise ProtocolError(NackReason.INVALID_FORMAT.value, f"{name}: expected a whole number")
-    return int(text) if text else default
-
-
-def _row_id(line: bytes, number: int, key: str) -> str:
+def _decode_batch(body: bytes) -> BatchHead:
+    """Decode a batch, whose type may be left out on a route of its own."""
     try:
-        value = _decode_object(line).get(key, msgspec.Raw(b'""'))
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise ProtocolError(NackReason.INVALID_FORMAT.value, f"line {number + 1}: expected a JSON object") from None
-    text = bytes(value)
-    return str(orjson.loads(text)) if text.startswith(b'"') else "" if text == b"null" else text.decode()
-
-
-async def _take_debezium(request: web.Request) -> web.Response:
-    parts = request.app[HTTP_INGEST]
-    try:
-        body = await _read_body(request, parts.config)
-        source = _debezium_source(request)
-        receipt = None
-
-        async def take() -> Verdict:
-            nonlocal receipt
-            receipt = await parts.debezium.take(source, body, request.headers)
-            return receipt.verdict if receipt.verdict is not None else Duplicate(0)
-
-        verdict = await _until_taken(take)
-    except DebeziumMalformed as error:
-        return _refuse(parts, NackReason.INVALID_FORMAT.value, str(error))
-    except ProtocolError as error:
-        return _refuse(parts, error.reason, str(error))
-    if isinstance(verdict, Refused):
-        return _refuse_verdict(parts, verdict)
-    assert receipt is not None
-    return _answer(receipt.fresh + receipt.repeated, accepted=receipt.fresh, is_duplicate=not receipt.fresh)
-
-
-def _debezium_source(request: web.Request) -> SourceId:
-    """Name the source: as the URL says, as the connector calls itself, or by default."""
-    named = request.query.get("source") or read_context(request.headers).logical_name or DEFAULT_DEBEZIUM_SOURCE
-    session = Session(event_max_bytes=0, default_source=named)
-    session.bind("")
-    assert session.source is not None
-    return session.source
-
-
-async def _read_body(request: web.Request, config: IngestConfig) -> bytes:
-    length = request.content_length
-    if length is not None and length > config.frame_max_bytes:
-        raise _too_large(config)
-    body = bytearray()
-    async for chunk in request.content.iter_any():
-        body += chunk
-        if len(body) > config.frame_max_bytes:
-            raise _too_large(config)
-    return bytes(body)
-
-
-def _too_large(config: IngestConfig) -> ProtocolError:
-    limit = config.frame_max_bytes
-    return ProtocolError(NackReason.PAYLOAD_TOO_LARGE.value, f"body: expected at most {limit} bytes")
+        return decode_deeper(_decode_batch_head, body)
+    except msgspec.ValidationError as error:
+        message = describe_invalid(str(error))
+        raise invalid("type: expected cdc_batch" if message.startswith("type: ") else message) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise invalid(f"not valid JSON: {error}") from None
+    except RecursionError:
+        raise invalid("a value is nested too deeply") from None
 
 
 async def _offer(intake: Intake, offer: Offer) -> Verdict:
     return await (await intake.offer(offer))
 
 
-async def _until_taken(take: Callable[[], Awaitable[Verdict]]) -> Verdict:
-    """Try again while the log has no room; the answer is late instead of an error."""
+async def _take_rows(request: web.Request, body: bytes, parts: HttpIngest) -> web.Response:
+    rows = Rows(
+        source=_checked_source(_given_source(request)),
+        table=request.query.get("table", ""),
+        left=read_rows(body, key=request.query.get("key", DEFAULT_KEY), row_max_bytes=parts.config.event_max_bytes),
+        epoch=_whole_number(request, "epoch"),
+    )
+    first, received = _whole_number(request, "sequence"), len(rows.left)
+    if first is not None and first + received - 1 > INT64_MAX:
+        raise invalid(f"sequence: expected a whole number of at most {INT64_MAX} for every row")
+    if not received:
+        return _answer(0, accepted=0, is_duplicate=False)
+    parts.metrics.received_changes.inc(received)
+    intake = request.app[ROW_INTAKE]
+    take = (
+        functools.partial(intake.take, rows) if first is None else functools.partial(intake.take_numbered, rows, first)
+    )
+    verdict = await _until_taken(request, take)
+    return _answer_verdict(parts, verdict, source=rows.source, received=received)
+
+
+def _given_source(request: web.Request) -> str:
+    return request.query.get("source") or request.headers.get("X-Client-ID") or ""
+
+
+def _checked_source(name: str) -> SourceId:
+    if not name:
+        raise invalid("source: expected a non-empty name, in the query or in X-Client-ID")
+    session = Session(event_max_bytes=0, default_source=name)
+    try:
+        session.bind("")
+    except ProtocolError as error:
+        raise invalid(f"source: {str(error).partition(': ')[2]}") from None
+    assert session.source is not None
+    return session.source
+
+
+def _whole_number(request: web.Request, name: str) -> int | None:
+    text = request.query.get(name, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= _NUMBER_MAX_DIGITS and int(text) <= INT64_MAX):
+        raise invalid(f"{name}: expected a whole number from 0 to {INT64_MAX}")
+    return int(text)
+
+
+# -- /cdc/debezium
+
+
+async def _take_debezium(request: web.Request) -> web.Response:
+    parts = request.app[HTTP_INGEST]
+    receipt: DebeziumReceipt | None = None
+
+    async def take() -> Verdict:
+        nonlocal receipt
+        receipt = await parts.debezium.take(source, body, request.headers)
+        return receipt.verdict if receipt.verdict is not None else Duplicate(0)
+
+    try:
+        body = await _read_body(request, parts)
+        source = _debezium_source(request)
+        verdict = await _until_taken(request, take)
+    except DebeziumMalformed as error:
+        return _refuse(parts, NackReason.INVALID_FORMAT.value, str(error))
+    except ProtocolError as error:
+        return _refuse(parts, error.reason, str(error), retry=error.retry)
+    if isinstance(verdict, Refused):
+        return _refuse(parts, verdict.reason.value, verdict.message, retry=verdict.retry, is_verdict=True)
+    assert receipt is not None
+    return _answer(receipt.fresh + receipt.repeated, accepted=receipt.fresh, is_duplicate=not receipt.fresh)
+
+
+def _debezium_source(request: web.Request) -> SourceId:
+    """Name the source: as the URL says, as the connector calls itself, or by default."""
+    named = request.query.get("source") or read_context(request.headers).logical_name
+    return _checked_source(named or DEFAULT_DEBEZIUM_SOURCE)
+
+
+# -- both
+
+
+async def _read_body(request: web.Request, parts: HttpIngest) -> bytes:
+    limit = parts.config.frame_max_bytes
+    if (request.content_length or 0) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    try:
+        async for chunk in request.content.iter_any():
+            body += chunk
+            if len(body) > limit:
+                raise _too_large(limit)
+    except web.RequestPayloadError:
+        request.content.feed_eof()  # nothing more can be read of it, and the server would try
+        request.protocol.close()
+        encoding = request.headers.get("Content-Encoding", "identity")
+        raise invalid(f"body: expected what its Content-Encoding says: {encoding}") from None
+    parts.metrics.received_bytes.inc(len(body))
+    return bytes(body)
+
+
+def _too_large(limit: int) -> ProtocolError:
+    return ProtocolError(NackReason.PAYLOAD_TOO_LARGE.value, f"body: expected at most {limit} bytes")
+
+
+async def _until_taken(request: web.Request, take: Callable[[], Awaitable[Verdict]]) -> Verdict:
+    """Try again while the log has no room; the answer is late instead of an error.
+
+    Not for a client that is gone: what it sends next, restarted, must not be overtaken by what it sent before.
+    """
     deadline = time.monotonic() + FULL_WAIT_S
     while True:
         verdict = await take()
@@ -197,6 +230,20 @@ async def _until_taken(take: Callable[[], Awaitable[Verdict]]) -> Verdict:
         if not is_full or time.monotonic() >= deadline:
             return verdict
         await asyncio.sleep(FULL_PAUSE_S)
+        if request.transport is None or request.transport.is_closing():
+            return verdict
+
+
+def _answer_verdict(parts: HttpIngest, verdict: Verdict, *, source: SourceId, received: int) -> web.Response:
+    if isinstance(verdict, Refused):
+        return _refuse(parts, verdict.reason.value, verdict.message, retry=verdict.retry, is_verdict=True)
+    durable = parts.intake.durable_position(source)
+    return _answer(
+        received,
+        accepted=verdict.changes if isinstance(verdict, Durable) else 0,
+        is_duplicate=isinstance(verdict, Duplicate),
+        last_durable=durable.sequence if durable is not None else None,
+    )
 
 
 def _answer(received: int, *, accepted: int, is_duplicate: bool, last_durable: int | None = None) -> web.Response:
@@ -218,16 +265,13 @@ _STATUS_OF_REASON = {
 }
 
 
-def _refuse(parts: HttpIngest, reason: str, message: str) -> web.Response:
+def _refuse(
+    parts: HttpIngest, reason: str, message: str, *, retry: bool = False, is_verdict: bool = False
+) -> web.Response:
+    """Refuse a request: for what it says, or, by the log's verdict, for what the log can take."""
     parts.metrics.nacks.labels(reason).inc()
-    document = {"success": False, "reason": reason, "error": message}
-    return _json(document, _STATUS_OF_REASON.get(reason, 400))
-
-
-def _refuse_verdict(parts: HttpIngest, verdict: Refused) -> web.Response:
-    parts.metrics.nacks.labels(verdict.reason.value).inc()
-    document = {"success": False, "reason": verdict.reason.value, "error": verdict.message}
-    return _json(document, 409 if verdict.reason is NackReason.INVALID_SEQUENCE else 503)
+    document = {"success": False, "reason": reason, "error": message, "shouldRetry": retry}
+    return _json(document, _STATUS_OF_REASON.get(reason, 503 if is_verdict else 400))
 
 
 def _json(document: Mapping[str, Any], status: int) -> web.Response:

@@ -1,7 +1,7 @@
 """Rows without an envelope, one JSON object a line, read as inserts. Owns the lines and their row ids.
 
-    {"id": 1, "name": "Ada"}
-    {"id": 2, "name": "Grace"}
+{"id": 1, "name": "Ada"}
+{"id": 2, "name": "Grace"}
 """
 
 from __future__ import annotations

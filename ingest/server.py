@@ -8,7 +8,6 @@ read its answers stops being read itself once the queue is full. A flush is answ
 from __future__ import annotations
 
 import asyncio
-import http
 import logging
 import socket
 import time
@@ -16,9 +15,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from websockets.asyncio.server import ServerConnection, serve
+from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
-from websockets.http11 import Request, Response
 
 from ingest import answers
 from ingest.batch_checks import AnyBatch, head_of
@@ -26,16 +24,19 @@ from ingest.config import IngestConfig
 from ingest.debezium import DebeziumMalformed
 from ingest.debezium_intake import DebeziumIntake
 from ingest.errors import ProtocolError
+from ingest.gatekeeper import CLOSE_TIMEOUT_S, AnyMessage, Gate, Gatekeeper
 from ingest.intake import Intake
 from ingest.metrics import IngestMetrics
-from ingest.offers import Duplicate, Durable, Refused, Verdict
+from ingest.offers import Duplicate, Durable, Offer, Refused, Verdict
+from ingest.patience import GOODBYE, SHUTTING_DOWN
 from ingest.protocol import (
-    ClientMessage,
+    Ack,
     Connect,
     DebeziumBatch,
     Disconnect,
     FlushRequest,
     Heartbeat,
+    Nack,
     ServerMessage,
     Session,
     State,
@@ -44,6 +45,7 @@ from ingest.protocol import (
     open_arrow_frame,
 )
 from ingest.receipts import Receipts
+from ingest.sockets import BudgetedConnection, connections_with, raise_open_files_limit
 from writer.arrow_frames import ArrowFrame, is_arrow_frame
 from writer.changes import Position, SourceId
 from writer.envelope import BatchHead
@@ -52,13 +54,23 @@ from writer.feed import Feed
 logger = logging.getLogger(__name__)
 
 PATH = "/ws"
-CLOSE_SHUTTING_DOWN = 1001
 
 # Frames that websockets reads ahead of us, per connection; more only adds memory, since the intake is the real queue.
 READ_AHEAD_FRAMES = 2
 
 # A client that asks for more flushes than this at once gains nothing: each covers everything durable.
 FLUSHES_PER_CONNECTION = 4
+
+# How often load is measured and clients are looked at that keep us waiting; a close may be late by this.
+WATCH_INTERVAL_S = 0.5
+
+# Pings that a live client answers within the heartbeat timeout, so that a lost one does not end it.
+PINGS_PER_TIMEOUT = 3
+PING_INTERVAL_DEFAULT_S = 20.0
+
+# Smaller messages are read before there is room in the intake: heartbeats and questions need none. Larger ones wait
+# for it first, because what a batch becomes when it is read takes several times its bytes.
+ROOM_FIRST_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +90,21 @@ class Connection:
     """One client, as /status shows it."""
 
     session: Session
-    remote: str
+    gate: Gate
     connected_at: float
     last_activity_at: float
     batches: int = 0
     changes: int = 0
+    charged_bytes: int = 0
     newest_verdict: asyncio.Future[Verdict] | None = None
     flushes: set[asyncio.Task[None]] = field(default_factory=set)
     receipts: Receipts = field(default_factory=Receipts)
     answers: asyncio.Queue[_PendingAck | ServerMessage | None] = field(default_factory=asyncio.Queue)
+
+    @property
+    def remote(self) -> str:
+        """The client's address."""
+        return str(self.gate.slot.address or "")
 
 
 class DataPlane:
@@ -100,6 +118,7 @@ class DataPlane:
         self._debezium = debezium
         self._config = config
         self._metrics = metrics
+        self.gatekeeper = Gatekeeper(PATH, config=config, metrics=metrics)
         self._connections: set[Connection] = set()
 
     def connections(self) -> list[Connection]:
@@ -109,17 +128,47 @@ class DataPlane:
     @asynccontextmanager
     async def listen(self, listener: socket.socket) -> AsyncIterator[None]:
         """Accept connections until the block ends; then close them with 1001."""
+        raise_open_files_limit(self._config.connections_max)
         async with serve(
             self._serve,
             sock=listener,
-            process_request=_check_path,
+            process_request=self.gatekeeper.door.on_request,
+            process_response=self.gatekeeper.door.on_response,
+            create_connection=connections_with(self.gatekeeper.budget, connections_max=self._config.connections_max),
+            ping_interval=self._config.heartbeat_timeout_s / PINGS_PER_TIMEOUT or PING_INTERVAL_DEFAULT_S,
+            ping_timeout=None,  # who does not answer is found by `run_watch`, and told so with 4000
+            close_timeout=CLOSE_TIMEOUT_S,
             compression=None,  # deflate costs five times what it saves on the machines that this runs on
             max_size=self._config.frame_max_bytes,
             max_queue=READ_AHEAD_FRAMES,
         ) as server:
             yield
-            server.close(code=CLOSE_SHUTTING_DOWN, reason="shutting down")
+            server.close(code=SHUTTING_DOWN.code, reason=SHUTTING_DOWN.reason)
+            await self._wait_closed(server)
+
+    async def _wait_closed(self, server: Server) -> None:
+        """Wait for the clients' goodbyes; who does not read ours is cut off."""
+        try:
+            async with asyncio.timeout(2 * CLOSE_TIMEOUT_S):
+                await server.wait_closed()
+        except TimeoutError:
+            for connection in self._connections:
+                connection.gate.client.transport.abort()
             await server.wait_closed()
+
+    async def run_watch(self) -> None:
+        """Measure load, and end connections that keep us waiting too long."""
+        async with asyncio.TaskGroup() as closings:
+            while True:
+                await asyncio.sleep(WATCH_INTERVAL_S)
+                self.gatekeeper.measure_load(
+                    longest_wait_s=self._intake.longest_wait_s(time.time()), log_utilization=self._log_utilization()
+                )
+                for gate in self.gatekeeper.find_overdue([connection.gate for connection in self._connections]):
+                    closings.create_task(self.gatekeeper.close(gate), name="ws-close")
+
+    def _log_utilization(self) -> float:
+        return self._feed.log_bytes() / self._feed.log_max_bytes()
 
     async def run_receipts(self) -> None:
         """Tell connected clients what is committed, after every commit."""
@@ -142,11 +191,12 @@ class DataPlane:
         connection.receipts.told(number)
 
     async def _serve(self, client: ServerConnection) -> None:
+        assert isinstance(client, BudgetedConnection)
         now = time.time()
-        header = client.request.headers.get("X-Client-ID", "") if client.request else ""
+        gate = self.gatekeeper.gate_of(client)
         connection = Connection(
-            session=Session(event_max_bytes=self._config.event_max_bytes, default_source=header),
-            remote=str(client.remote_address[0]) if client.remote_address else "",
+            session=Session(event_max_bytes=self._config.event_max_bytes, default_source=gate.slot.source),
+            gate=gate,
             connected_at=now,
             last_activity_at=now,
             answers=asyncio.Queue(self._config.in_flight_max_batches),
@@ -162,15 +212,20 @@ class DataPlane:
         finally:
             self._connections.discard(connection)
             self._metrics.connections.dec()
+            client.discard_unread()
 
-    async def _read_frames(self, client: ServerConnection, connection: Connection, tasks: asyncio.TaskGroup) -> None:
+    async def _read_frames(self, client: BudgetedConnection, connection: Connection, tasks: asyncio.TaskGroup) -> None:
         try:
-            while connection.session.state is not State.ENDED:
+            while connection.session.state is not State.ENDED and connection.gate.closing is None:
                 frame = await client.recv(decode=False)
-                if frame == b"ping":  # outside the JSON protocol, for the simplest of clients
-                    await client.send("pong")
-                    continue
-                await self._on_frame(client, frame, connection=connection, tasks=tasks)
+                connection.charged_bytes = client.take_charge()
+                try:
+                    if frame == b"ping":  # outside the JSON protocol, for the simplest of clients
+                        await self._on_ping(client, connection)
+                    else:
+                        await self._on_frame(client, frame, connection=connection, tasks=tasks)
+                finally:
+                    client.give_back(connection.charged_bytes)
             if connection.flushes:  # asked for before the goodbye, so answered before it
                 await asyncio.wait(connection.flushes)
         except ConnectionClosed:
@@ -186,9 +241,14 @@ class DataPlane:
     ) -> None:
         connection.last_activity_at = received_at = time.time()
         self._metrics.received_bytes.inc(len(frame))
+        if len(frame) > ROOM_FIRST_BYTES and not self.gatekeeper.sheds(connection.gate):
+            await self._intake.wait_for_room()
         try:
             message = self._decode(frame)
+            refusal = self.gatekeeper.admit(message, connection.gate, size_bytes=len(frame), now=received_at)
             match message:
+                case _ if refusal is not None:
+                    await connection.answers.put(self._refuse(message, refusal, connection, frame))
                 case BatchHead() | ArrowFrame():
                     await connection.answers.put(await self._on_batch(message, frame, connection, received_at))
                 case DebeziumBatch():
@@ -206,30 +266,66 @@ class DataPlane:
         except ProtocolError as error:
             if error.sequence_number is not None:
                 connection.session.on_malformed(error.sequence_number)
+            connection.gate.on_protocol_error(error)
             self._metrics.nacks.labels(error.reason).inc()
             await connection.answers.put(answers.protocol_nack(error, now=received_at))
 
-    def _decode(self, frame: bytes) -> ClientMessage | ArrowFrame:
+    async def _on_ping(self, client: BudgetedConnection, connection: Connection) -> None:
+        refusal = self.gatekeeper.admit(Heartbeat(), connection.gate, size_bytes=0, now=time.time())
+        if refusal is None:
+            await client.send("pong")
+        else:
+            await connection.answers.put(self._refuse(Heartbeat(), refusal, connection, b""))
+
+    def _decode(self, frame: bytes) -> AnyMessage:
         if is_arrow_frame(frame):
             return open_arrow_frame(frame, frame_max_bytes=self._config.frame_max_bytes)
         return decode_message(frame)
 
+    def _refuse(self, message: AnyMessage, refusal: Refused, connection: Connection, frame: bytes) -> ServerMessage:
+        """Refuse what is over a limit. A batch is expected again, and nothing of its source may overtake it."""
+        now = time.time()
+        number = 0
+        if isinstance(message, BatchHead | ArrowFrame):
+            number = connection.session.number_of(head_of(message))
+            offer = self._offer_of(message, frame, connection, received_at=now)
+            if offer is not None:
+                self._intake.hold(offer)
+            connection.session.on_refused(number)
+        elif isinstance(message, DebeziumBatch):
+            number = connection.session.on_debezium(message)
+            connection.session.on_refused(number)
+        self._metrics.nacks.labels(refusal.reason.value).inc()
+        correlation_id = head_of(message).correlation_id if isinstance(message, ArrowFrame) else message.correlation_id
+        return answers.refusal_nack(refusal, number, correlation_id, now=now)
+
     async def _on_batch(self, batch: AnyBatch, frame: bytes, connection: Connection, received_at: float) -> _PendingAck:
         head = head_of(batch)
         number = connection.session.number_of(head)
-        try:
-            offer = connection.session.on_batch(batch, frame, received_at_us=int(received_at * 1_000_000))
-        except ProtocolError as error:
-            error.correlation_id = head.correlation_id
-            raise
+        offer = self._offer_of(batch, frame, connection, received_at=received_at)
         changes = len(offer.sequences) if offer is not None else 0
         connection.batches += 1
         connection.changes += changes
         self._metrics.received_changes.inc(changes)
         verdict = await self._intake.offer(offer) if offer is not None else None
-        connection.newest_verdict = verdict or connection.newest_verdict
+        if verdict is not None:
+            connection.newest_verdict = verdict
+            self._give_back_after(verdict, connection)
         position = Position(offer.epoch, offer.last_sequence) if offer is not None else None
         return _PendingAck(number, changes, head.correlation_id, received_at, verdict, position)
+
+    def _offer_of(self, batch: AnyBatch, frame: bytes, connection: Connection, *, received_at: float) -> Offer | None:
+        try:
+            return connection.session.on_batch(batch, frame, received_at_us=int(received_at * 1_000_000))
+        except ProtocolError as error:
+            error.correlation_id = head_of(batch).correlation_id
+            raise
+
+    def _give_back_after(self, verdict: asyncio.Future[Verdict], connection: Connection) -> None:
+        """Hold a batch's bytes against the budget until it is durable or refused."""
+        client, charged_bytes = connection.gate.client, connection.charged_bytes
+        connection.charged_bytes = 0
+        verdict.add_done_callback(lambda _: client.give_back(charged_bytes))
 
     async def _on_debezium(
         self, batch: DebeziumBatch, connection: Connection, received_at: float
@@ -290,11 +386,17 @@ class DataPlane:
         try:
             while (item := await connection.answers.get()) is not None:
                 message = await self._resolve(item, connection) if isinstance(item, _PendingAck) else item
+                if isinstance(message, Ack | Nack) and connection.gate.messages.is_limited:
+                    message.rate_limit = answers.rate_limit(connection.gate.messages.allowance(time.time()))
                 if message is not None:
                     await client.send(encode_message(message), text=True)
-            await client.close(1000, "goodbye")
+            await self._say_goodbye(connection)
         except ConnectionClosed:
             logger.debug("client_gone_before_its_answers", extra={"source": connection.session.source})
+
+    async def _say_goodbye(self, connection: Connection) -> None:
+        connection.gate.closing = connection.gate.closing or GOODBYE
+        await self.gatekeeper.close(connection.gate)
 
     async def _resolve(self, pending: _PendingAck, connection: Connection) -> ServerMessage | None:
         verdict = await pending.verdict if pending.verdict is not None else None
@@ -320,13 +422,6 @@ class DataPlane:
             number=pending.number,
             changes=pending.changes,
             correlation_id=pending.correlation_id,
-            utilization=self._feed.log_bytes() / self._feed.log_max_bytes(),
+            utilization=self._log_utilization(),
             now=now,
         )
-
-
-def _check_path(client: ServerConnection, request: Request) -> Response | None:
-    path = request.path.partition("?")[0]
-    if path == PATH:
-        return None
-    return client.respond(http.HTTPStatus.NOT_FOUND, f"the data plane listens on {PATH}\n")

@@ -227,6 +227,7 @@ async def _working(
         tasks.create_task(feed.run_applier(), name="feed-applier"),
         tasks.create_task(feed.run_timer(), name="feed-timer"),
         tasks.create_task(parts.data_plane.run_receipts(), name="receipts"),
+        tasks.create_task(parts.data_plane.run_watch(), name="ws-watch"),
         tasks.create_task(_measure_lag(parts.metrics), name="event-loop-lag"),
     ]
     async with parts.data_plane.listen(ws_listener):

@@ -26,9 +26,13 @@ from websockets.http11 import Request
 from websockets.protocol import OPEN
 
 from ingest.admission import Slot
+from ingest.patience import SignsOfLife
 from ingest.read_budget import ALLOWANCE_BYTES, FRAME_OVERHEAD_BYTES, ReadBudget
 
 logger = logging.getLogger(__name__)
+
+# Sockets that have not asked for anything yet; each has websockets' ten seconds to do so.
+OPENING_MAX = 256
 
 # Files beside connections: segments, data files, SQLite, storage and catalog clients.
 OTHER_OPEN_FILES = 512
@@ -44,13 +48,14 @@ _BUFFER = memoryview(bytearray(ALLOWANCE_BYTES))
 class BudgetedConnection(ServerConnection, asyncio.BufferedProtocol):
     """One client's socket."""
 
-    def __init__(self, *args: Any, budget: ReadBudget, **options: Any) -> None:
+    def __init__(self, *args: Any, budget: ReadBudget, sockets_max: int, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._sockets_max = sockets_max
         self.slot: Slot | None = None
         self.on_lost: Callable[[], None] | None = None
-        self.heard_at = self.loop.time()
-        self.arriving_since: float | None = None
-        self.unread_since: float | None = None
+        self._heard_at = self.loop.time()
+        self._arriving_since: float | None = None
+        self._unread_since: float | None = None
         self._budget = budget
         self._pauses = 0
         self._reserved = False
@@ -59,16 +64,22 @@ class BudgetedConnection(ServerConnection, asyncio.BufferedProtocol):
         self._charges: deque[int] = deque()
         self._discards = False
 
-    @property
-    def is_paused(self) -> bool:
-        """Tell whether we do not read, so that silence says nothing about the client."""
-        return self._pauses != 0
+    def signs_of_life(self) -> SignsOfLife:
+        """Tell since when the client keeps us waiting; while we do not read, its silence says nothing."""
+        is_paused = self._pauses != 0
+        return SignsOfLife(
+            silent_since=None if is_paused else self._heard_at,
+            arriving_since=None if is_paused else self._arriving_since,
+            unread_since=self._unread_since,
+        )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Route websockets' own pausing through ours."""
+        """Route websockets' own pausing through ours, and hang up where too many are about to ask."""
         super().connection_made(transport)
         self.recv_messages.pause = functools.partial(self._pause, _QUEUE)
         self.recv_messages.resume = functools.partial(self._resume, _QUEUE)
+        if len(self.server.handler_tasks) > self._sockets_max:
+            self.transport.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Say how much may be read now."""
@@ -83,13 +94,13 @@ class BudgetedConnection(ServerConnection, asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take what was read, and reserve if the message turns out to be a large one."""
-        self.heard_at = self.loop.time()
+        self._heard_at = self.loop.time()
         self.data_received(bytes(_BUFFER[:nbytes]))
         self._arriving_bytes = arriving = len(self.protocol.reader.buffer) + self._fragments_bytes
         if not arriving:
-            self.arriving_since = None
-        elif self.arriving_since is None:
-            self.arriving_since = self.heard_at
+            self._arriving_since = None
+        elif self._arriving_since is None:
+            self._arriving_since = self._heard_at
         if arriving >= ALLOWANCE_BYTES and not self._reserved:
             self._reserved = self._budget.reserve(self)
             if not self._reserved:
@@ -106,7 +117,7 @@ class BudgetedConnection(ServerConnection, asyncio.BufferedProtocol):
         super().process_event(event)
 
     def _charge_message(self) -> None:
-        self.arriving_since = None
+        self._arriving_since = None
         self._charges.append(self._fragments_bytes)
         self._budget.charge(self._fragments_bytes)
         self._fragments_bytes = 0
@@ -140,13 +151,13 @@ class BudgetedConnection(ServerConnection, asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """Stop reading a client that does not read."""
         super().pause_writing()
-        self.unread_since = self.loop.time()
+        self._unread_since = self.loop.time()
         self._pause(_ANSWERS)
 
     def resume_writing(self) -> None:
         """Read on: the client does too."""
         super().resume_writing()
-        self.unread_since = None
+        self._unread_since = None
         self._resume(_ANSWERS)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -164,22 +175,23 @@ class BudgetedConnection(ServerConnection, asyncio.BufferedProtocol):
 
     def _resume(self, why: int) -> None:
         if self._pauses == why:
-            self.heard_at = self.loop.time()  # what we did not read is not the client's silence
-            if self.arriving_since is not None:
-                self.arriving_since = self.heard_at
+            self._heard_at = self.loop.time()  # what we did not read is not the client's silence
+            if self._arriving_since is not None:
+                self._arriving_since = self._heard_at
             self.transport.resume_reading()
         self._pauses &= ~why
 
 
-def connections_with(budget: ReadBudget) -> type[ServerConnection]:
+def connections_with(budget: ReadBudget, *, connections_max: int) -> type[ServerConnection]:
     """Give what websockets makes its connections with."""
+    sockets_max = connections_max + OPENING_MAX
     # It is only ever called, like the class that its annotation asks for.
-    return cast("type[ServerConnection]", functools.partial(BudgetedConnection, budget=budget))
+    return cast("type[ServerConnection]", functools.partial(BudgetedConnection, budget=budget, sockets_max=sockets_max))
 
 
 def raise_open_files_limit(connections: int) -> None:
     """Ask the system for as many open files as the connections and the rest may need."""
-    needed = connections + OTHER_OPEN_FILES
+    needed = connections + OPENING_MAX + OTHER_OPEN_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return

@@ -16,10 +16,12 @@ import sysconfig
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+LAKEFEED = str(Path(sysconfig.get_path("scripts")) / "lakefeed")
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
@@ -63,11 +65,11 @@ class ServiceProcess:
         assert self.process is not None, "the service was not started"
         return self.process.pid
 
-    def spawn(self) -> None:
+    def spawn(self, program: Sequence[str] = (LAKEFEED,)) -> None:
         """Start a process and return at once."""
         assert self.process is None or self.process.poll() is not None, "the service already runs"
         command = [
-            str(Path(sysconfig.get_path("scripts")) / "lakefeed"),
+            *program,
             "serve",
             f"--data-dir={self.data_dir}",
             f"--http-port={self.http_port}",
@@ -104,9 +106,9 @@ class ServiceProcess:
         except OSError:
             return False
 
-    def start(self) -> None:
+    def start(self, program: Sequence[str] = (LAKEFEED,)) -> None:
         """Start a process and wait until it is ready."""
-        self.spawn()
+        self.spawn(program)
         self.wait_until_ready()
 
     def kill(self) -> None:

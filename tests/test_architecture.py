@@ -31,8 +31,13 @@ ALLOWED_CROSSINGS = {
 # Modules that decide and never act, and with them all that they import. A package stands for the modules in it.
 CORE = (
     "catalog.metadata",
+    "ingest.addresses",
+    "ingest.admission",
+    "ingest.buckets",
     "ingest.dedup",
+    "ingest.patience",
     "ingest.protocol",
+    "ingest.read_budget",
     "writer.buffer",
     "writer.changes",
     "writer.columns",

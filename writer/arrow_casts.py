@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from writer.arrow_json import in_common_years, json_values, moment_texts
-from writer.arrow_types import is_bytes
+from writer.arrow_types import UUID_VALUES, is_bytes
 from writer.exact_numbers import decimal_parts
 from writer.misfits import row_keeper, to_json
 from writer.parse_types import JSON_DOC
@@ -55,8 +55,8 @@ def _cast_all(values: pa.Array, type_: str) -> pa.Array | None:
     Raises: ArrowInvalid, ArrowNotImplementedError or Misfit where some value does not fit.
     """
     source, target = values.type, to_arrow_type(type_)
-    if isinstance(source, pa.BaseExtensionType):
-        return values.storage if type_ == "uuid" else None
+    if source == UUID_VALUES:
+        return values.cast(target) if type_ == "uuid" else None
     if pt.is_temporal(source):
         return _cast_moments(values, target)
     if pt.is_string(source):

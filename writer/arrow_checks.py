@@ -89,12 +89,16 @@ def check_changes(batch: pa.RecordBatch) -> None:
     """
     if batch.column(names.SEQUENCE).null_count:
         raise BatchMalformed(f"{names.SEQUENCE}: expected no nulls")
-    if names.OPERATION in batch.schema.names:
-        given = batch.column(names.OPERATION).cast(pa.string())
-        if not pc.all(pc.is_in(given, _OPERATIONS), min_count=0).as_py():
-            raise BatchMalformed(f"{names.OPERATION}: expected one of {', '.join(_OPERATIONS.to_pylist())}")
+    if names.OPERATION in batch.schema.names and not _are_operations(batch.column(names.OPERATION)):
+        raise BatchMalformed(f"{names.OPERATION}: expected one of {', '.join(_OPERATIONS.to_pylist())}")
     if names.TIMESTAMP in batch.schema.names:
         _check_timestamps(batch.column(names.TIMESTAMP))
+
+
+def _are_operations(given: pa.Array) -> bool:
+    if pt.is_dictionary(given.type) and not given.null_count and _are_operations(given.dictionary):
+        return True
+    return bool(pc.all(pc.is_in(given.cast(pa.string()), _OPERATIONS), min_count=0).as_py())
 
 
 def _check_timestamps(given: pa.Array) -> None:

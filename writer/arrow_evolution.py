@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from writer.arrow_types import declared_type
 from writer.evolution import Room
@@ -120,15 +119,9 @@ def _relax_type(type_: Type, arrays: Sequence[pa.Array], room: Room, path: Path)
                 type_, element=_relax_type(element, elements, room, (*path, ELEMENT)), element_required=required
             )
         case MapType(value=value, value_required=required):
-            items = [_items_of(array) for array in arrays]
+            # What is left of a filtered column is no slice, so its items are those of its maps.
+            items = [array.filter(array.is_valid()).items for array in arrays]
             required = required and not any(each.null_count for each in items)
             return replace(type_, value=_relax_type(value, items, room, (*path, "value")), value_required=required)
         case str():
             return type_
-
-
-def _items_of(maps: pa.MapArray) -> pa.Array:
-    """Give the values of all maps that are not null."""
-    present = maps.filter(maps.is_valid())
-    entries = present.cast(pa.list_(pa.struct([("key", maps.type.key_type), ("value", maps.type.item_type)]))).flatten()
-    return pc.struct_field(entries, "value")

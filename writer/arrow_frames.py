@@ -26,9 +26,11 @@ becomes of it.
 from __future__ import annotations
 
 import array
+import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self, TypeAlias
 
 import numpy as np
@@ -38,7 +40,7 @@ import pyarrow as pa
 from writer import columns as names
 from writer.arrow_checks import check_changes, check_schema
 from writer.arrow_sizes import expands, row_bytes, slot_costs
-from writer.arrow_stream import CONTINUATION, Contents, scan_stream
+from writer.arrow_stream import CONTINUATION, Contents, check_expanded, scan_stream
 from writer.envelope import INT64_MAX, BatchMalformed
 
 TABLE_KEY = b"lakefeed.table"
@@ -47,6 +49,9 @@ NUMBER_KEY = b"lakefeed.sequence-number"
 FIRST_KEY = b"lakefeed.first-sequence"
 LAST_KEY = b"lakefeed.last-sequence"
 CORRELATION_KEY = b"lakefeed.correlation-id"
+
+# Schemas whose checks are remembered; one with a hundred columns takes some ten kilobytes.
+SCHEMAS_MAX = 256
 
 _DIGITS = re.compile(r"[0-9]{1,19}")
 
@@ -93,6 +98,20 @@ def open_stream(body: bytes) -> pa.RecordBatchStreamReader:
     return pa.ipc.open_stream(body, options=_READ_OPTIONS)
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is known of all frames with one schema: what slots cost, and which columns stand for more than they hold."""
+
+    costs: Sequence[int]
+    expanding: Sequence[str]
+
+
+@lru_cache(maxsize=SCHEMAS_MAX)
+def _plan(schema: pa.Schema) -> _Plan:
+    check_schema(schema)
+    return _Plan(slot_costs(schema).tolist(), [field.name for field in schema if expands(field.type)])
+
+
 class ArrowFrame:
     """A frame under admission: its head is known, the rest is not checked yet."""
 
@@ -126,18 +145,21 @@ class ArrowFrame:
         Raises: BatchMalformed or RowTooLarge; the message names the column and the rule.
         """
         try:
-            check_schema(self._schema)
-            expanded = self._expanded_bytes()
+            plan = _plan(self._schema.remove_metadata())
+            expanded = self._expanded_bytes(plan.costs)
             batches = list(self._batches())
         except _ARROW_ERRORS as error:
             raise BatchMalformed("not a valid Arrow stream: a batch cannot be read") from error
-        expanded += _check_rows(batches, room_bytes=self._max_bytes - expanded, row_max_bytes=row_max_bytes)
+        for name in plan.expanding:
+            expanded += sum(int(row_bytes(batch.column(name)).sum()) for batch in batches)
+            check_expanded(expanded, self._max_bytes)
+        if expanded > row_max_bytes:  # only then can a single row be too large
+            _check_rows(batches, row_max_bytes)
         for batch in batches:
             check_changes(batch)
         return ArrowBatch(_compact(_check_sequences(batches, self.head)), expanded)
 
-    def _expanded_bytes(self) -> int:
-        costs = slot_costs(self._schema)
+    def _expanded_bytes(self, costs: Sequence[int]) -> int:
         total = 0
         for batch in self._contents:
             total += batch.buffer_bytes
@@ -145,8 +167,8 @@ class ArrowFrame:
             if batch.is_dictionary or len(batch.slots) != len(costs):
                 total += sum(batch.slots.tolist())
             else:
-                total += sum(slots * cost for slots, cost in zip(batch.slots.tolist(), costs.tolist(), strict=True))
-        _check_expanded(total, self._max_bytes)
+                total += sum(map(operator.mul, batch.slots.tolist(), costs))
+        check_expanded(total, self._max_bytes)
         return total
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
@@ -196,27 +218,12 @@ def _check_column(field: pa.Field, column: pa.Array, *, rows: int) -> None:
         raise BatchMalformed(f"{field.name}: expected as many values as the batch has rows")
 
 
-def _check_rows(batches: Sequence[pa.RecordBatch], *, room_bytes: int, row_max_bytes: int) -> int:
-    """Check the sizes of rows and of all that dictionaries and views stand for; tell the latter."""
-    expanded = 0
+def _check_rows(batches: Sequence[pa.RecordBatch], row_max_bytes: int) -> None:
     for batch in batches:
-        whole = np.zeros(batch.num_rows, np.int64)
-        for column in batch.columns:
-            if expands(column.type):
-                expanded += int(row_bytes(column).sum())
-                _check_expanded(expanded, room_bytes)
-        if batch.nbytes > row_max_bytes or any(expands(column.type) for column in batch.columns):
-            whole = sum(map(row_bytes, batch.columns), whole)
-        if len(whole) and whole.max() > row_max_bytes:
-            raise RowTooLarge(
-                f"row {int(whole.argmax())} of a batch: expected at most {row_max_bytes} bytes, got {int(whole.max())}"
-            )
-    return expanded
-
-
-def _check_expanded(expanded: int, expanded_max_bytes: int) -> None:
-    if expanded > expanded_max_bytes:
-        raise BatchMalformed(f"expected at most {expanded_max_bytes} bytes once expanded; send fewer rows in one frame")
+        sizes = sum(map(row_bytes, batch.columns), np.zeros(batch.num_rows, np.int64))
+        if len(sizes) and sizes.max() > row_max_bytes:
+            row, size = int(sizes.argmax()), int(sizes.max())
+            raise RowTooLarge(f"row {row} of a batch: expected at most {row_max_bytes} bytes, got {size}")
 
 
 def _check_sequences(batches: Sequence[pa.RecordBatch], head: ArrowHead) -> Sequences:

@@ -18,7 +18,7 @@ import pyarrow.types as pt
 
 from writer import columns as names
 from writer.arrow_frames import TABLE_KEY, open_stream
-from writer.arrow_types import plain_type
+from writer.arrow_plain import plain_rows
 from writer.change_columns import received_at_us, sources_of
 from writer.frames import Frame
 from writer.groups import Group, Run, keep_of_runs
@@ -72,18 +72,12 @@ def split_arrow_frames(frames: Iterable[tuple[int, Frame]]) -> list[ArrowGroup]:
 def _group_of(frame: Frame, offset: int) -> ArrowGroup:
     with open_stream(frame.body) as reader:
         table = reader.schema.metadata[TABLE_KEY].decode()
-        rows = _plain(reader.read_all().replace_schema_metadata(None))
+        rows = plain_rows(reader.read_all())
     held_bytes = max(len(frame.body), rows.nbytes)
     sequences = _sequences_of(rows)
     start = first_after(sequences, frame.after_sequence)
     run = Run(0, len(sequences) - start, frame.source, frame.epoch, frame.received_at_us, offset)
     return ArrowGroup(table, rows.slice(start), sequences[start:], (run,) if run.stop else (), held_bytes)
-
-
-def _plain(rows: pa.Table) -> pa.Table:
-    """Let every value stand for itself; columns where they do stay as they are."""
-    fields = [field.with_type(plain_type(field.type)) for field in rows.schema]
-    return rows.cast(pa.schema(fields))
 
 
 def _join(groups: list[ArrowGroup]) -> ArrowGroup:

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from writer.arrow_types import is_bytes, is_list
+from writer.arrow_types import UUID_VALUES, is_bytes
 from writer.envelope import TIMESTAMP_MAX_MS, TIMESTAMP_MIN_MS
 
 _MS_PER_DAY = 86_400_000
@@ -43,8 +43,8 @@ _POINT_AT_END = r"\.(Z?)$"
 def json_values(values: pa.Array) -> list[Any]:
     """Give values of a plain type as misfits.parse_row would from a JSON document; None for nulls."""
     type_ = values.type
-    if isinstance(type_, pa.BaseExtensionType):
-        return _each(values.storage, _uuid_text)
+    if type_ == UUID_VALUES:
+        return _each(values, _uuid_text)
     if pt.is_uint64(type_) or pt.is_int64(type_):
         return _each(values, _integer_value)
     if pt.is_floating(type_):
@@ -59,10 +59,10 @@ def json_values(values: pa.Array) -> list[Any]:
         return _structs(values)
     if pt.is_map(type_):
         return _maps(values)
-    if is_list(type_):
+    if pt.is_list(type_):
         return _lists(values)
-    plain: list[Any] = values.to_pylist()
-    return plain
+    others: list[Any] = values.to_pylist()
+    return others
 
 
 def _each(values: pa.Array, convert: Callable[[Any], Any]) -> list[Any]:
@@ -100,22 +100,26 @@ def _structs(values: pa.StructArray) -> list[Any]:
     return [dict(zip(names, row, strict=True)) if is_set else None for row, is_set in zip(rows, valid, strict=True)]
 
 
-def _lists(values: pa.Array) -> list[Any]:
-    elements = iter(json_values(values.flatten()))
-    lengths = pc.list_value_length(values).to_pylist()
-    return [None if length is None else [next(elements) for _ in range(length)] for length in lengths]
+def _lists(values: pa.ListArray) -> list[Any]:
+    return _by_list(values, json_values(values.values))
 
 
 def _maps(values: pa.MapArray) -> list[Any]:
-    key_type = values.type.key_type
-    entries = values.cast(pa.list_(pa.struct([("key", key_type), ("value", values.type.item_type)])))
-    by_text = pt.is_string(key_type)
-    return [_as_object(each) if by_text and each is not None else each for each in _lists(entries)]
+    entries = list(zip(json_values(values.keys), json_values(values.items), strict=True))
+    by_text = pt.is_string(values.type.key_type)
+    return [None if own is None else _map_form(own, by_text=by_text) for own in _by_list(values, entries)]
 
 
-def _as_object(entries: list[dict[str, Any]]) -> Any:
-    members = {entry["key"]: entry["value"] for entry in entries}
-    return members if len(members) == len(entries) else entries
+def _by_list(lists: pa.Array, elements: list[Any]) -> list[Any]:
+    """Hand out elements to their lists, None to lists that are null: those may have elements too."""
+    offsets, valid = lists.offsets.to_pylist(), lists.is_valid().to_pylist()
+    return [elements[offsets[i] : offsets[i + 1]] if valid[i] else None for i in range(len(lists))]
+
+
+def _map_form(entries: list[tuple[Any, Any]], *, by_text: bool) -> Any:
+    if by_text and len(members := dict(entries)) == len(entries):
+        return members
+    return [{"key": key, "value": value} for key, value in entries]
 
 
 def _moments(values: pa.Array) -> list[Any]:

@@ -59,7 +59,17 @@ def scan_stream(stream: bytes, *, inflated_max_bytes: int) -> list[Contents]:
         raise BatchMalformed("not a valid Arrow stream: it points outside of itself") from error
 
 
-def _scan(stream: memoryview, room_bytes: int) -> Iterator[Contents]:
+def check_expanded(expanded_bytes: int, max_bytes: int) -> None:
+    """Refuse a stream that stands for more than it may.
+
+    Raises: BatchMalformed.
+    """
+    if expanded_bytes > max_bytes:
+        raise BatchMalformed(f"expected at most {max_bytes} bytes once expanded; send fewer rows in one frame")
+
+
+def _scan(stream: memoryview, inflated_max_bytes: int) -> Iterator[Contents]:
+    inflated_bytes = 0
     for number, message in enumerate(_messages(stream)):
         if number > BATCHES_MAX:
             raise BatchMalformed(f"expected at most {BATCHES_MAX} batches in one Arrow stream")
@@ -69,9 +79,8 @@ def _scan(stream: memoryview, room_bytes: int) -> Iterator[Contents]:
             _check_schema(message.header)
             continue
         contents = _contents_of(message)
-        room_bytes -= contents.buffer_bytes
-        if room_bytes < 0:
-            raise BatchMalformed("expected fewer bytes in one Arrow stream once it is decompressed")
+        inflated_bytes += contents.buffer_bytes
+        check_expanded(inflated_bytes, inflated_max_bytes)
         yield contents
 
 

@@ -21,6 +21,7 @@ unwritten count.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -30,6 +31,12 @@ from writer.field_names import fold, is_usable
 from writer.inference import NewList, NewMap, NewStruct, Settled
 
 UUID, JSON = "arrow.uuid", "arrow.json"
+
+# Types whose plain form is remembered; one takes some hundred bytes.
+TYPES_MAX = 1024
+
+# The plain type of uuids.
+UUID_VALUES = pa.large_binary()
 
 _PRIMITIVES: dict[pa.DataType, str] = {
     pa.bool_(): "boolean",
@@ -52,6 +59,7 @@ _PRIMITIVES: dict[pa.DataType, str] = {
     pa.time64("ns"): "time",
     pa.string(): "string",
     pa.binary(): "binary",
+    UUID_VALUES: "uuid",
 }
 
 
@@ -72,8 +80,6 @@ def declared_type(type_: pa.DataType, *, nanoseconds: bool) -> Settled | None:
 
 
 def _declared_primitive(type_: pa.DataType, *, nanoseconds: bool) -> str:
-    if isinstance(type_, pa.BaseExtensionType):
-        return "uuid"
     if pt.is_timestamp(type_):
         zoned = "timestamp" if type_.tz is None else "timestamptz"
         return f"{zoned}_ns" if nanoseconds and type_.unit == "ns" else zoned
@@ -85,8 +91,12 @@ def _declared_primitive(type_: pa.DataType, *, nanoseconds: bool) -> str:
     return _PRIMITIVES[type_]
 
 
+@lru_cache(maxsize=TYPES_MAX)
 def plain_type(type_: pa.DataType) -> pa.DataType:
-    """Give the type whose values stand for themselves: without dictionaries and views, which few functions take."""
+    """Give the type whose values stand for themselves, without what few of Arrow's functions take.
+
+    That is dictionaries, views and extensions. UUID_VALUES, which nothing else becomes, tells uuids from other bytes.
+    """
     if pt.is_struct(type_):
         return pa.struct([field.with_type(plain_type(field.type)) for field in type_])
     if pt.is_map(type_):
@@ -96,7 +106,7 @@ def plain_type(type_: pa.DataType) -> pa.DataType:
     if pt.is_dictionary(type_):
         return plain_type(type_.value_type)
     if isinstance(type_, pa.BaseExtensionType):
-        return type_ if type_.extension_name == UUID else pa.string()
+        return UUID_VALUES if type_.extension_name == UUID else pa.string()
     if is_text(type_):
         return pa.string()
     return pa.binary() if is_bytes(type_) and not pt.is_fixed_size_binary(type_) else type_
@@ -143,7 +153,8 @@ def _find_unsupported(type_: pa.DataType, path: str) -> Iterator[tuple[str, str]
     elif is_list(type_):
         yield from _find_unsupported(type_.value_type, f"{path}.element")
     elif pt.is_map(type_):
-        if pt.is_nested(type_.key_type) or pt.is_null(type_.key_type):
+        # Keys may not be null, and those of a dictionary can be in a way that Arrow does not see.
+        if pt.is_nested(type_.key_type) or pt.is_null(type_.key_type) or pt.is_dictionary(type_.key_type):
             yield f"{path}.key", f"type {type_.key_type} is not supported as a key"
         yield from _find_unsupported(type_.key_type, f"{path}.key")
         yield from _find_unsupported(type_.item_type, f"{path}.value")

@@ -39,7 +39,7 @@ from ingest.debezium.events import (
 from ingest.debezium.forms import Written
 from ingest.debezium.images import Image, row_id_of
 from ingest.debezium.schemas import split_schema
-from writer.envelope import ADMISSION_HEADROOM_FRAMES, TIMESTAMP_MAX_MS, TIMESTAMP_MIN_MS, Sequence
+from writer.envelope import ADMISSION_HEADROOM_FRAMES, INT64_MAX, TIMESTAMP_MAX_MS, TIMESTAMP_MIN_MS, Sequence
 
 NAME_MAX_CHARS = 255
 
@@ -151,7 +151,7 @@ def _counts_of(collections: Any, place: str) -> dict[str, int]:
 def _count(value: Any, place: str) -> int:
     if value is None:
         return 0
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= INT64_MAX:
         raise DebeziumMalformed(place, "expected a count")
     return value
 
@@ -162,6 +162,8 @@ def _transaction_of(identity: Any, place: str) -> str:
         return ""
     if not isinstance(identity, str):
         raise DebeziumMalformed(place, "expected text")
+    if len(identity) > NAME_MAX_CHARS:
+        raise DebeziumMalformed(place, f"expected at most {NAME_MAX_CHARS} characters")
     return identity.partition(":")[0]
 
 

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tests.bench.client import GO, READY, Outcome, Phase, run_client
 from tests.bench.report import Figures, figures_of, machine_facts, print_figures, save_results
 from tests.bench.server_readings import PeakMemory, read_server
-from tests.bench.workload import Stream
+from tests.bench.workload import ENCODINGS, Stream
 from tests.service_process import ServiceProcess, service_process
 
 WARM_UP_FRAMES = 2
@@ -43,6 +43,7 @@ class Options:
     rate: int
     rate_seconds: float
     seed: int
+    encoding: str
 
 
 class _Streams:
@@ -65,6 +66,7 @@ class _Streams:
                 changes=share,
                 frame_changes=options.frame,
                 seed=options.seed,
+                encoding=options.encoding,
             )
             for index in range(options.connections)
         ]
@@ -84,6 +86,7 @@ class _Streams:
 )
 @click.option("--rate-seconds", default=6.0, show_default=True, help="Length of the second run.")
 @click.option("--seed", default=1, show_default=True, help="Seed of the rows.")
+@click.option("--encoding", type=click.Choice(ENCODINGS), default="json", show_default=True, help="Of the frames.")
 @click.option("--quick", is_flag=True, help="A tenth of everything: a look, not a measurement.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON only.")
 @click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help="A setting of the server.")

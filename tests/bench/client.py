@@ -172,7 +172,7 @@ class _Lane:
             else:
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
             self._in_flight.append((due, changes))
-            await self._socket.send(frame, text=True)
+            await self._socket.send(frame, text=frame.startswith(b"{"))
             if self._changes_per_s is not None:
                 due += changes / self._changes_per_s
 

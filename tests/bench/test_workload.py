@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import orjson
+import pyarrow as pa
+import pytest
 
-from tests.bench.workload import Stream, build_frames
+from tests.bench.workload import ENCODINGS, Stream, build_frames
 
 
 def _stream(**overrides) -> Stream:
@@ -25,6 +27,18 @@ def test_rows_are_unique_and_changes_are_about_six_hundred_bytes():
     events = [event for frame in frames for event in orjson.loads(frame)["events"]]
     assert len({(event.get("after") or event["before"])["address"] for event in events}) == 2_500
     assert 540 <= sum(map(len, frames)) / 2_500 <= 650
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS[1:])
+def test_arrow_frames_hold_the_rows_of_the_json_frames(encoding):
+    events = [event for _, frame in build_frames(_stream()) for event in orjson.loads(frame)["events"]]
+    rows = [event.get("after") or event["before"] for event in events]
+    frames = [frame for _, frame in build_frames(_stream(encoding=encoding))]
+    table = pa.concat_tables([pa.ipc.open_stream(frame).read_all() for frame in frames])
+    assert table["_cdc_sequence"].to_pylist() == list(range(2_500))
+    assert table["address"].to_pylist() == [row["address"] for row in rows]
+    assert [str(balance) for balance in table["balance"].to_pylist()] == [row["balance"] for row in rows]
+    assert table["profile"].to_pylist() == [row["profile"] for row in rows]
 
 
 def test_streams_of_one_seed_are_the_same_bytes():

@@ -11,6 +11,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tests.bench.arrow_workload import to_arrow
+
+ENCODINGS = ("json", "arrow", "arrow-lz4", "arrow-zstd")
+
 FIRST_ID = 1_000_000_000
 FIRST_TIMESTAMP_MS = 1_794_787_200_000
 
@@ -29,6 +33,7 @@ class Stream:
     changes: int
     frame_changes: int
     seed: int
+    encoding: str = "json"
 
     @property
     def end_sequence(self) -> int:
@@ -42,7 +47,12 @@ def build_frames(stream: Stream) -> Iterator[tuple[int, bytes]]:
     starts = range(stream.first_sequence, stream.end_sequence, stream.frame_changes)
     for number, start in enumerate(starts, start=stream.first_number):
         stop = min(start + stream.frame_changes, stream.end_sequence)
-        yield stop - start, _frame(stream, number, range(start, stop), rng)
+        frame = _frame(stream, number, range(start, stop), rng)
+        yield stop - start, frame if stream.encoding == "json" else to_arrow(frame, compression=_compression(stream))
+
+
+def _compression(stream: Stream) -> str | None:
+    return stream.encoding.partition("-")[2] or None
 
 
 def _frame(stream: Stream, number: int, sequences: range, rng: random.Random) -> bytes:

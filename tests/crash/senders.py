@@ -22,8 +22,9 @@ TABLES = ("users", "sales.orders", "events")
 
 # Sequences have holes, as those of real sources do.
 SEQUENCE_STEP = 3
-# Later rows bring a column more, so that kills also meet a table whose schema is changing.
-EXTRA_COLUMN_FROM = 5_000
+# From time to time rows bring another column, so that kills also meet a table whose schema is changing.
+EXTRA_COLUMN_EVERY = 1_000
+EXTRA_COLUMNS = tuple(f"extra_{number}" for number in range(1, 21))
 FIRST_TIMESTAMP_MS = 1_794_787_200_000
 DAY_MS = 86_400_000
 
@@ -70,7 +71,8 @@ def row_of(source: str, index: int) -> dict[str, Any]:
         "place": {"city": f"city-{mix % 97}", "floor": mix % 13},
         "note": None if mix % 5 == 0 else f"note {mix}",
     }
-    return row | ({"extra": mix % 1_000} if index >= EXTRA_COLUMN_FROM else {})
+    extra = EXTRA_COLUMNS[: index // EXTRA_COLUMN_EVERY][-1:]
+    return row | {name: mix % 1_000 for name in extra}
 
 
 def _mix(source: str, index: int) -> int:
@@ -129,6 +131,7 @@ class Sender:
     source: str
     rng: random.Random
     up: asyncio.Event
+    batch_max_changes: int = BATCH_MAX_CHANGES
     sent: int = 0
     acked: int = 0
     tally: Tally = field(default_factory=Tally)
@@ -191,8 +194,8 @@ class Sender:
         while not (self._finishing and position >= self.sent):
             await window.acquire()
             first = self._maybe_earlier(position, one_in=10)
-            stop = max(first, position) + self.rng.randint(1, BATCH_MAX_CHANGES)
-            batch = _Batch(number, first, min(stop, first + 2 * BATCH_MAX_CHANGES))
+            stop = max(first, position) + self.rng.randint(1, self.batch_max_changes)
+            batch = _Batch(number, first, min(stop, first + 2 * self.batch_max_changes))
             in_flight.append(batch)
             self.sent = max(self.sent, batch.stop)  # before the send: it may arrive even if the send fails
             await socket.send(batch.frame(self.source), text=True)

@@ -15,6 +15,7 @@ from pyiceberg.table import Table
 
 from tests.clients import open_pyiceberg
 from tests.crash.senders import (
+    EXTRA_COLUMNS,
     TABLES,
     Sender,
     count_up_to,
@@ -126,7 +127,7 @@ def _expected(source: str, index: int) -> dict[str, Any]:
         "_cdc_operation": operation_of(source, index),
         "_cdc_row_id": f"{source}/{index}",
         "_cdc_timestamp": _EPOCH + timedelta(milliseconds=timestamp_ms_of(source, index)),
-        "extra": None,
+        **dict.fromkeys(EXTRA_COLUMNS),
         **row_of(source, index),
     }
 

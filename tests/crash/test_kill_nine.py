@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.crash.runs import SETTINGS, choose_seed, rounds
 from tests.crash.senders import Sender
 from tests.crash.table_checks import check_tables, load_contents
 from tests.service_process import ServiceProcess, service_process
@@ -28,34 +28,16 @@ FILE_TIMEOUT_S = 10.0
 KILL_START_ONE_IN = 5
 KILL_START_WITHIN_S = 1.5
 
-# Small enough that every kill has a fair chance to meet a rotation, a trim, a flush or a commit.
-SETTINGS = {
-    "ingest.frame_max_bytes": "256KiB",
-    "ingest.event_max_bytes": "64KiB",
-    "log.segment_max_bytes": "1MiB",
-    "log.max_bytes": "32MiB",
-    "writer.flush_max_changes": 200,
-    "writer.flush_max_age_s": 0.2,
-    "writer.flush_check_interval_s": 0.05,
-}
-
-
-def _seed() -> int:
-    given = os.environ.get("CRASH_TEST_SEED")
-    return int(given) if given else random.SystemRandom().randrange(2**32)
-
 
 async def test_acked_changes_are_in_the_tables_exactly_once_and_in_order_after_kills_at_any_moment(tmp_path):
-    seed = _seed()
-    print(f"seed: CRASH_TEST_SEED={seed}")
-    rng = random.Random(seed)
+    rng = random.Random(choose_seed())
     up = asyncio.Event()
     stays, leaves = (Sender(name, random.Random(rng.random()), up) for name in ("shop-1", "shop-2"))
     with service_process(tmp_path, SETTINGS) as service:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(stays.run(service.ws_url))
             leaving = tasks.create_task(leaves.run(service.ws_url))
-            for _ in range(ROUNDS):
+            for _ in range(rounds(ROUNDS)):
                 await _run_and_kill(service, rng, up)
             leaving.cancel()  # its last batches were sent and never acked: they may be in the tables or not
             stays.finish()

@@ -1,4 +1,4 @@
-"""HTTP ingest on a real log, with a client: the routes, the intake behind them, and no writer that would trim the log."""
+"""HTTP ingest on a real log, with a client: the routes, the intake behind them, and no writer to trim the log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from ingest.debezium import DebeziumConfig
 from ingest.debezium_intake import DebeziumIntake
 from ingest.http_ingest import HttpIngest, add_http_ingest
 from ingest.metrics import IngestMetrics
-from ingest.offers import Verdict
 from tests.ingest.test_intake import SMALL_LOG, Running, running
 from writer.config import LogConfig
 from writer.envelope import Event, decode_batch
@@ -57,9 +56,7 @@ class Poster:
         body = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
         return await self.post("/cdc", body, headers=NDJSON, params={"source": source, "table": "users", **params})
 
-    async def debezium(
-        self, *documents: Any, source: str = "shop", headers: Mapping[str, str] | None = None
-    ) -> Answer:
+    async def debezium(self, *documents: Any, source: str = "shop", headers: Mapping[str, str] | None = None) -> Answer:
         body = documents[0] if len(documents) == 1 else list(documents)
         return await self.post("/cdc/debezium", body, headers=headers, params={"source": source})
 
@@ -84,6 +81,9 @@ class Posting(Poster):
 
     def sequences(self, source: str = "shop") -> list[int]:
         return [event.sequence for event in self.events(source)]
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.at_work._registry.get_sample_value(name, labels) or 0.0
 
     def rows_taken(self, source: str = "shop") -> list[Any]:
         return [json.loads(bytes(event.after)) for event in self.events(source)]
@@ -127,7 +127,3 @@ async def _serving(app: web.Application) -> AsyncIterator[str]:
         yield f"http://{host}:{port}"
     finally:
         await runner.cleanup()
-
-
-def is_refusal(verdict: Verdict | None) -> bool:
-    return type(verdict).__name__ == "Refused"

@@ -31,6 +31,7 @@ from writer.frames import Encoding
 
 EVENT_MAX_BYTES = 1024 * 1024
 
+MESSAGES = "connect, cdc_batch, debezium_batch, heartbeat, flush_request, disconnect"
 OPERATIONS = "INSERT, UPDATE, DELETE, READ, TRUNCATE, MESSAGE"
 
 
@@ -286,11 +287,8 @@ def test_missing_field_of_an_event_is_named_with_its_event(name):
             "reason: expected one of manual, shutdown, buffer_full, time_threshold",
         ),
         (frame("disconnect", reason=5), "reason: expected str | null, got int"),
-        (
-            frame("subscribe"),
-            "type: expected one of connect, cdc_batch, heartbeat, flush_request, disconnect",
-        ),
-        (b'{"type":5}', "type: expected one of connect, cdc_batch, heartbeat, flush_request, disconnect"),
+        (frame("subscribe"), f"type: expected one of {MESSAGES}"),
+        (b'{"type":5}', f"type: expected one of {MESSAGES}"),
         (b"{}", "object missing required field type"),
         (b"[]", "expected object, got array"),
         (b'"connect"', "expected object, got str"),

@@ -1,4 +1,4 @@
-"""Clients that share no code with ours complete connect, batch, ack and persisted: aiohttp, and Node if there is one."""
+"""Clients that share no code with ours complete connect, batch, ack and persisted: aiohttp, and Node where it is."""
 
 from __future__ import annotations
 

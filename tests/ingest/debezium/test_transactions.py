@@ -84,6 +84,32 @@ def test_end_of_a_transaction_whose_begin_was_not_seen_is_in_doubt_only_if_somet
     assert reports(change(2), mark("END", "5:200", 2, t=2)) == [(Doubt.INTERRUPTED, 1, 2)]
 
 
+def test_transaction_that_a_killed_server_left_open_is_not_reported_when_it_goes_back_to_an_earlier_one():
+    earlier = (mark("BEGIN", "5:101"), change(1), mark("END", "5:200", 1))
+    later = (mark("BEGIN", "6:300"), change(201, "6"), change(202, "6"))
+
+    assert reports(*earlier, *later[:2], *earlier, *later, mark("END", "6:400", 2)) == []
+    assert reports(*earlier, *later[:1], *earlier, *later, mark("END", "6:400", 2)) == []
+    assert reports(*earlier, *later[:2], *earlier[:2], *earlier, *later, mark("END", "6:400", 2)) == []
+
+
+def test_transaction_that_was_left_open_is_reported_once_something_newer_comes_without_it():
+    earlier = (mark("BEGIN", "5:101"), change(1), mark("END", "5:200", 1))
+    newest = (mark("BEGIN", "7:500"), change(401, "7"), mark("END", "7:600", 1))
+
+    found = reports(*earlier, mark("BEGIN", "6:300"), change(201, "6"), *earlier, *newest)
+
+    assert found == [(Doubt.UNFINISHED, 1, None)]
+
+
+def test_transaction_that_was_left_open_and_misses_changes_when_it_returns_is_reported():
+    earlier = (mark("BEGIN", "5:101"), change(1), mark("END", "5:200", 1))
+    first = (mark("BEGIN", "6:300"), change(201, "6"), change(202, "6"))
+    second = (mark("BEGIN", "6:300"), change(204, "6"), mark("END", "6:400", 1))
+
+    assert reports(*earlier, *first, *earlier, *second) == [(Doubt.INTERRUPTED, 1, 1)]
+
+
 def test_open_transactions_are_bounded():
     tally = TransactionTally(open_max=3)
 

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from writer.wal.files import Filesystem
 
@@ -163,14 +164,14 @@ class CrashingFilesystem(Filesystem):
         """Return now, as a point in the journal."""
         return len(self._journal)
 
-    def crash(self, directory: Path, *, moment: int, power_loss: random.Random | None) -> CrashingFilesystem:
+    def crash(self, directory: Path, *, moment: int, power_loss: random.Random | None) -> Self:
         """Return a filesystem as the next process finds it, after a crash at that moment."""
         machine = copy.deepcopy(self._machine)
         for event in self._journal[:moment]:
             machine.apply(event)
         if power_loss is not None:
             machine.lose_power(power_loss)
-        return CrashingFilesystem(directory, machine)
+        return type(self)(directory, machine)
 
     def open(self, path: Path, flags: int) -> int:
         with self._turn:

@@ -70,9 +70,9 @@ async def wait_until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-async def wait_for_spare(path: Path) -> None:
+async def wait_for_spare(log: Log) -> None:
     """Wait until the log has made a spare, and does nothing in the background any more."""
-    await wait_until(lambda: any(spare.stat().st_size == SMALL.segment_max_bytes for spare in spares(path)))
+    await wait_until(lambda: log._preparing is None or log._preparing.done())
 
 
 def segments(path: Path) -> list[Path]:

@@ -261,7 +261,7 @@ async def test_no_room_to_write_a_group_changes_nothing_and_appends_go_on_once_t
     files = FaultyFilesystem()
     async with opened(tmp_path, replace(SMALL, sync=sync), files=files) as log:
         await append(log, b"before")
-        await wait_for_spare(tmp_path)
+        await wait_for_spare(log)
         files.write_max_bytes = 100  # the first call still works, so that a part of the group is in the file
         files.fail("write", errno.ENOSPC, after_calls=1)
         with pytest.raises(WalFull, match="no room for the group"):
@@ -295,7 +295,7 @@ async def test_failure_while_writing_a_group_ends_all_appends(tmp_path: Path, op
     async with opened(tmp_path, files=files) as log:
         await append(log, b"before")
         await log.wait_beyond(0)
-        await wait_for_spare(tmp_path)
+        await wait_for_spare(log)
         files.fail(operation, code)
         with pytest.raises(WalFailed, match=f"injected into {operation}"):
             await append(log, b"lost")
@@ -395,7 +395,7 @@ async def test_cancelled_append_ends_only_when_its_group_is_durable(tmp_path: Pa
     files = BlockingFilesystem()
     async with opened(tmp_path, files=files) as log:
         await append(log, b"first")
-        await wait_for_spare(tmp_path)
+        await wait_for_spare(log)
         files.go_on.clear()
         files.entered.clear()
         task = asyncio.create_task(append(log, b"second"))
@@ -515,13 +515,18 @@ async def test_each_close_after_an_append_leaves_one_mark_and_there_is_always_ro
     assert size < SMALL.segment_max_bytes
     async with opened(tmp_path) as log:
         assert log.size_bytes == size
-        await append(log, b"c" * (SMALL.segment_max_bytes - size - HEADER_BYTES - MARK_BYTES))
+        room = SMALL.segment_max_bytes - size - HEADER_BYTES
+        fuller = die(tmp_path, tmp_path / "fuller")
+        await append(log, b"c" * (room - MARK_BYTES))
         assert len(segments(tmp_path)) == 1
         assert log.size_bytes == SMALL.segment_max_bytes - MARK_BYTES
     async with opened(tmp_path) as log:
         assert log.size_bytes == SMALL.segment_max_bytes
         assert await append(log, b"d") == 3
         assert len(segments(tmp_path)) == 2
+    async with opened(fuller) as log:
+        await append(log, b"c" * (room - MARK_BYTES + 8))
+        assert len(segments(fuller)) == 2
 
 
 async def test_corruption_is_told_with_file_position_offset_and_what_to_do(tmp_path: Path):
@@ -552,7 +557,7 @@ async def test_last_group_is_written_again_at_open_because_a_failed_sync_may_hav
     async with opened(tmp_path) as log:
         await append(log, b"group before")
         await append(log, b"last", b"group")
-        await wait_for_spare(tmp_path)
+        await wait_for_spare(log)
         died = die(tmp_path, tmp_path / "died")
     files = WatchingFilesystem()
     async with opened(died, files=files):

@@ -62,7 +62,7 @@ async def test_append_waits_for_its_own_sync_only_in_always_mode(tmp_path: Path)
         files = SlowSyncs()
         async with opened(tmp_path / mode, replace(SMALL, sync=mode, sync_interval_ms=60_000), files=files) as log:
             await append(log, b"begins the segment")
-            await wait_for_spare(tmp_path / mode)
+            await wait_for_spare(log)
             files.go_on.clear()
             appending = asyncio.create_task(append(log, b"a"))
             await wait_until(lambda: files.held_back.is_set() or appending.done())  # noqa: B023
@@ -78,7 +78,7 @@ async def test_acked_records_are_synced_within_the_interval_and_then_nothing_hap
         for _ in range(3):
             await append(log, b"a", b"b")
             await wait_until(lambda: log.synced_end == log.durable_end)
-        await wait_for_spare(tmp_path)
+        await wait_for_spare(log)
         assert log.synced_end == 6
         assert log._background._timer is None
 
@@ -87,7 +87,7 @@ async def test_sync_covers_what_was_written_before_it_began(tmp_path: Path):
     files = SlowSyncs()
     async with opened(tmp_path, replace(INTERVAL, sync_interval_ms=5_000), files=files) as log:
         await append(log, b"first")
-        await wait_for_spare(tmp_path)
+        await wait_for_spare(log)
         files.go_on.clear()
         log._background._timer.cancel()
         log._background._start()  # the interval is over
@@ -102,7 +102,7 @@ async def test_append_waits_while_a_sync_takes_longer_than_the_interval(tmp_path
     files = SlowSyncs()
     async with opened(tmp_path, INTERVAL, files=files) as log:
         await append(log, b"first")
-        await wait_for_spare(tmp_path)
+        await wait_for_spare(log)
         await wait_until(lambda: log.synced_end == 1)
         files.go_on.clear()
         await append(log, b"second")
@@ -110,9 +110,10 @@ async def test_append_waits_while_a_sync_takes_longer_than_the_interval(tmp_path
         started = log._background._started_at
         await wait_until(lambda: asyncio.get_running_loop().time() > started + 0.001)
         appending = asyncio.create_task(append(log, b"third"))
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert log.durable_end == 2
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await asyncio.wrap_future(log._append_thread.submit(int))  # whatever was to be written is written by now
+        assert b"third" not in segments(tmp_path)[0].read_bytes()
         files.go_on.set()
         assert await appending == 2
 
@@ -172,7 +173,7 @@ async def test_failed_sync_behind_appends_ends_them_and_the_next_open_writes_aga
     files = FaultyFilesystem()
     log = Log.open(tmp_path, INTERVAL, files=files)
     await append(log, b"synced")
-    await wait_for_spare(tmp_path)
+    await wait_for_spare(log)
     await wait_until(lambda: log.synced_end == 1)
     files.fail("sync", errno.EIO)
     assert await append(log, b"acked") == 1
@@ -192,7 +193,7 @@ async def test_close_that_cannot_sync_says_so_and_lets_go_of_the_log(tmp_path: P
     files = FaultyFilesystem()
     log = Log.open(tmp_path, config, files=files)
     await append(log, b"acked")
-    await wait_for_spare(tmp_path)
+    await wait_for_spare(log)
     files.fail("sync", errno.EIO)
     with pytest.raises(WalFailed, match="injected into sync"):
         await log.close()
@@ -204,7 +205,7 @@ async def test_failed_sync_before_a_rotation_ends_all_appends(tmp_path: Path):
     files = FaultyFilesystem()
     async with opened(tmp_path, NONE, files=files) as log:
         await append_large(log, 2)
-        await wait_for_spare(tmp_path)
+        await wait_for_spare(log)
         files.fail("sync", errno.EIO)
         with pytest.raises(WalFailed, match="injected into sync"):
             await append_large(log, 1)

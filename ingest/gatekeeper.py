@@ -1,0 +1,183 @@
+"""Applies the limits to connections and messages as they come. Owns the counts of all; admission.py decides.
+
+Nothing here is done per change: a message costs one look at its buckets, and load is measured twice a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from websockets.protocol import State
+
+from ingest.admission import (
+    CRITICAL_ABOVE,
+    SIZE_VIOLATIONS_MAX,
+    Connections,
+    LoadLevel,
+    Messages,
+    Slot,
+    SourceRates,
+    load_level,
+)
+from ingest.batch_checks import head_of
+from ingest.config import IngestConfig
+from ingest.errors import ProtocolError
+from ingest.metrics import IngestMetrics
+from ingest.offers import NackReason, Refused
+from ingest.patience import (
+    TOO_MANY_CONNECTIONS,
+    TOO_MANY_REFUSALS,
+    TOO_MANY_SIZE_VIOLATIONS,
+    Closing,
+    find_overdue,
+)
+from ingest.protocol import ClientMessage, Connect, DebeziumBatch, Disconnect, Heartbeat
+from ingest.read_budget import ReadBudget
+from ingest.sockets import BudgetedConnection
+from ingest.upgrades import Door
+from writer.arrow_frames import ArrowFrame
+from writer.envelope import BatchHead
+
+# The spread of a retry delay, so that clients that were refused together do not come back together.
+JITTER_MIN, JITTER_MAX = 0.5, 1.5
+
+# When a client that has one connection too many may try again: by then a lost one may have been noticed.
+TOO_MANY_CONNECTIONS_DELAY_MS = 5_000
+
+# How long a client has to answer our goodbye before the connection is cut.
+CLOSE_TIMEOUT_S = 5.0
+
+_LEVELS = list(LoadLevel)
+
+AnyMessage: TypeAlias = ClientMessage | ArrowFrame
+
+
+def jitter() -> float:
+    """Draw how much of a retry delay to ask for."""
+    return random.uniform(JITTER_MIN, JITTER_MAX)  # noqa: S311 - nobody gains by guessing it
+
+
+class Gate:
+    """What one client may send."""
+
+    def __init__(self, client: BudgetedConnection, messages: Messages, slot: Slot) -> None:
+        self.client = client
+        self.messages = messages
+        self.slot = slot
+        self.closing: Closing | None = None
+
+    def on_protocol_error(self, error: ProtocolError) -> None:
+        """Count messages that are too large."""
+        if error.reason == NackReason.EVENT_TOO_LARGE.value:
+            self.messages.size_violations += 1
+            if self.messages.size_violations >= SIZE_VIOLATIONS_MAX:
+                self.closing = TOO_MANY_SIZE_VIOLATIONS
+
+
+class Gatekeeper:
+    """The limits of the data plane and what is counted against them."""
+
+    def __init__(
+        self, path: str, *, config: IngestConfig, metrics: IngestMetrics, jitter: Callable[[], float] = jitter
+    ) -> None:
+        self.budget = ReadBudget(config.memory_max_bytes, config.frame_max_bytes)
+        self.connections = Connections(config.connection_limits(), time.time())
+        self.door = Door(path, self.connections, trusted_proxies=config.proxy_networks(), metrics=metrics)
+        self.level = LoadLevel.NORMAL
+        self.config = config
+        self._metrics = metrics
+        self._jitter = jitter
+        self._message_limits = config.message_limits()
+        self._patience = config.patience()
+        self._source_rates = SourceRates(config.source_bytes_per_s) if config.source_bytes_per_s else None
+
+    def gate_of(self, client: BudgetedConnection) -> Gate:
+        """Begin with a client that has got in."""
+        slot = client.slot
+        assert slot is not None, "who has no place is turned away at the door"
+        self._metrics.peak_connections.set(self.connections.peak)
+        messages = Messages(self._message_limits, slot.is_high_priority, self._jitter, time.time())
+        return Gate(client, messages, slot)
+
+    def sheds(self, gate: Gate) -> bool:
+        """Tell whether a client's batches are refused for now, so that there is no point in waiting for room."""
+        return self._sheds_at(self.level) and not gate.slot.is_high_priority
+
+    def _sheds_at(self, level: LoadLevel) -> bool:
+        return self.config.load_shedding and level is LoadLevel.CRITICAL
+
+    def admit(self, message: AnyMessage, gate: Gate, *, size_bytes: int, now: float) -> Refused | None:
+        """Let a message pass, or say when to come back."""
+        match message:
+            case Disconnect():
+                return None
+            case Heartbeat():
+                refusal = gate.messages.admit_heartbeat(now)
+            case BatchHead() | ArrowFrame() | DebeziumBatch():
+                head = message if isinstance(message, DebeziumBatch) else head_of(message)
+                refusal = self._admit_batch(head.source_do_id or gate.slot.source, gate, size_bytes, now)
+            case Connect():
+                refusal = self._bind(message.source_do_id, gate) or gate.messages.admit(now)
+            case _:
+                refusal = gate.messages.admit(now)
+        if gate.messages.is_offender:
+            gate.closing = TOO_MANY_REFUSALS
+        return refusal
+
+    def _admit_batch(self, source: str, gate: Gate, size_bytes: int, now: float) -> Refused | None:
+        refusal = self._bind(source, gate)
+        if refusal is None and self._sheds_at(self.level):
+            refusal = gate.messages.shed(self.level, now)
+        if refusal is not None:
+            return refusal
+        bucket = self._source_rates.bucket(source, now) if self._source_rates is not None and source else None
+        return gate.messages.admit(now, size_bytes=size_bytes, source=bucket)
+
+    def _bind(self, source: str, gate: Gate) -> Refused | None:
+        if not source or self.connections.bind(gate.slot, source):
+            return None
+        gate.closing = TOO_MANY_CONNECTIONS
+        limit = self.config.connections_per_source_max
+        return Refused(
+            NackReason.CONNECTION_LIMIT,
+            f"too many connections of this source: limit={limit}",
+            retry=True,
+            retry_delay_ms=TOO_MANY_CONNECTIONS_DELAY_MS,
+        )
+
+    def find_overdue(self, gates: Iterable[Gate]) -> list[Gate]:
+        """Find the clients to wait for no longer, and mark them as closing."""
+        now = asyncio.get_running_loop().time()
+        overdue = []
+        for gate in gates:
+            if gate.closing is None:
+                gate.closing = find_overdue(gate.client.signs_of_life(), self._patience, now)
+                overdue += [gate] if gate.closing is not None else []
+        return overdue
+
+    async def close(self, gate: Gate) -> None:
+        """End a connection as its gate says; a client that does not even read that is cut off."""
+        assert gate.closing is not None
+        if gate.client.state is State.OPEN:
+            self._metrics.closed.labels(str(gate.closing.code.value)).inc()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await gate.client.close(gate.closing.code, gate.closing.reason)
+        except TimeoutError:
+            gate.client.transport.abort()
+
+    def measure_load(self, *, longest_wait_s: float, log_utilization: float) -> None:
+        """Judge how busy the service is."""
+        shed_delay_s = self.config.shed_delay_s
+        self.level = load_level(
+            connections=self.connections.active / self.config.connections_max,
+            delay=longest_wait_s / shed_delay_s * CRITICAL_ABOVE if shed_delay_s else 0.0,
+            log=log_utilization,
+        )
+        self._metrics.load_level.set(_LEVELS.index(self.level))
+        self._metrics.held_bytes.set(self.budget.used_bytes)
+        self._metrics.paused_connections.set(self.budget.waiting_readers)

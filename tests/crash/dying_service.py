@@ -1,0 +1,182 @@
+"""The service with a death sentence: runs `lakefeed` as it is, and kills the process at a named step of its work.
+
+    python dying_service.py STEP NTH serve --data-dir=...
+
+The product has no seam for this: the function that a step names is wrapped here, from outside, so that its NTH call ends
+in SIGKILL, before or after the real work. Calls count from the process's first append to the log on, so that every
+death meets changes that a client has just pushed; those of a start count from its beginning.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+def _always(*_: Any) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A moment of the service's life: before or after a call, of which `only` chooses some by their arguments.
+
+    `calls_max` is how many such calls one process is sure to make.
+    """
+
+    where: str
+    dies: str
+    only: Callable[..., bool] = _always
+    calls_max: int = 3
+
+
+def _before(where: str, **options: Any) -> Step:
+    return Step(where, "before", **options)
+
+
+def _after(where: str, **options: Any) -> Step:
+    return Step(where, "after", **options)
+
+
+def _to(suffix: str) -> Callable[..., bool]:
+    return lambda _files, _source, target: target.name.endswith(suffix)
+
+
+def _named(*marks: str) -> Callable[..., bool]:
+    return lambda _store, location, _data: all(mark in location for mark in marks)
+
+
+def _has_rows(_client: Any, _name: Any, request: Any) -> bool:
+    return any(update["action"] == "add-snapshot" for update in request.updates)
+
+
+FIRST_APPEND = "writer.wal.log:Log.append"
+
+# In the order of docs/invariants.md. Steps of one part are died at one after the other, on the same data.
+STEPS: dict[str, dict[str, Step]] = {
+    "intake": {
+        "group decided": _after("ingest.dedup:Dedup.decide"),
+        "group written": _after("writer.wal.log:write_all"),
+        "group synced, not recorded": _after(FIRST_APPEND),
+        "group recorded, not answered": _before("ingest.intake:Intake._answer"),
+        "group answered, acks not sent": _after("ingest.intake:Intake._answer"),
+    },
+    "rotation": {
+        "spare created, not filled": _before("writer.wal.directory:allocate_zeros", calls_max=1),
+        "header synced": _before("writer.wal.files:Filesystem.rename", only=_to(".wal"), calls_max=2),
+        "spare renamed": _after("writer.wal.directory:LogDirectory.begin", calls_max=2),
+        "name synced, before the first record": _after("writer.wal.directory:LogDirectory.sync_names", calls_max=2),
+    },
+    "trim": {
+        "before the segment is retired": _before("writer.wal.directory:LogDirectory.retire", calls_max=2),
+        "segment renamed to a spare": _after("writer.wal.files:Filesystem.rename", only=_to(".spare"), calls_max=2),
+        "segment retired": _after("writer.wal.directory:LogDirectory.retire", calls_max=2),
+    },
+    "flush": {
+        "namespace created": _after("writer.catalog_client:CatalogClient.ensure_namespace", calls_max=1),
+        "table's first metadata written": _before("catalog.store.sqlite:SqliteStore.create_table", calls_max=1),
+        "table created": _after("writer.catalog_client:CatalogClient.create_table", calls_max=1),
+        "buffer taken": _after("writer.buffer:TableBuffer.take"),
+        "schema committed": _after("writer.committer:Committer.commit_schema"),
+        "first data file written": _after("writer.storage:LocalStore.write", only=_named("-00000.parquet")),
+        "second data file written": _after("writer.storage:LocalStore.write", only=_named("-00001.parquet")),
+        "manifest written": _after("writer.storage:LocalStore.write", only=_named("/metadata/lakefeed-", ".avro")),
+        "manifest list written": _after("writer.storage:LocalStore.write", only=_named("/metadata/snap-", ".avro")),
+    },
+    "commit": {
+        "before the request": _before("writer.catalog_client:CatalogClient.commit_table", only=_has_rows),
+        "metadata file written, pointer not swapped": _before("catalog.store.sqlite:SqliteStore.swap_pointer"),
+        "pointer swapped, transaction open": _after("catalog.store.sqlite:_swap_pointer"),
+        "pointer swapped, not answered": _after("catalog.store.sqlite:SqliteStore.swap_pointer"),
+        "answered, log not trimmed": _after("writer.committer:Committer.commit"),
+    },
+    "start": {
+        "before the torn tail is cut off": _before(
+            "writer.wal.directory:LogDirectory._recover_records", calls_max=1
+        ),
+        "log opened": _after("ingest.intake:load_sources", calls_max=1),
+    },
+}
+
+
+def last_words(part: str, name: str) -> str:
+    """Tell what the process writes to standard error before it dies."""
+    return f"killed at: {part}: {name}"
+
+
+class Sentence:
+    """Waits for the call that the process is to die at."""
+
+    def __init__(self, part: str, name: str, nth: int) -> None:
+        self._step = STEPS[part][name]
+        self._words = last_words(part, name)
+        self._calls_left = nth
+        self._counts = part == "start"
+
+    def arm(self) -> None:
+        """Count from now on."""
+        self._counts = True
+
+    def maybe_die(self, moment: str, args: tuple[Any, ...]) -> None:
+        """End the process if this is the call."""
+        if moment != self._step.dies or not self._counts or not self._step.only(*args):
+            return
+        self._calls_left -= 1
+        if self._calls_left == 0:
+            os.write(sys.stderr.fileno(), f"{self._words}\n".encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def wrap(self) -> None:
+        """Put the sentence around the step's function, and around the first append."""
+        _wrap(self._step.where, lambda args: self.maybe_die("before", args), lambda args: self.maybe_die("after", args))
+        # Outermost: a death at the first append itself comes with the second one.
+        _wrap(FIRST_APPEND, lambda _: None, lambda _: self.arm())
+
+
+def _wrap(where: str, before: Callable[[tuple[Any, ...]], None], after: Callable[[tuple[Any, ...]], None]) -> None:
+    module, _, path = where.partition(":")
+    *owners, name = path.split(".")
+    owner = functools.reduce(getattr, owners, importlib.import_module(module))
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before(args)
+        result = original(*args, **kwargs)
+        after(args)
+        return result
+
+    @functools.wraps(original)
+    async def call_async(*args: Any, **kwargs: Any) -> Any:
+        before(args)
+        result = await original(*args, **kwargs)
+        after(args)
+        return result
+
+    setattr(owner, name, call_async if inspect.iscoroutinefunction(original) else call)
+
+
+def command(part: str, name: str, nth: int) -> list[str]:
+    """Build the command that runs the service until it dies at a step."""
+    return [sys.executable, str(Path(__file__)), part, name, str(nth)]
+
+
+def main() -> None:
+    """Run the command line under the sentence."""
+    part, name, nth, *arguments = sys.argv[1:]
+    Sentence(part, name, int(nth)).wrap()
+    from ingest.cli import main as lakefeed  # noqa: PLC0415 - not needed by those who only want the list
+
+    lakefeed(arguments)
+
+
+if __name__ == "__main__":
+    main()

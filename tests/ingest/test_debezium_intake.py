@@ -1,0 +1,288 @@
+"""Debezium's requests on a real log: what is remembered with them, over restarts, cancellations and other clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingest.debezium import DebeziumMalformed
+from ingest.debezium_intake import DOUBTS_SHOWN, TABLES_SHOWN, DebeziumIntake, DebeziumReceipt
+from ingest.offers import Durable, NackReason, Refused
+from tests.ingest.debezium.envelopes import KEYED, envelope, header, mark, streamed
+from tests.ingest.offered import offer_of
+from tests.ingest.posting import NOW_US, Posting, posting
+from tests.ingest.test_intake import LARGE, HeldFilesystem, fill, turns, until
+from writer.changes import Position, SourceId
+
+SHOP = SourceId("shop")
+HEARTBEAT = {"ts_ms": 1_794_802_444_929}
+
+
+def in_transaction(row: int, transaction: str = "5", **fields: Any) -> dict[str, Any]:
+    document = streamed(90, 100 + row, row, **fields)
+    document["transaction"] = {"id": f"{transaction}:{100 + row}", "total_order": row, "data_collection_order": row}
+    return document
+
+
+def run(name: str) -> dict[str, str]:
+    return {"X-DEBEZIUM-__DEBEZIUM.CONTEXT.RUNID": header({"schema": {"type": "string"}, "payload": name})}
+
+
+async def take(
+    intake: DebeziumIntake, *documents: Any, source: str = "shop", headers: dict[str, str] | None = None
+) -> DebeziumReceipt:
+    body = documents[0] if len(documents) == 1 else list(documents)
+    async with asyncio.timeout(20):
+        return await intake.take(SourceId(source), json.dumps(body).encode(), headers or {})
+
+
+def ids(at_work: Posting, source: str = "shop") -> list[int]:
+    return [row["id"] for row in at_work.rows_taken(source)]
+
+
+# -- numbers
+
+
+async def test_changes_are_numbered_without_holes_from_the_time_on(tmp_path):
+    async with posting(tmp_path, debezium=KEYED) as at_work:
+        await take(at_work.debezium_intake, HEARTBEAT)
+        await take(at_work.debezium_intake, streamed(90, 100, 1), HEARTBEAT, streamed(90, 105, 2))
+        await take(at_work.debezium_intake, streamed(90, 110, 3))
+        assert at_work.sequences() == [NOW_US, NOW_US + 1, NOW_US + 2]
+        assert ids(at_work) == [1, 2, 3]
+
+
+async def test_numbers_go_on_above_what_another_client_wrote_under_the_same_name(tmp_path):
+    async with posting(tmp_path, debezium=KEYED) as at_work:
+        intake = at_work.debezium_intake
+        await at_work.at_work.verdicts(offer_of(2**60, epoch=3))
+        await take(intake, streamed(90, 100, 1), headers=run("a"))
+        await at_work.at_work.verdicts(offer_of(2**61, epoch=4))
+        await take(intake, streamed(90, 100, 1), streamed(90, 105, 2), headers=run("b"))
+        await take(intake, HEARTBEAT)
+        assert at_work.at_work.intake.durable_position(SHOP) == Position(4, 2**61 + 1)
+        assert ids(at_work) == [2**60, 1, 2**61, 2]
+
+
+async def test_request_whose_numbers_another_client_took_is_refused_and_taken_when_it_returns(tmp_path):
+    files = HeldFilesystem()
+    async with posting(tmp_path, debezium=KEYED, files=files) as at_work:
+        await take(at_work.debezium_intake, streamed(90, 100, 1))
+        files.open_gate.clear()
+        begun = files.begun
+        (overtaking,) = await at_work.at_work.offer(offer_of(NOW_US + 1, NOW_US + 2))
+        await until(lambda: files.begun > begun)
+        racing = asyncio.create_task(take(at_work.debezium_intake, streamed(90, 105, 2)))
+        await until(lambda: bool(at_work.at_work.intake._waiting))
+        files.open_gate.set()
+        await overtaking
+        refused = (await racing).verdict
+        assert isinstance(refused, Refused)
+        assert (refused.reason, refused.retry) == (NackReason.INVALID_SEQUENCE, True)
+        assert isinstance((await take(at_work.debezium_intake, streamed(90, 105, 2))).verdict, Durable)
+        assert ids(at_work) == [1, NOW_US + 1, NOW_US + 2, 2]
+
+
+async def test_source_without_numbers_left_is_refused(tmp_path):
+    async with posting(tmp_path, debezium=KEYED) as at_work:
+        await at_work.at_work.verdicts(offer_of(2**63 - 1))
+        status, document = await at_work.debezium(streamed(90, 100, 1))
+        assert (status, document["reason"]) == (409, "invalid_sequence")
+        assert "used up its sequences" in document["error"]
+        status, document = await at_work.rows({"id": 1})
+        assert (status, document["reason"]) == (409, "invalid_sequence")
+
+
+# -- what is remembered
+
+
+async def test_state_becomes_durable_in_the_record_of_its_changes(tmp_path):
+    async with posting(tmp_path, debezium=KEYED) as at_work:
+        await take(at_work.debezium_intake, mark("BEGIN", "5:100"), in_transaction(1))
+        (frame,) = at_work.at_work.frames()
+        assert frame.origin == at_work.at_work.intake.origin(SHOP)
+        state = json.loads(frame.origin)
+        assert state["positions"]["taken"] == frame.last_sequence
+        assert state["tally"]["unended"]["5"]["arrived"] == 1
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+async def test_restart_forgets_nothing(tmp_path, trimmed):
+    first, second = streamed(90, 100, 1), streamed(90, 105, 2)
+    async with posting(tmp_path, debezium=KEYED) as at_work:
+        await take(at_work.debezium_intake, first, headers=run("a"))
+        await take(at_work.debezium_intake, second, headers=run("a"))
+        if trimmed:
+            await fill(at_work.at_work)
+            await at_work.at_work.log.trim(at_work.at_work.log.durable_end)
+            assert at_work.sequences() == []
+    async with posting(tmp_path, debezium=KEYED) as at_work:
+        retried = await take(at_work.debezium_intake, second, headers=run("a"))
+        resent = await take(at_work.debezium_intake, first, second, streamed(90, 110, 3), headers=run("b"))
+        assert (retried.verdict, retried.repeated) == (None, 1)
+        assert (resent.fresh, resent.repeated) == (1, 2)
+        assert at_work.sequences()[-1] == NOW_US + 2
+
+
+async def test_refused_request_is_remembered_by_nobody_and_new_when_it_returns(tmp_path):
+    async with posting(tmp_path, debezium=KEYED) as at_work:
+        await fill(at_work.at_work)
+        request = streamed(90, 100, 1)
+        request["after"]["padding"] = "x" * LARGE
+        refused = await take(at_work.debezium_intake, request)
+        assert isinstance(refused.verdict, Refused)
+        assert at_work.at_work.intake.origin(SHOP) == ""
+        await at_work.at_work.log.trim(at_work.at_work.log.durable_end)
+        assert isinstance((await take(at_work.debezium_intake, request)).verdict, Durable)
+        assert ids(at_work) == [1]
+        assert at_work.metric("ingest_received_changes_total") == 1
+
+
+async def test_full_log_makes_the_answer_late_and_it_is_a_200_once_there_is_room(tmp_path):
+    request = streamed(90, 100, 1)
+    request["after"]["padding"] = "x" * LARGE
+    async with posting(tmp_path, debezium=KEYED) as at_work:
+        await fill(at_work.at_work)
+        answer = asyncio.create_task(at_work.debezium(request))
+        await until(lambda: "shop" in at_work.at_work.intake._dedup._gaps)
+        assert not answer.done()
+        await at_work.at_work.log.trim(at_work.at_work.log.durable_end)
+        assert (await answer).document["eventsAccepted"] == 1
+        assert at_work.metric("ingest_received_changes_total") == 1
+
+
+async def test_requests_of_one_source_take_turns_and_those_of_others_do_not_wait(tmp_path):
+    files = HeldFilesystem()
+    async with posting(tmp_path, debezium=KEYED, files=files) as at_work:
+        intake = at_work.debezium_intake
+        await take(intake, HEARTBEAT)
+        files.open_gate.clear()
+        mine = [asyncio.create_task(take(intake, streamed(90, 100 + row, row))) for row in range(1, 6)]
+        others = [asyncio.create_task(take(intake, streamed(90, 100, 1), source=f"other-{n}")) for n in range(5)]
+        await until(lambda: len(at_work.at_work.intake._waiting) + len(at_work.at_work.intake._group) == 6)
+        files.open_gate.set()
+        await asyncio.gather(*mine, *others)
+        assert ids(at_work) == [1, 2, 3, 4, 5]
+        assert [ids(at_work, f"other-{number}") for number in range(5)] == [[1]] * 5
+
+
+async def test_request_that_was_abandoned_is_waited_for_by_the_next_one(tmp_path):
+    files = HeldFilesystem()
+    async with posting(tmp_path, debezium=KEYED, files=files) as at_work:
+        intake = at_work.debezium_intake
+        await take(intake, streamed(90, 100, 1), headers=run("a"))
+        files.open_gate.clear()
+        begun = files.begun
+        abandoned = asyncio.create_task(take(intake, streamed(90, 105, 2), headers=run("a")))
+        await until(lambda: files.begun > begun)
+        abandoned.cancel()
+        await turns()
+        heartbeat = asyncio.create_task(take(intake, HEARTBEAT, headers=run("b")))
+        await turns()
+        files.open_gate.set()
+        await heartbeat
+        resent = await take(intake, streamed(90, 105, 2), headers=run("b"))
+        assert (resent.fresh, resent.repeated) == (0, 1)
+        assert ids(at_work) == [1, 2]
+
+
+async def test_positions_of_too_many_sources_are_refused_and_harm_nobody(tmp_path):
+    async with posting(tmp_path, debezium=KEYED) as at_work:
+        await take(at_work.debezium_intake, streamed(90, 100, 1))
+        at_work.at_work.intake._origins.max_bytes = at_work.at_work.intake._origins._bytes + 10
+        status, document = await at_work.debezium(streamed(90, 100, 1), source="one too many")
+        assert (status, document["reason"], document["shouldRetry"]) == (503, "buffer_full", False)
+        assert (await at_work.debezium(streamed(90, 105, 2))).status == 200
+
+
+# -- transactions
+
+
+async def test_transaction_of_which_changes_are_missing_is_reported(tmp_path, caplog):
+    async with posting(tmp_path, debezium=KEYED) as at_work:
+        with caplog.at_level(logging.WARNING):
+            await take(at_work.debezium_intake, mark("BEGIN", "5:100"), in_transaction(1))
+            await take(at_work.debezium_intake, mark("END", "5:200", 3, t=2, u=1))
+        (record,) = [record for record in caplog.records if record.message == "transaction_in_doubt"]
+        doubt = {
+            "source": "shop",
+            "doubt": "missing",
+            "transaction": "5",
+            "arrived": 1,
+            "expected": 3,
+            "missing": {"public.t": 1, "public.u": 1},
+        }
+        assert {name: getattr(record, name) for name in doubt} == doubt
+        assert list(at_work.debezium_intake.doubts) == [doubt]
+        assert at_work.metric("ingest_transaction_doubts_total", doubt="missing") == 1
+
+
+async def test_request_that_is_retried_is_reported_once(tmp_path):
+    async with posting(tmp_path, debezium=KEYED) as at_work:
+        for _ in range(3):
+            await take(at_work.debezium_intake, mark("BEGIN", "5:100"), in_transaction(1), mark("END", "5:200", 3, t=3))
+        assert len(at_work.debezium_intake.doubts) == 1
+        assert at_work.metric("ingest_duplicate_changes_total") == 2
+
+
+@pytest.mark.parametrize("complete", [True, False])
+async def test_transaction_is_counted_through_a_restart_in_its_middle(tmp_path: Path, complete: bool):
+    async with posting(tmp_path, debezium=KEYED) as at_work:
+        await take(at_work.debezium_intake, mark("BEGIN", "5:100"), in_transaction(1), in_transaction(2))
+    async with posting(tmp_path, debezium=KEYED) as at_work:
+        if complete:
+            await take(at_work.debezium_intake, in_transaction(3))
+        await take(at_work.debezium_intake, mark("END", "5:200", 3, t=3))
+        found = [(doubt["doubt"], doubt["arrived"], doubt["missing"]) for doubt in at_work.debezium_intake.doubts]
+        assert found == ([] if complete else [("missing", 2, {"public.t": 1})])
+
+
+async def test_report_is_made_although_nobody_waits_for_the_answer(tmp_path):
+    files = HeldFilesystem()
+    async with posting(tmp_path, debezium=KEYED, files=files) as at_work:
+        await take(at_work.debezium_intake, mark("BEGIN", "5:100"))
+        files.open_gate.clear()
+        begun = files.begun
+        abandoned = asyncio.create_task(take(at_work.debezium_intake, mark("END", "5:200", 3, t=3)))
+        await until(lambda: files.begun > begun)
+        abandoned.cancel()
+        await turns()
+        files.open_gate.set()
+        await take(at_work.debezium_intake, HEARTBEAT)
+        assert [doubt["arrived"] for doubt in at_work.debezium_intake.doubts] == [0]
+
+
+async def test_doubts_that_are_shown_are_bounded_in_number_and_size(tmp_path):
+    async with posting(tmp_path, debezium=KEYED) as at_work:
+        tables = {f"t{number}": 1 for number in range(500)}
+        for number in range(DOUBTS_SHOWN + 5):
+            await take(at_work.debezium_intake, mark("BEGIN", f"{number}:1"), mark("END", f"{number}:2", 500, **tables))
+        assert len(at_work.debezium_intake.doubts) == DOUBTS_SHOWN
+        assert {len(doubt["missing"]) for doubt in at_work.debezium_intake.doubts} == {TABLES_SHOWN}
+        assert at_work.metric("ingest_transaction_doubts_total", doubt="missing") == DOUBTS_SHOWN + 5
+
+
+# -- what must not be remembered
+
+
+@pytest.mark.parametrize(
+    ("document", "place"),
+    [
+        (mark("END", "5:1", 2**70), "event.event_count"),
+        (mark("END", "5:1", 3, t=2**70), "event.data_collections"),
+        (mark("BEGIN", "5" * 300), "event.id"),
+        (envelope("c", after={"id": 1}) | {"transaction": {"id": "x" * 300}}, "event.transaction.id"),
+    ],
+    ids=["count", "count of a table", "id of a mark", "id of a change"],
+)
+async def test_what_no_source_counts_or_names_like_that_is_malformed(tmp_path, document, place):
+    async with posting(tmp_path, debezium=KEYED) as at_work:
+        with pytest.raises(DebeziumMalformed) as error:
+            await take(at_work.debezium_intake, document)
+        assert error.value.place == place
+        assert at_work.at_work.frames() == []

@@ -1,0 +1,184 @@
+"""Every recording, sent over HTTP, folds in its change tables to the rows that PostgreSQL had, however it was sent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from ingest.config import load_config
+from ingest.service import serving
+from tests.ingest.debezium.envelopes import mark, streamed
+from tests.ingest.debezium.recordings import EXPECTED, NAMES, Request, load
+from tests.ingest.debezium.test_hostile_requests import CANARY, mutated
+from tests.integration.debezium_replay import (
+    SETTINGS,
+    changes_in,
+    in_batches,
+    read_changes,
+    table_differences_of,
+    with_killed_servers,
+)
+
+pytestmark = pytest.mark.integration
+
+SEED = 20261116
+DEADLINE_S = 60.0
+MUTATIONS = 400
+
+
+class Service:
+    """A running service, and a sink that speaks to it."""
+
+    def __init__(self, url: str, client: aiohttp.ClientSession) -> None:
+        self.url = url
+        self._client = client
+
+    async def post(self, request: Request) -> tuple[int, dict[str, Any]]:
+        url = f"{self.url}/cdc/debezium?source=shop"
+        async with asyncio.timeout(DEADLINE_S):
+            async with self._client.post(url, data=request.body, headers=request.headers) as response:
+                return response.status, json.loads(await response.read())
+
+    async def send(self, requests: Iterable[Request]) -> int:
+        """Send requests in turn; the number of changes that were new."""
+        accepted = 0
+        for request in requests:
+            status, document = await self.post(request)
+            assert status == 200, document
+            accepted += document["eventsAccepted"]
+        return accepted
+
+    async def get(self, path: str) -> str:
+        async with asyncio.timeout(DEADLINE_S), self._client.get(self.url + path) as response:
+            return await response.text()
+
+    async def status(self) -> dict[str, Any]:
+        return json.loads(await self.get("/status"))
+
+    async def flush(self) -> None:
+        async with asyncio.timeout(DEADLINE_S), self._client.post(f"{self.url}/flush") as response:
+            assert (await response.json())["success"]
+        assert (await self.status())["problems"] == []
+
+    async def differences(self, variant: str) -> list[str]:
+        await self.flush()
+        return await asyncio.to_thread(table_differences_of, self.url, variant)
+
+
+@asynccontextmanager
+async def service(directory: Path) -> AsyncIterator[Service]:
+    own = {"server.data_dir": str(directory), "server.http_port": 0, "server.ws_port": 0}
+    config = load_config(None, {}, {**SETTINGS, **own, "writer.flush_max_age_s": 3_600.0}).config
+    async with serving(config) as addresses, aiohttp.ClientSession() as client:
+        yield Service(addresses.http_url, client)
+
+
+def request_of(*documents: Any) -> Request:
+    return Request({}, json.dumps(list(documents)).encode())
+
+
+@pytest.mark.parametrize("variant", NAMES)
+async def test_recording_folds_to_the_rows_of_the_source(tmp_path, variant):
+    async with service(tmp_path) as at_work:
+        assert await at_work.send(load(variant)) == changes_in(variant)
+        assert await at_work.differences(variant) == []
+
+
+async def test_recording_whose_requests_are_all_sent_twice_is_taken_once(tmp_path):
+    async with service(tmp_path) as at_work:
+        twice = (request for request in load("v4") for _ in range(2))
+        assert await at_work.send(twice) == changes_in("v4")
+        assert await at_work.differences("v4") == []
+
+
+@pytest.mark.parametrize("variant", ["v1", "v5"])
+async def test_recording_is_taken_once_from_servers_that_are_killed_and_go_back(tmp_path, variant):
+    requests = with_killed_servers(variant, random.Random(f"{SEED} {variant}"), run_max_requests=60)
+    async with service(tmp_path) as at_work:
+        assert await at_work.send(requests) == changes_in(variant)
+        assert await at_work.differences(variant) == []
+        assert (await at_work.status())["transactionDoubts"] == []
+    assert len(requests) > 1.3 * len(load(variant))
+
+
+async def test_recording_in_batches_that_are_all_sent_twice_folds_to_the_same_rows(tmp_path):
+    async with service(tmp_path) as at_work:
+        twice = (request for request in in_batches(load("v1"), 40) for _ in range(2))
+        assert await at_work.send(twice) == changes_in("v1")
+        assert await at_work.differences("v1") == []
+
+
+async def test_every_table_that_is_compared_was_there_to_be_compared(tmp_path):
+    async with service(tmp_path) as at_work:
+        await at_work.send(load("v3b"))
+        await at_work.flush()
+        changes = await asyncio.to_thread(read_changes, at_work.url)
+    with_rows = {name for name, table in EXPECTED["tables"].items() if table["rows"]}
+    # The parent of partitions is read by the snapshot alone, so it too has changes.
+    assert with_rows - changes.keys() == set()
+    assert sum(map(len, changes.values())) > 200
+
+
+async def test_changes_behind_a_lost_log_are_not_taken_for_those_that_the_tables_have(tmp_path):
+    async with service(tmp_path) as at_work:
+        await at_work.send([request_of(streamed(90, 100, 1), streamed(90, 105, 2))])
+        await at_work.flush()
+    shutil.rmtree(tmp_path / "log")
+    async with service(tmp_path) as at_work:
+        await at_work.send([request_of(streamed(90, 110, 3), streamed(90, 115, 4))])
+        await at_work.flush()
+        from tests.clients import open_pyiceberg
+
+        rows = await asyncio.to_thread(lambda: open_pyiceberg(at_work.url).load_table("public.t").scan().to_arrow())
+    assert sorted(rows["id"].to_pylist()) == [1, 2, 3, 4]
+
+
+async def test_transaction_that_is_not_whole_is_seen_in_status_metrics_and_log_after_a_restart_in_it(tmp_path, caplog):
+    change = streamed(90, 101, 1) | {"transaction": {"id": "5:101", "total_order": 1, "data_collection_order": 1}}
+    async with service(tmp_path) as at_work:
+        await at_work.send([request_of(mark("BEGIN", "5:100"), change)])
+    async with service(tmp_path) as at_work:
+        await at_work.send([request_of(mark("END", "5:200", 3, t=3))])
+        (doubt,) = (await at_work.status())["transactionDoubts"]
+        assert doubt == {
+            "source": "shop",
+            "doubt": "missing",
+            "transaction": "5",
+            "arrived": 1,
+            "expected": 3,
+            "missing": {"public.t": 2},
+        }
+        assert 'ingest_transaction_doubts_total{doubt="missing"} 1.0' in await at_work.get("/metrics")
+    assert [record.levelname for record in caplog.records if record.message == "transaction_in_doubt"] == ["WARNING"]
+
+
+async def test_mutated_requests_are_taken_or_refused_and_harm_nobody(tmp_path):
+    rng = random.Random(SEED)
+    statuses = {}
+    async with service(tmp_path) as at_work:
+        for _ in range(MUTATIONS):
+            request = mutated(rng.choice(load(rng.choice(sorted(NAMES)))), rng)
+            headers = {
+                name: value for name, value in request.headers.items() if value.isascii() and value.isprintable()
+            }
+            status, document = await at_work.post(Request(headers, request.body))
+            assert status in (200, 400), (request, document)
+            statuses[status] = statuses.get(status, 0) + 1
+            if status == 400:
+                place, _, rule = document["error"].partition(": ")
+                assert document["reason"] == "invalid_format"
+                assert place
+                assert rule
+                assert CANARY not in document["error"]
+        await at_work.flush()
+    assert min(statuses.values()) > MUTATIONS // 20
+    assert len(statuses) == 2

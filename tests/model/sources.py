@@ -1,0 +1,127 @@
+"""Sources that keep to the protocol: what they send, what they hold an ack for, and what they do when refused.
+
+A source numbers its changes 0, 1, 2 ... in each epoch. It speaks on one connection at a time, resumes where it is told
+to, and sends a refused batch again, the same under the same number, before anything behind it. What it sent on a
+connection that it gave up may still arrive.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import orjson
+
+from ingest.protocol import AckLevel
+from writer.changes import SourceId
+
+# Numbers of batches may begin anywhere.
+FIRST_NUMBER = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The changes `first` to `stop` (which is not among them), as one message."""
+
+    epoch: int
+    number: int
+    first: int
+    stop: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the service says to a batch, or to all up to it (`persisted`)."""
+
+    status: str
+    number: int
+
+
+@dataclass(slots=True)
+class Source:
+    """One source and its book: changes below `acked[epoch]` are acked."""
+
+    name: SourceId
+    epoch: int = 0
+    next: int = 0
+    number: int = 0
+    numbered: bool = True
+    ack_level: AckLevel = "durable"
+    acked: dict[int, int] = field(default_factory=dict)
+    batches: dict[int, Batch] = field(default_factory=dict)
+    in_flight: deque[Batch] = field(default_factory=deque)
+    bodies: set[bytes] = field(default_factory=set)
+
+    def resume(self, *, numbered: bool, ack_level: AckLevel, durable: int | None) -> None:
+        """Begin on a new connection, behind what is durable."""
+        self.numbered = numbered or ack_level == "committed"  # a receipt names a number, so there must be one
+        self.ack_level = ack_level
+        self.number = FIRST_NUMBER if self.numbered else 0
+        self.next = 0 if durable is None else durable + 1
+        self.batches.clear()
+        self.in_flight.clear()
+
+    def batch(self, *, back: int, size: int, padding: int) -> Batch:
+        """Make the next batch, or the one again that is due again; a new one may go `back` over what was sent."""
+        if self.number not in self.batches:
+            first = max(0, self.next - back)
+            stop = first + size
+            body = self._body(first, stop, padding)
+            self.batches[self.number] = Batch(self.epoch, self.number, first, stop, body)
+        batch = self.batches[self.number]
+        self.next = max(self.next, batch.stop)
+        self.number += 1
+        self.in_flight.append(batch)
+        self.bodies.add(batch.body)
+        return batch
+
+    def malformed(self, *, padding: int) -> bytes | None:
+        """Make a batch that breaks a rule, once; its number is still to come. Without numbers none can be told apart."""
+        if not self.numbered:
+            return None
+        batch = self.batch(back=0, size=2, padding=padding)
+        self.in_flight[-1] = Batch(batch.epoch, batch.number, batch.first, batch.first, b"")
+        return batch.body.replace(b'"firstEventSequence":', b'"firstEventSequence":9')
+
+    def hear(self, answer: Answer) -> None:
+        """Take an answer: they come in the order of the batches, but for receipts."""
+        if answer.status == "persisted":
+            if self.ack_level == "committed":
+                self._note_acked(self.batches[answer.number])
+            return
+        batch = self._answered(answer)
+        if answer.status == "nack":
+            self.number = min(self.number, batch.number)
+        else:
+            self._note_acked(batch)
+
+    def _answered(self, answer: Answer) -> Batch:
+        """Find the batch that an answer is about: the next, unless those before it are answered by receipts alone."""
+        while True:
+            batch = self.in_flight.popleft()
+            if self.ack_level == "durable" or batch.number == answer.number:
+                break
+        assert not self.numbered or batch.number == answer.number, f"answers are out of order: {answer} for {batch}"
+        return batch
+
+    def _note_acked(self, batch: Batch) -> None:
+        self.acked[batch.epoch] = max(self.acked.get(batch.epoch, 0), batch.stop)
+
+    def _body(self, first: int, stop: int, padding: int) -> bytes:
+        message = {
+            "type": "cdc_batch",
+            "sourceDoId": self.name,
+            **({"sequenceNumber": self.number} if self.numbered else {}),
+            **({"firstEventSequence": first, "lastEventSequence": stop - 1} if first < stop else {}),
+            "events": [
+                {"sequence": sequence, "operation": "INSERT", "table": "users", "after": {"pad": "x" * padding}}
+                for sequence in range(first, stop)
+            ],
+        }
+        return orjson.dumps(message)
+
+
+def sequences_of(body: bytes) -> list[int]:
+    """Read the sequences of a batch back."""
+    return [event["sequence"] for event in orjson.loads(body)["events"]]
