@@ -183,7 +183,8 @@ async def _take_debezium(request: web.Request) -> web.Response:
     if isinstance(verdict, Refused):
         return _refuse(parts, verdict.reason.value, verdict.message, retry=verdict.retry, is_verdict=True)
     assert receipt is not None
-    return _answer(receipt.fresh + receipt.repeated, accepted=receipt.fresh, is_duplicate=not receipt.fresh)
+    received = receipt.fresh + receipt.repeated
+    return _answer(received, accepted=receipt.fresh, is_duplicate=0 < received == receipt.repeated)
 
 
 def _debezium_source(request: web.Request) -> SourceId:

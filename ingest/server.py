@@ -61,6 +61,9 @@ READ_AHEAD_FRAMES = 2
 # A client that asks for more flushes than this at once gains nothing: each covers everything durable.
 FLUSHES_PER_CONNECTION = 4
 
+# Connections that the system keeps for us until we accept them: all clients may come back at once after a restart.
+LISTEN_BACKLOG = 1024
+
 # How often load is measured and clients are looked at that keep us waiting; a close may be late by this.
 WATCH_INTERVAL_S = 0.5
 
@@ -138,6 +141,7 @@ class DataPlane:
             ping_interval=self._config.heartbeat_timeout_s / PINGS_PER_TIMEOUT or PING_INTERVAL_DEFAULT_S,
             ping_timeout=None,  # who does not answer is found by `run_watch`, and told so with 4000
             close_timeout=CLOSE_TIMEOUT_S,
+            backlog=LISTEN_BACKLOG,
             compression=None,  # deflate costs five times what it saves on the machines that this runs on
             max_size=self._config.frame_max_bytes,
             max_queue=READ_AHEAD_FRAMES,
@@ -149,7 +153,7 @@ class DataPlane:
     async def _wait_closed(self, server: Server) -> None:
         """Wait for the clients' goodbyes; who does not read ours is cut off."""
         try:
-            async with asyncio.timeout(2 * CLOSE_TIMEOUT_S):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S + WATCH_INTERVAL_S):
                 await server.wait_closed()
         except TimeoutError:
             for connection in self._connections:
@@ -212,7 +216,6 @@ class DataPlane:
         finally:
             self._connections.discard(connection)
             self._metrics.connections.dec()
-            client.discard_unread()
 
     async def _read_frames(self, client: BudgetedConnection, connection: Connection, tasks: asyncio.TaskGroup) -> None:
         try:
@@ -232,6 +235,7 @@ class DataPlane:
             logger.debug("client_gone", extra={"source": connection.session.source})
         finally:
             connection.session.end()
+            client.discard_unread()
             for task in connection.flushes:
                 task.cancel()
         await connection.answers.put(None)

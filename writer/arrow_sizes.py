@@ -84,7 +84,9 @@ def row_bytes(values: pa.Array) -> Numbers:
 
 def _view_lengths(values: pa.Array) -> Numbers:
     """Read the lengths of views, which are the first four of their sixteen bytes; below nulls there may be any."""
-    views = np.frombuffer(values.buffers()[1] or b"", np.int32)[: 4 * (values.offset + len(values))]
+    if not len(values):
+        return np.empty(0, np.int64)
+    views = np.frombuffer(values.buffers()[1], np.int32, 4 * (values.offset + len(values)))
     lengths = views.reshape(-1, 4)[values.offset :, 0].astype(np.int64)
     return np.where(values.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
 

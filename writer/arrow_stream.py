@@ -180,9 +180,9 @@ class _Tally:
         if children and depth > NESTING_MAX_DEPTH:
             raise BatchMalformed(f"expected columns to be nested at most {NESTING_MAX_DEPTH} deep")
         for field in children:
-            self.take_text(field, 0)
+            self.take_name(field, 0)
             if field.number(_U8, 2) == _TIMESTAMP_TYPE and (timestamp := field.table(3)) is not None:
-                self.take_text(timestamp, 1)
+                self.take_name(timestamp, 1)
             self.take_key_values(field, 6)
             self.take_fields(field, 5, depth=depth + 1)
 
@@ -191,11 +191,20 @@ class _Tally:
             self.take_text(pair, 0)
             self.take_text(pair, 1)
 
-    def take_text(self, parent: _Table, slot: int) -> None:
+    def take_name(self, parent: _Table, slot: int) -> None:
+        """Take the name of a field or of a time zone, which others will read as text."""
+        try:
+            self.take_text(parent, slot).decode()
+        except UnicodeDecodeError as error:
+            raise BatchMalformed("expected names of columns and time zones in UTF-8") from error
+
+    def take_text(self, parent: _Table, slot: int) -> bytes:
+        text = parent.text(slot)
         # A pair of empty texts is not for nothing either.
-        self.text_bytes -= parent.text_length(slot) + 1
+        self.text_bytes -= len(text) + 1
         if self.text_bytes < 0:
             raise BatchMalformed("not a valid Arrow stream: its schema uses one text many times")
+        return text
 
 
 def _check_key_values(message: _Table, slot: int) -> None:
@@ -241,9 +250,12 @@ class _Table:
         position = self._target(slot)
         return _Table(self.data, position) if position else None
 
-    def text_length(self, slot: int) -> int:
+    def text(self, slot: int) -> bytes:
         position = self._target(slot)
-        return int(_U32.unpack_from(self.data, position)[0]) if position else 0
+        if not position:
+            return b""
+        start = position + _U32.size
+        return bytes(self.data[start : start + _U32.unpack_from(self.data, position)[0]])
 
     def tables(self, slot: int, *, at_most: int) -> list[_Table]:
         """Read a vector of tables; one more than `at_most` is enough to know that there are too many."""

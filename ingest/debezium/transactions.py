@@ -9,7 +9,9 @@ else would tell.
                  |  |---- BEGIN again: the server restarted inside it;
                  |  |       END then counts the rest alone. If the rest began with a
                  |  |       change that had come before, nothing lies between; if not -> Report INTERRUPTED
-                 |  `---- another transaction begins and there is no room ----------> Report UNFINISHED
+                 |  `---- another begins: left open
+                 |             |---- BEGIN again: a killed server had gone further back --> open
+                 |             `---- a new change comes without it ---------------------> Report UNFINISHED
                  `------- a change without a BEGIN before it: counted, never reported as UNFINISHED
 
 PostgreSQL's transactions arrive one after the other, so one is open at a time. A retried request must not be observed
@@ -26,8 +28,8 @@ import msgspec
 
 from ingest.debezium.events import Change, DebeziumEvent, TransactionMark, TransactionStatus
 
-# Transactions that are counted at once.
-OPEN_MAX = 1
+# Transactions that are remembered: the open one, and those that were left open. Each kill leaves one at most.
+OPEN_MAX = 16
 # Tables that are told apart within one transaction; the changes of further ones are counted in all only.
 TABLES_MAX = 1_000
 
@@ -56,10 +58,11 @@ class Report:
 
 @dataclass(slots=True)
 class _Open:
-    """A transaction whose end has not come. `arrived` counts since the last BEGIN."""
+    """A transaction whose end has not come. `arrived` counts since the last BEGIN; `is_new` if any change ever was."""
 
     begun: bool = False
     interrupted: bool = False
+    is_new: bool = False
     arrived: int = 0
     tables: dict[str, int] = field(default_factory=dict)
 
@@ -72,42 +75,49 @@ class _Open:
     def count(self, change: Change, *, repeat: bool) -> None:
         if self.arrived == 0 and repeat:
             self.interrupted = False
+        self.is_new = self.is_new or not repeat
         self.arrived += 1
         table = change.origin.collection
         if table in self.tables or len(self.tables) < TABLES_MAX:
             self.tables[table] = self.tables.get(table, 0) + 1
 
+    def may_lack(self) -> bool:
+        """Tell whether its end is worth waiting for; one that was resent in part was whole before."""
+        return self.begun and (self.is_new or self.arrived == 0)
+
 
 @dataclass(slots=True)
 class TransactionTally:
-    """Counts the changes of open transactions against what their ends say."""
+    """Counts the changes of transactions against what their ends say. The `current` one is open, others were left."""
 
-    open_max: int = OPEN_MAX
+    current: str = ""
     unended: dict[str, _Open] = field(default_factory=dict)
 
     def observe(self, event: DebeziumEvent, *, repeat: bool = False) -> Report | None:
         """Take an event into account; `repeat` says that the change was taken before."""
         match event:
             case TransactionMark(TransactionStatus.BEGIN, transaction):
-                report = self._make_room(transaction)
-                self.unended.setdefault(transaction, _Open()).restart()
-                return report
+                self._enter(transaction).restart()
+                return self._report_left() if len(self.unended) > OPEN_MAX else None
             case TransactionMark(TransactionStatus.END):
                 return self._end(event)
             case Change(transaction=transaction) if transaction:
-                report = self._make_room(transaction)
-                self.unended.setdefault(transaction, _Open()).count(event, repeat=repeat)
-                return report
+                self._enter(transaction).count(event, repeat=repeat)
+                return None if repeat else self._report_left()
         return None
 
-    def _make_room(self, transaction: str) -> Report | None:
-        if transaction in self.unended or len(self.unended) < self.open_max:
-            return None
-        oldest = next(iter(self.unended))
-        known = self.unended.pop(oldest)
-        if not known.begun:
-            return None
-        return Report(Doubt.UNFINISHED, oldest, known.arrived, None, {})
+    def _enter(self, transaction: str) -> _Open:
+        if transaction != self.current:
+            displaced = self.unended.get(self.current)
+            if displaced is not None and not displaced.may_lack():
+                del self.unended[self.current]
+            self.current = transaction
+        return self.unended.setdefault(transaction, _Open())
+
+    def _report_left(self) -> Report | None:
+        """Give up the transaction that was left open longest."""
+        left = next((transaction for transaction in self.unended if transaction != self.current), None)
+        return None if left is None else Report(Doubt.UNFINISHED, left, self.unended.pop(left).arrived, None, {})
 
     def _end(self, mark: TransactionMark) -> Report | None:
         known = self.unended.pop(mark.transaction, None) or _Open()

@@ -180,10 +180,8 @@ def test_message_that_passes_starts_the_backoff_over():
 
 
 def test_jitter_spreads_the_delay():
-    delays = []
-    for jitter in (0.5, 1.0, 1.5):
-        delays.append(messages(jitter=jitter).shed(LoadLevel.CRITICAL, NOW).retry_delay_ms)
-    assert delays == [50, 100, 150]
+    gates = [messages(jitter=jitter) for jitter in (0.5, 1.0, 1.5)]
+    assert [gate.shed(LoadLevel.CRITICAL, NOW).retry_delay_ms for gate in gates] == [50, 100, 150]
 
 
 def test_source_is_limited_by_its_bytes_over_all_connections():

@@ -200,6 +200,61 @@ async def test_positions_of_too_many_sources_are_refused_and_harm_nobody(tmp_pat
         assert (await at_work.debezium(streamed(90, 105, 2))).status == 200
 
 
+async def test_answer_counts_changes_and_calls_only_those_that_came_before_duplicates(tmp_path):
+    async with posting(tmp_path, debezium=KEYED) as at_work:
+        answers = [
+            (await at_work.debezium(*documents, headers=run(name))).document
+            for documents, name in [
+                ([HEARTBEAT], "a"),
+                ([streamed(90, 100, 1), HEARTBEAT], "a"),
+                ([streamed(90, 100, 1), HEARTBEAT], "a"),
+                ([streamed(90, 100, 1), streamed(90, 105, 2)], "b"),
+                ([streamed(90, 105, 2)], "c"),
+            ]
+        ]
+        counted = [(each["eventsReceived"], each["eventsAccepted"], each["isDuplicate"]) for each in answers]
+        assert counted == [(0, 0, False), (1, 1, False), (1, 0, True), (2, 1, False), (1, 0, True)]
+
+
+async def test_source_is_named_by_query_or_by_the_connector_or_by_default(tmp_path):
+    named = {"X-DEBEZIUM-__DEBEZIUM.CONTEXT.CONNECTORLOGICALNAME": header({"schema": None, "payload": "rec"})}
+    async with posting(tmp_path, debezium=KEYED) as at_work:
+        for source, headers in (("shop", named), ("", named), ("", {})):
+            assert (await at_work.debezium(streamed(90, 100, 1), source=source, headers=headers)).status == 200
+        assert set(at_work.at_work.intake.sources()) == {"shop", "rec", "debezium"}
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "error"),
+    [
+        (b"", {}, "event: expected an object"),
+        (b"[1", {}, "body: expected JSON"),
+        (b"\xff", {}, "body: expected UTF-8"),
+        (b"5", {}, "event: expected an object"),
+        (b"[1]", {}, "events[0]: expected an object"),
+        (b'[{"ts_ms":1},{"a":1}]', {}, "events[1]: expected a change, a transaction marker or a heartbeat"),
+        (b"[" * 5_000, {}, "body: a value is nested too deeply"),
+        (b'{"op":"x","source":{"table":"t"}}', {}, "event.op: expected one of"),
+        (b'{"op":"c","source":{"table":"t"}}', {}, "event.after: expected a row"),
+        (b'{"op":"c","source":{},"after":{}}', {}, "event.source.table: expected the name of a table"),
+        (b'{"ts_ms":1}', {"X-DEBEZIUM-__DEBEZIUM.CONTEXT.RUNID": "!"}, "CONTEXT.RUNID: expected base64 of JSON"),
+    ],
+)
+async def test_malformed_request_is_a_400_that_names_place_and_rule(tmp_path, body, headers, error):
+    async with posting(tmp_path, debezium=KEYED) as at_work:
+        status, document = await at_work.post("/cdc/debezium", body, headers=headers, params={"source": "shop"})
+        assert (status, document["reason"], document["shouldRetry"]) == (400, "invalid_format", False)
+        assert error in document["error"]
+        assert at_work.at_work.frames() == []
+        assert at_work.metric("ingest_nacks_total", reason="invalid_format") == 1
+
+
+async def test_source_that_is_no_name_is_a_400(tmp_path):
+    async with posting(tmp_path, debezium=KEYED) as at_work:
+        status, document = await at_work.debezium(HEARTBEAT, source="a\x01b")
+        assert (status, document["error"].partition(":")[0]) == (400, "source")
+
+
 # -- transactions
 
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import msgspec
+from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.table import Table
 
-from ingest.debezium import Change, Origin, SourceOperation, TransactionMark
+from ingest.debezium import Change, Origin, SourceOperation, TransactionMark, TransactionStatus, read_events
 from tests.clients import open_pyiceberg
 from tests.ingest.debezium.envelopes import header, mark
 from tests.ingest.debezium.folding import Mirror
@@ -88,16 +90,36 @@ def resent(variant: str, start: int, stop: int) -> list[Request]:
 
 
 def with_killed_servers(variant: str, rng: random.Random, *, run_max_requests: int) -> list[Request]:
-    """All requests of a recording whose server is killed again and again, each time after some that were answered."""
+    """All requests of a recording whose server is killed again and again, and goes back by one change at least."""
     requests, points, sent, run, start = load(variant), restart_points(variant), 0, 1, 0
     everything: list[Request] = []
     while sent < len(requests):
         stop = min(sent + rng.randint(1, run_max_requests), len(requests))
         everything += of_run([*resent(variant, start, sent), *requests[sent:stop]], f"run {run}")
-        sent, run = stop, run + 1
-        before = [point for point in points if sent - GO_BACK_MAX < point <= sent and point < len(requests)]
-        start = rng.choice(before) if before else sent
-    return everything
+        before = [point for point in points if stop - GO_BACK_MAX < point < stop]
+        start = rng.choice(before) if before else stop
+        sent, run = stop, run + bool(before)
+    return _with_true_ends(everything)
+
+
+def _with_true_ends(requests: list[Request]) -> list[Request]:
+    """Let every END count what was sent since its BEGIN, as that of a restarted server does."""
+    counts: Counter[str] = Counter()
+    told = []
+    for request in requests:
+        (event,) = read_events(request.body, request.headers, CONFIG)
+        body = request.body
+        match event:
+            case Change() if event.transaction:
+                counts[event.origin.collection] += 1
+            case TransactionMark(TransactionStatus.BEGIN):
+                counts.clear()
+            case TransactionMark(TransactionStatus.END, transaction):
+                collections = [{"data_collection": name, "event_count": count} for name, count in counts.items()]
+                end = mark("END", f"{transaction}:1", counts.total()) | {"data_collections": collections}
+                body = json.dumps(end).encode()
+        told.append(Request(request.headers, body))
+    return told
 
 
 # -- reading back
@@ -114,16 +136,19 @@ def table_differences_of(catalog_url: str, variant: str) -> list[str]:
 def read_changes(catalog_url: str) -> dict[str, list[Change]]:
     """Read the changes of all tables that the recording expects, each in `_cdc_sequence` order."""
     with contextlib.closing(open_pyiceberg(catalog_url)) as catalog:
-        tables = {
-            ".".join(identifier): identifier
-            for namespace in catalog.list_namespaces()
-            for identifier in catalog.list_tables(namespace)
-        }
-        return {
-            name: list(_changes_of(name, catalog.load_table(identifier)))
-            for name, identifier in tables.items()
-            if name in EXPECTED["tables"]
-        }
+        return {name: list(_changes_of(name, table)) for name, table in _tables(catalog) if name in EXPECTED["tables"]}
+
+
+def count_changes(catalog_url: str) -> int:
+    """Count the rows of all change tables: a change that was taken twice has two numbers, and folds to the same row."""
+    with contextlib.closing(open_pyiceberg(catalog_url)) as catalog:
+        return sum(table.scan().count() for _, table in _tables(catalog))
+
+
+def _tables(catalog: RestCatalog) -> Iterator[tuple[str, Table]]:
+    for namespace in catalog.list_namespaces():
+        for identifier in catalog.list_tables(namespace):
+            yield ".".join(identifier), catalog.load_table(identifier)
 
 
 def _changes_of(name: str, table: Table) -> Iterator[Change]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import shutil
@@ -16,12 +17,14 @@ import pytest
 
 from ingest.config import load_config
 from ingest.service import serving
+from tests.clients import open_pyiceberg
 from tests.ingest.debezium.envelopes import mark, streamed
 from tests.ingest.debezium.recordings import EXPECTED, NAMES, Request, load
 from tests.ingest.debezium.test_hostile_requests import CANARY, mutated
 from tests.integration.debezium_replay import (
     SETTINGS,
     changes_in,
+    count_changes,
     in_batches,
     read_changes,
     table_differences_of,
@@ -70,7 +73,9 @@ class Service:
         assert (await self.status())["problems"] == []
 
     async def differences(self, variant: str) -> list[str]:
+        """Commit everything, and compare what the tables fold to with what PostgreSQL printed."""
         await self.flush()
+        assert await asyncio.to_thread(count_changes, self.url) == changes_in(variant)
         return await asyncio.to_thread(table_differences_of, self.url, variant)
 
 
@@ -80,6 +85,11 @@ async def service(directory: Path) -> AsyncIterator[Service]:
     config = load_config(None, {}, {**SETTINGS, **own, "writer.flush_max_age_s": 3_600.0}).config
     async with serving(config) as addresses, aiohttp.ClientSession() as client:
         yield Service(addresses.http_url, client)
+
+
+def ids_of(catalog_url: str, table: str) -> list[int]:
+    with contextlib.closing(open_pyiceberg(catalog_url)) as catalog:
+        return catalog.load_table(table).scan().to_arrow()["id"].to_pylist()
 
 
 def request_of(*documents: Any) -> Request:
@@ -100,14 +110,13 @@ async def test_recording_whose_requests_are_all_sent_twice_is_taken_once(tmp_pat
         assert await at_work.differences("v4") == []
 
 
-@pytest.mark.parametrize("variant", ["v1", "v5"])
-async def test_recording_is_taken_once_from_servers_that_are_killed_and_go_back(tmp_path, variant):
-    requests = with_killed_servers(variant, random.Random(f"{SEED} {variant}"), run_max_requests=60)
+async def test_recording_is_taken_once_from_servers_that_are_killed_and_go_back(tmp_path):
+    requests = with_killed_servers("v1", random.Random(SEED), run_max_requests=60)
     async with service(tmp_path) as at_work:
-        assert await at_work.send(requests) == changes_in(variant)
-        assert await at_work.differences(variant) == []
+        assert await at_work.send(requests) == changes_in("v1")
+        assert await at_work.differences("v1") == []
         assert (await at_work.status())["transactionDoubts"] == []
-    assert len(requests) > 1.3 * len(load(variant))
+    assert len(requests) > 1.3 * len(load("v1"))
 
 
 async def test_recording_in_batches_that_are_all_sent_twice_folds_to_the_same_rows(tmp_path):
@@ -136,10 +145,8 @@ async def test_changes_behind_a_lost_log_are_not_taken_for_those_that_the_tables
     async with service(tmp_path) as at_work:
         await at_work.send([request_of(streamed(90, 110, 3), streamed(90, 115, 4))])
         await at_work.flush()
-        from tests.clients import open_pyiceberg
-
-        rows = await asyncio.to_thread(lambda: open_pyiceberg(at_work.url).load_table("public.t").scan().to_arrow())
-    assert sorted(rows["id"].to_pylist()) == [1, 2, 3, 4]
+        rows = await asyncio.to_thread(ids_of, at_work.url, "public.t")
+    assert sorted(rows) == [1, 2, 3, 4]
 
 
 async def test_transaction_that_is_not_whole_is_seen_in_status_metrics_and_log_after_a_restart_in_it(tmp_path, caplog):

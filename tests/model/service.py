@@ -32,6 +32,9 @@ from writer.wal.tail import Tail
 
 EVENT_MAX_BYTES = 1024 * 1024
 
+# What survives a crash is the journal's matter, so the files themselves need no disk.
+MEMORY = Path("/dev/shm")
+
 _METRICS = IngestMetrics(CollectorRegistry())
 
 
@@ -61,8 +64,8 @@ class Service:
     """One service that dies and comes back, and the book of its log."""
 
     def __init__(self) -> None:
-        self._runner = asyncio.Runner()
-        self._root = Path(tempfile.mkdtemp(prefix="model"))
+        self._loop = asyncio.new_event_loop()
+        self._root = Path(tempfile.mkdtemp(prefix="model", dir=MEMORY if MEMORY.is_dir() else None))
         self._runs = 0
         self.history: list[Frame] = []
         self.durable: dict[tuple[str, int], int] = {}
@@ -72,7 +75,7 @@ class Service:
 
     def close(self) -> None:
         self._end()
-        self._runner.close()
+        self._loop.close()
         shutil.rmtree(self._root)
 
     # -- a life
@@ -84,7 +87,7 @@ class Service:
         self.intake = Intake(self.log, config=IngestConfig(), metrics=_METRICS)
         self._tail = Tail(self.log, self.log.first_offset)
         assert self.log.first_offset <= self.committed_offset, "what is not committed was given up"
-        self._running = self._runner.get_loop().create_task(self.intake.run())
+        self._running = self._loop.create_task(self.intake.run())
         self._settle()
 
     def _end(self) -> None:
@@ -92,7 +95,7 @@ class Service:
         self.intake.close()
         self.turns.let_go()
         self._tail.close()
-        self._runner.run(self._running_ends())
+        self._loop.run_until_complete(self._running_ends())
 
     async def _running_ends(self) -> None:
         await self._running
@@ -123,10 +126,12 @@ class Service:
         shutil.rmtree(self.disk.directory)
         self._open(left)
 
-    def let_go(self) -> None:
-        """Let the disk do what it was held back from."""
-        self.turns.let_go()
-        self._settle()
+    def hold_disk(self, held: bool) -> None:
+        """Let the disk do nothing for now, or everything that it was held back from."""
+        self.turns.held = held
+        if not held:
+            self.turns.let_go()
+            self._settle()
 
     def _settle(self) -> None:
         """Let everything happen that can, and read back what became durable."""
@@ -134,7 +139,7 @@ class Service:
         self._read_log()
 
     def _wait_until_idle(self) -> None:
-        self._runner.run(_until_idle())
+        self._loop.run_until_complete(_until_idle())
 
     # -- connections
 
@@ -169,7 +174,7 @@ class Service:
             session.on_refused(number)
             wire.due.append(Answer("nack", number))
         else:
-            verdict = self._runner.run(self.intake.offer(offer))
+            verdict = self._loop.run_until_complete(self.intake.offer(offer))
             wire.due.append(Pending(number, verdict, Position(offer.epoch, offer.last_sequence)))
             self._settle()
 
@@ -211,7 +216,7 @@ class Service:
         self.committed_offset += round((end - self.committed_offset) * part)
         for wire in self.wires:
             self._maybe_send_receipt(wire)
-        trim = self._runner.get_loop().create_task(self.log.trim(self.committed_offset))
+        trim = self._loop.create_task(self.log.trim(self.committed_offset))
         self._settle()
         if not self.turns.held:
             assert trim.done()

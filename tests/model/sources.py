@@ -76,12 +76,10 @@ class Source:
         self.bodies.add(batch.body)
         return batch
 
-    def malformed(self, *, padding: int) -> bytes | None:
-        """Make a batch that breaks a rule, once; its number is still to come. Without numbers none can be told apart."""
-        if not self.numbered:
-            return None
-        batch = self.batch(back=0, size=2, padding=padding)
-        self.in_flight[-1] = Batch(batch.epoch, batch.number, batch.first, batch.first, b"")
+    def malformed(self) -> bytes:
+        """Make the next batch, but spoiled on its way. Numbers tell which one it was; without them nothing could."""
+        assert self.numbered
+        batch = self.batch(back=0, size=2, padding=0)
         return batch.body.replace(b'"firstEventSequence":', b'"firstEventSequence":9')
 
     def hear(self, answer: Answer) -> None:

@@ -98,6 +98,7 @@ def damaged(stream: bytes, rng: random.Random) -> bytes:
     for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
         at = rng.randrange(len(changed) if rng.random() < 0.4 else min(len(changed), METADATA_BYTES))
         _damage(changed, at, rng)
+        changed = changed or bytearray(1)
     return bytes(changed)
 
 

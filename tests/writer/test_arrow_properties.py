@@ -9,6 +9,7 @@ import random
 from decimal import Decimal
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -201,6 +202,21 @@ def _put_together(table: pa.Table, columns: StructType) -> list[dict]:
     return rows
 
 
+def _is_same(value, original) -> bool:
+    """Tell whether a value put together is the original. A float holds a number that is its shortest name: 0.1."""
+    if isinstance(original, dict):
+        return (
+            isinstance(value, dict)
+            and value.keys() == original.keys()
+            and all(_is_same(value[name], member) for name, member in original.items())
+        )
+    if isinstance(original, list):
+        return isinstance(value, list) and len(value) == len(original) and all(map(_is_same, value, original))
+    if isinstance(original, Decimal) and isinstance(value, Decimal) and value != original:
+        return Decimal(str(np.float32(value))) == original
+    return type(value) is type(original) and value == original
+
+
 def _came_values(values: pa.Array) -> list:
     return json_values(plain_rows(pa.table({"values": values})).column(0).combine_chunks())
 
@@ -226,7 +242,7 @@ def _check_groups(groups: list[pa.Table], columns: StructType) -> None:
         fitted = fit_arrow(rows, columns)
         assert fitted.table["_cdc_sequence"].to_pylist() == rows["_cdc_sequence"].to_pylist()
         assert fitted.last_field_id == max(highest_id(fitted.columns), highest_id(columns))
-        assert _put_together(fitted.table, fitted.columns) == _came(rows)
+        assert _is_same(_put_together(fitted.table, fitted.columns), _came(rows))
         again = fit_arrow(rows, fitted.columns)
         assert again.columns == fitted.columns, "columns that have grown for rows hold them"
         assert again.table.equals(fitted.table) or "nan" in str(fitted.table.to_pylist())

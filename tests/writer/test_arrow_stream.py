@@ -51,7 +51,8 @@ def test_buffers_that_share_their_bytes_count_each():
     body_bytes = 4 * 8_000
     assert scan_stream(stream, inflated_max_bytes=MIB)[0].buffer_bytes == body_bytes
     for number in range(1, 4):
-        stream = stream.replace(struct.pack("<qq", 8_000 * number, 8_000), struct.pack("<qq", 0, body_bytes))
+        at = stream.rindex(struct.pack("<qq", 8_000 * number, 8_000))
+        stream = stream[:at] + struct.pack("<qq", 0, body_bytes) + stream[at + 16 :]
     assert scan_stream(stream, inflated_max_bytes=MIB)[0].buffer_bytes == 8_000 + 3 * body_bytes
 
 
@@ -79,6 +80,13 @@ def test_text_that_a_schema_uses_many_times_is_refused():
     for place in pairs:
         struct.pack_into("<I", long, place, target - place)
     assert refusal(bytes(long)) == "not a valid Arrow stream: its schema uses one text many times"
+
+
+@pytest.mark.parametrize(("good", "bad"), [(b"the_name", b"the_\xffame"), (b"Europe/Paris", b"Europe/P\xffris")])
+def test_names_of_columns_and_time_zones_are_text(good, bad):
+    stream = stream_of(changes({"the_name": pa.array([1], pa.timestamp("s", "Europe/Paris"))}))
+    assert stream.count(good) == 1
+    assert refusal(stream.replace(good, bad)) == "expected names of columns and time zones in UTF-8"
 
 
 def _stream_with_metadata(metadata: dict[str, str]) -> bytes:

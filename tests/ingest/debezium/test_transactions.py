@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ingest.debezium import Doubt, Positions, TransactionTally, decode_tally, encode_tally
+from ingest.debezium.transactions import OPEN_MAX
 from tests.ingest.debezium.envelopes import mark, read, streamed
 from tests.ingest.debezium.recordings import FAULTS
 
@@ -13,9 +14,9 @@ def change(row: int, transaction: str = "5", table: str = "t") -> dict:
     return document
 
 
-def reports(*documents: dict, tally: TransactionTally | None = None) -> list:
+def reports(*documents: dict) -> list:
     """Judge and count events one request at a time, each by a service that has just been restarted."""
-    tally, positions, found = tally or TransactionTally(), Positions(), []
+    tally, positions, found = TransactionTally(), Positions(), []
     for document in documents:
         (event,) = read(document)
         plan = positions.plan([event])
@@ -110,12 +111,21 @@ def test_transaction_that_was_left_open_and_misses_changes_when_it_returns_is_re
     assert reports(*earlier, *first, *earlier, *second) == [(Doubt.INTERRUPTED, 1, 1)]
 
 
-def test_open_transactions_are_bounded():
-    tally = TransactionTally(open_max=3)
+def test_open_transactions_are_bounded_and_none_is_given_up_in_silence():
+    tally = TransactionTally()
+    begins = [mark("BEGIN", f"{number}:1") for number in range(OPEN_MAX + 5)]
 
-    found = reports(*[mark("BEGIN", f"{number}:1") for number in range(10)], tally=tally)
+    assert reports(*begins) == [(Doubt.UNFINISHED, 0, None)] * 5
+    for event in read(*begins):
+        tally.observe(event)
+    assert len(tally.unended) == OPEN_MAX
 
-    assert len(found) == 7
+
+def test_all_transactions_that_were_left_open_are_reported_one_change_at_a_time():
+    left = [mark("BEGIN", f"{number}:1") for number in range(3)]
+    newest = (mark("BEGIN", "7:500"), change(1, "7"), change(2, "7"), change(3, "7"), change(4, "7"))
+
+    assert reports(*left, *newest, mark("END", "7:600", 4)) == [(Doubt.UNFINISHED, 0, None)] * 3
 
 
 def test_tables_of_one_transaction_are_bounded_and_all_changes_counted():
