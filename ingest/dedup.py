@@ -118,10 +118,13 @@ class Dedup:
             if gaps := self._gaps.pop(item.offer.source, None):
                 self._keep_gaps(item.offer.source, [gap for gap in gaps if gap > position])
 
-    def hold(self, refused: Iterable[Offer]) -> None:
-        """Remember where the new changes of refused offers begin, so that nothing overtakes them."""
+    def hold(self, refused: Iterable[Offer], *, ahead: Position | None = None) -> None:
+        """Remember where the new changes of refused offers begin, so that nothing overtakes them.
+
+        `ahead` is where the mark will be once what was offered before them is durable.
+        """
         for offer in refused:
-            mark = self._marks.get(offer.source)
+            mark = max(filter(None, (self._marks.get(offer.source), ahead)), default=None)
             new = offer.first_after(mark.sequence if mark is not None and mark.epoch == offer.epoch else BEFORE_ALL)
             if new is not None:
                 gaps = {*self._gaps.get(offer.source, ()), Position(offer.epoch, new)}

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from ingest.config import IngestConfig
-from ingest.dedup import MARKS_MAX_BYTES, Dedup, Fresh
+from ingest.dedup import BEFORE_ALL, MARKS_MAX_BYTES, Dedup, Fresh
 from ingest.metrics import IngestMetrics
 from ingest.offers import Duplicate, Durable, NackReason, Offer, Refused, Verdict
 from ingest.origins import Origins
@@ -41,6 +41,18 @@ _HEADER_MAX_BYTES = 256
 
 
 _ENDED = Refused(NackReason.SHUTTING_DOWN, "the service is stopping: send it again to the next one", retry=True)
+_CUT = Refused(
+    NackReason.INVALID_SEQUENCE,
+    "the source has connected anew on another connection: connect here to go on from its durable position",
+    retry=False,
+)
+
+
+_NOT_THE_ADAPTER = Refused(
+    NackReason.INVALID_SEQUENCE,
+    "an adapter numbers the changes of this source, and others would take its numbers: use another source name",
+    retry=False,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +75,8 @@ class Intake:
         self._room = asyncio.Event()
         self._room.set()
         self._group: list[_Waiting] = []
+        # Of each source: how many offers have no verdict, and how far they reach.
+        self._unanswered: dict[SourceId, tuple[int, Position]] = {}
         self._closing = False
         self._ended = False
 
@@ -83,7 +97,7 @@ class Intake:
         return self._origins.get(source)
 
     def resume(self, source: SourceId) -> Position | None:
-        """Let a source that connects start over from its durable position."""
+        """Let a source that connects start over from its durable position; its other lines are cut by now."""
         if self._dedup.release(source):
             self._refuse_waiting(source)
         return self._dedup.mark(source)
@@ -98,7 +112,9 @@ class Intake:
 
     def hold(self, refused: Offer) -> None:
         """Let nothing of its source overtake an offer that was refused before it got here."""
-        self._dedup.hold([refused])
+        if not _is_cut(refused):
+            _, ahead = self._unanswered.get(refused.source, (0, None))
+            self._dedup.hold([refused], ahead=ahead)
 
     def longest_wait_s(self, now: float) -> float:
         """Tell how long the oldest batch that has no verdict has been here."""
@@ -120,17 +136,34 @@ class Intake:
         if self._ended:
             verdict.set_result(_ENDED)
             return verdict
+        if _is_cut(offer):
+            verdict.set_result(_CUT)
+            return verdict
+        if not offer.origin and self._origins.get(offer.source):
+            verdict.set_result(_NOT_THE_ADAPTER)
+            return verdict
         if _record_max_bytes(offer) > self._log.group_max_bytes:
             verdict.set_result(
                 Refused(NackReason.PAYLOAD_TOO_LARGE, "the batch is larger than the log takes", retry=False)
             )
             return verdict
         self._waiting.append(_Waiting(offer, verdict))
+        self._note_unanswered(offer)
         self._waiting_bytes += len(offer.body)
         if self._waiting_bytes >= self._config.queue_max_bytes:
             self._room.clear()
         self._arrived.set()
         return verdict
+
+    def _note_unanswered(self, offer: Offer) -> None:
+        end = Position(offer.epoch, offer.last_sequence if offer.sequences else BEFORE_ALL)
+        count, reach = self._unanswered.get(offer.source, (0, end))
+        self._unanswered[offer.source] = (count + 1, max(reach, end))
+
+    def _note_answered(self, offer: Offer) -> None:
+        count, reach = self._unanswered.pop(offer.source)
+        if count > 1:
+            self._unanswered[offer.source] = (count - 1, reach)
 
     async def run(self) -> None:
         """Admit groups until closed and empty. Cancelling it may leave a group durable but told to come again."""
@@ -207,6 +240,7 @@ class Intake:
 
     def _answer(self, group: list[_Waiting], verdicts: list[Verdict]) -> None:
         for waiting, verdict in zip(group, verdicts, strict=True):
+            self._note_answered(waiting.offer)
             if waiting.verdict.done():  # its client may be gone
                 continue
             waiting.verdict.set_result(verdict)
@@ -231,6 +265,10 @@ def load_sources(log: Log) -> tuple[Dedup, Origins]:
         dedup.restore(frame.source, Position(frame.epoch, frame.last_sequence))
         origins.record(frame.source, frame.origin)
     return dedup, origins
+
+
+def _is_cut(offer: Offer) -> bool:
+    return offer.line is not None and offer.line.is_cut
 
 
 def _record_max_bytes(offer: Offer) -> int:

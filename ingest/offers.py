@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from writer.changes import SourceId
@@ -32,12 +32,24 @@ class NackReason(enum.Enum):
     INTERNAL_ERROR = "internal_error"
 
 
+@dataclass(slots=True, eq=False)
+class Line:
+    """A connection, for those who only have to know whether it still counts.
+
+    It is cut once its source has connected on another, and resumes there: what was under way on this one may have a
+    refused batch before it, and would pass over that.
+    """
+
+    is_cut: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Offer:
     """One batch that passed its own checks, on its way to the log. `sequences` rise.
 
     `origin` is what the source's adapter has to remember once the batch is durable (origins.py); an offer without
-    changes is only about that. `expanded_bytes` is what the body may take once decoded, where that is more.
+    changes is only about that. `expanded_bytes` is what the body may take once decoded, where that is more. `line` is
+    the connection it came on, where that outlives it.
     """
 
     source: SourceId
@@ -48,6 +60,7 @@ class Offer:
     body: bytes
     origin: str = ""
     expanded_bytes: int = 0
+    line: Line | None = field(default=None, compare=False)
 
     @property
     def first_sequence(self) -> int:

@@ -13,14 +13,14 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
 
 from ingest.batch_checks import AnyBatch, check_changes, head_of, invalid
 from ingest.errors import ProtocolError
-from ingest.offers import NackReason, Offer
+from ingest.offers import Line, NackReason, Offer
 from writer.arrow_frames import ArrowFrame, ArrowHead
 from writer.changes import Operation, SourceId
 from writer.envelope import (
@@ -310,6 +310,7 @@ class Session:
     epoch: int = 0
     ack_level: AckLevel | None = None
     expected_number: int | None = None
+    line: Line = field(default_factory=Line)
 
     def on_connect(self, message: Connect) -> SourceId:
         """Bind to the source.
@@ -353,6 +354,7 @@ class Session:
             encoding=checked.encoding,
             body=body,
             expanded_bytes=checked.expanded_bytes,
+            line=self.line,
         )
 
     def on_debezium(self, batch: DebeziumBatch) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,9 @@ BATCH_MAX_BYTES = 1024 * 1024
 WINDOW_BATCHES = 16
 OPEN_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 120.0
+
+# Where a refusal names no delay of its own.
+RETRY_DELAY_MS = 200
 
 OPERATIONS = tuple(msgspec.Raw(b'"%s"' % name) for name in (b"INSERT", b"UPDATE", b"DELETE"))
 
@@ -87,14 +91,14 @@ async def _push(
 ) -> PushReport:
     report = PushReport()
     durable = await _connect(socket, request)
-    in_flight: list[_Batch] = []
+    in_flight: deque[_Batch] = deque()
     for batch in _batches(request, lines, after=durable, report=report):
         if len(in_flight) >= WINDOW_BATCHES:
-            await _take_ack(socket, in_flight.pop(0), report, progress)
+            await _settle_first(socket, in_flight, report, progress)
         await socket.send(batch.frame, text=True)
         in_flight.append(batch)
-    for batch in in_flight:
-        await _take_ack(socket, batch, report, progress)
+    while in_flight:
+        await _settle_first(socket, in_flight, report, progress)
     if request.flush:
         await _flush(socket, request, report)
     return report
@@ -109,8 +113,24 @@ async def _connect(socket: ClientConnection, request: PushRequest) -> int:
     return durable if durable is not None else 0
 
 
-async def _take_ack(socket: ClientConnection, batch: _Batch, report: PushReport, progress: Progress) -> None:
-    ack = await _receive(socket, "ack")
+async def _settle_first(
+    socket: ClientConnection, in_flight: deque[_Batch], report: PushReport, progress: Progress
+) -> None:
+    """Wait until the oldest batch is acked. One that is refused for now is sent again, and those behind it after it."""
+    answer = await _receive(socket, "ack", "nack")
+    while answer["type"] == "nack":
+        if not answer["shouldRetry"]:
+            raise _refused(answer)
+        for _ in range(len(in_flight) - 1):  # nothing overtakes a refused batch: these are refused as well
+            await _receive(socket, "ack", "nack")
+        await asyncio.sleep(answer.get("retryDelayMs", RETRY_DELAY_MS) / 1_000)
+        for batch in in_flight:
+            await socket.send(batch.frame, text=True)
+        answer = await _receive(socket, "ack", "nack")
+    await _take_ack(answer, in_flight.popleft(), report, progress)
+
+
+async def _take_ack(ack: dict[str, Any], batch: _Batch, report: PushReport, progress: Progress) -> None:
     new = ack.get("details", {}).get("eventsProcessed", 0)
     report.acked += new
     report.duplicates += batch.changes - new
@@ -127,19 +147,23 @@ async def _flush(socket: ClientConnection, request: PushRequest, report: PushRep
     report.tables = answer["result"]["tables"]
 
 
-async def _receive(socket: ClientConnection, kind: str) -> dict[str, Any]:
+async def _receive(socket: ClientConnection, *kinds: str) -> dict[str, Any]:
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             message = orjson.loads(await socket.recv())
             while message.get("status") == "persisted":  # told by the flush response too
                 message = orjson.loads(await socket.recv())
     except TimeoutError as error:
-        raise PushError(f"no answer: waited_for={kind} seconds={ANSWER_TIMEOUT_S:g}") from error
+        raise PushError(f"no answer: waited_for={kinds[0]} seconds={ANSWER_TIMEOUT_S:g}") from error
+    if message["type"] in kinds:
+        return dict(message)
     if message["type"] == "nack":
-        raise PushError(f"refused: {message['errorMessage']} (reason: {message['reason']})")
-    if message["type"] != kind:
-        raise PushError(f"unexpected answer: waited_for={kind} got={message['type']}")
-    return dict(message)
+        raise _refused(message)
+    raise PushError(f"unexpected answer: waited_for={kinds[0]} got={message['type']}")
+
+
+def _refused(nack: dict[str, Any]) -> PushError:
+    return PushError(f"refused: {nack['errorMessage']} (reason: {nack['reason']})")
 
 
 def _batches(request: PushRequest, lines: Iterable[bytes], *, after: int, report: PushReport) -> Iterator[_Batch]:

@@ -355,6 +355,9 @@ class DataPlane:
         if known is not None and message.epoch < known.epoch:
             raise answers.stale_epoch(message.epoch, known.epoch)
         source = connection.session.on_connect(message)
+        for other in self._connections:
+            if other.session.source == source:
+                other.session.line.is_cut = other is not connection
         connection.receipts.clear()
         return answers.status(
             message,

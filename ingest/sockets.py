@@ -7,7 +7,7 @@ What messages mean is server.py's, how much may be read read_budget.py's. A sock
     answers  the client does not read what it is sent, pongs included, so it need not send more
 
 asyncio asks for the buffer before it reads, so nothing is read that has no room: a connection without a turn reads one
-byte and stops.
+byte and stops. One that holds nothing may still say something short: heartbeats are answered however busy others are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from typing import Any, cast
 from websockets.asyncio.server import ServerConnection
 from websockets.frames import DATA_OPCODES, Frame
 from websockets.http11 import Request
-from websockets.protocol import OPEN
 
 from ingest.admission import Slot
 from ingest.patience import SignsOfLife
@@ -37,6 +36,8 @@ OPENING_MAX = 256
 # Files beside connections: segments, data files, SQLite, storage and catalog clients.
 OTHER_OPEN_FILES = 512
 
+# What a connection that holds nothing may read beyond the budget: a heartbeat, a question, a small batch.
+SPARE_BYTES = 4096
 
 # Why a socket is paused: bits, because several reasons can hold at once.
 _QUEUE, _BUDGET, _ANSWERS = 1, 2, 4
@@ -50,9 +51,9 @@ class BudgetedConnection(ServerConnection, asyncio.BufferedProtocol):
 
     def __init__(self, *args: Any, budget: ReadBudget, sockets_max: int, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._sockets_max = sockets_max
         self.slot: Slot | None = None
         self.on_lost: Callable[[], None] | None = None
+        self._sockets_max = sockets_max
         self._heard_at = self.loop.time()
         self._arriving_since: float | None = None
         self._unread_since: float | None = None
@@ -62,6 +63,7 @@ class BudgetedConnection(ServerConnection, asyncio.BufferedProtocol):
         self._fragments_bytes = 0
         self._arriving_bytes = 0
         self._charges: deque[int] = deque()
+        self._held_bytes = 0
         self._discards = False
 
     def signs_of_life(self) -> SignsOfLife:
@@ -88,6 +90,8 @@ class BudgetedConnection(ServerConnection, asyncio.BufferedProtocol):
             return _BUFFER
         if self._budget.is_open():
             return _BUFFER[: ALLOWANCE_BYTES - self._arriving_bytes]
+        if not self._held_bytes and self._arriving_bytes < SPARE_BYTES:
+            return _BUFFER[: SPARE_BYTES - self._arriving_bytes]
         self._budget.wait(self)
         self._pause(_BUDGET)
         return _BUFFER[:1]
@@ -107,9 +111,11 @@ class BudgetedConnection(ServerConnection, asyncio.BufferedProtocol):
                 self._pause(_BUDGET)
 
     def process_event(self, event: Request | Frame | Any) -> None:
-        """Charge whole messages. What a closing connection still sends is nobody's."""
+        """Charge whole messages. What comes when nobody reads any more is nobody's."""
         if isinstance(event, Frame) and event.opcode in DATA_OPCODES:
-            if self._discards or self.protocol.state is not OPEN:
+            if self._discards:
+                self._fragments_bytes = 0
+                self._give_back_reservation()
                 return
             self._fragments_bytes += len(event.data) + FRAME_OVERHEAD_BYTES
             if event.fin:
@@ -120,6 +126,7 @@ class BudgetedConnection(ServerConnection, asyncio.BufferedProtocol):
         self._arriving_since = None
         self._charges.append(self._fragments_bytes)
         self._budget.charge(self._fragments_bytes)
+        self._held_bytes += self._fragments_bytes
         self._fragments_bytes = 0
         self._give_back_reservation()
 
@@ -134,13 +141,14 @@ class BudgetedConnection(ServerConnection, asyncio.BufferedProtocol):
 
     def give_back(self, charged_bytes: int) -> None:
         """Return a charge: the message is durable, refused or answered."""
+        self._held_bytes -= charged_bytes
         self._budget.give_back(charged_bytes)
 
     def discard_unread(self) -> None:
         """Give back all that will not be read any more."""
         self._discards = True
         charged_bytes, self._charges = sum(self._charges), deque()
-        self._budget.give_back(charged_bytes)
+        self.give_back(charged_bytes)
         self._resume(_QUEUE)  # the client's goodbye is behind what was not read
 
     def on_turn(self, *, reserved: bool) -> None:

@@ -66,6 +66,7 @@ _encode = msgspec.json.Encoder().encode
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_pair = msgspec.json.Decoder(tuple[Sequence | None, Sequence | None], strict=False).decode
 _decode_mark = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def read_events(body: bytes, headers: Mapping[str, str], config: DebeziumConfig) -> list[DebeziumEvent]:
@@ -178,6 +179,7 @@ def _change_of(written: Written, headers: Mapping[str, str], config: DebeziumCon
     before = _image(written, "before", config, trusted=None if keys.replica_identity_full else key_columns)
     after = _image(written, "after", config, trusted=None)
     stored = before if operation is SourceOperation.DELETE else after
+    moved_from, moved_to = row_id_of(old_key, key_columns), row_id_of(new_key, key_columns)
     _check_rows(operation, written)
     return Change(
         operation=operation,
@@ -191,14 +193,16 @@ def _change_of(written: Written, headers: Mapping[str, str], config: DebeziumCon
         metadata=_metadata_of(
             written,
             irregular=list(stored.irregular),
+            movedFrom=moved_from,
+            movedTo=moved_to,
             oldKey=old_key,
             newKey=new_key,
             untrustedBefore=_untrusted(written, key_columns, keys),
         ),
         origin=origin,
         transaction=_transaction_of(forms.plain(written.transaction.get("id")), f"{written.place}.transaction.id"),
-        moved_from=row_id_of(old_key, key_columns),
-        moved_to=row_id_of(new_key, key_columns),
+        moved_from=moved_from,
+        moved_to=moved_to,
     )
 
 
@@ -308,9 +312,15 @@ def _link_key_changes(events: list[DebeziumEvent]) -> list[DebeziumEvent]:
     for index in range(1, len(events)):
         old, new = events[index - 1], events[index]
         if isinstance(old, Change) and isinstance(new, Change) and _is_key_change(old, new):
-            linked[index - 1] = replace(old, moved_to=old.moved_to or new.row_id)
-            linked[index] = replace(new, moved_from=new.moved_from or old.row_id)
+            moved_to, moved_from = old.moved_to or new.row_id, new.moved_from or old.row_id
+            linked[index - 1] = replace(old, moved_to=moved_to, metadata=_with(old.metadata, movedTo=moved_to))
+            linked[index] = replace(new, moved_from=moved_from, metadata=_with(new.metadata, movedFrom=moved_from))
     return linked
+
+
+def _with(metadata: msgspec.Raw, **more: str) -> msgspec.Raw:
+    document: dict[str, Any] = _decode_fields(metadata)
+    return msgspec.Raw(_encode(document | {name: value for name, value in more.items() if value}))
 
 
 def _is_key_change(old: Change, new: Change) -> bool:

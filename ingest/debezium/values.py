@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -32,6 +32,9 @@ DECIMAL_MAX_BYTES = 64 * 1024
 DECIMAL_MAX_SCALE = 16_383
 # PostgreSQL's longest bit string is 83886080 bits, of which nobody wants a character each.
 BITS_MAX_LENGTH = 64 * 1024
+# Zeros cost a sender nothing: written out, a value takes this many characters at most, or this many for each that came.
+WRITTEN_MAX_CHARS = 256
+GROWTH_MAX = 8
 
 _INTEGER = re.compile(rb"-?[0-9]{1,19}")
 _TEXT_START = b'"'
@@ -170,6 +173,7 @@ def _plain(text: str, scale: int | None) -> str:
     unscaled = base64.b64decode(text, validate=True)
     if not unscaled or len(unscaled) > DECIMAL_MAX_BYTES or scale is None or abs(scale) > DECIMAL_MAX_SCALE:
         raise ValueError("not a decimal")
+    _check_growth(abs(scale), text)
     number = int.from_bytes(unscaled, "big", signed=True)
     # str(int) has a limit on digits that PostgreSQL's numeric goes beyond.
     digits = format(Decimal(abs(number)), "f")
@@ -181,10 +185,17 @@ def _plain(text: str, scale: int | None) -> str:
 
 
 def _read_bits(value: bytes, length: int | None) -> Reading:
-    bits = int.from_bytes(base64.b64decode(_decode_text(value), validate=True), "little")
+    text = _decode_text(value)
+    bits = int.from_bytes(base64.b64decode(text, validate=True), "little")
     if length is None or not bits.bit_length() <= length <= BITS_MAX_LENGTH:
         raise ValueError("not a bit string of this length")
+    _check_growth(length, text)
     return Reading(_encode(f"{bits:0{length}b}"), regular=True)
+
+
+def _check_growth(chars: int, value: str | bytes) -> None:
+    if chars > max(WRITTEN_MAX_CHARS, GROWTH_MAX * len(value)):
+        raise ValueError("too long once it is written out")
 
 
 def _of_parts(part: TypeSchema | None, read: Callable[[bytes, Converter], Reading]) -> Converter | None:
@@ -193,16 +204,26 @@ def _of_parts(part: TypeSchema | None, read: Callable[[bytes, Converter], Readin
 
 
 def _read_list(value: bytes, converter: Converter) -> Reading:
-    readings = [_read_part(each, converter) for each in _decode_list(value)]
+    readings = _read_parts(_decode_list(value), value, converter)
     return Reading(b"[" + b",".join(each.json for each in readings) + b"]", all(each.regular for each in readings))
 
 
 def _read_map(value: bytes, converter: Converter) -> Reading:
     if value.startswith(_LIST_START):
         return Reading(value, regular=True)  # pairs: the keys are no text
-    readings = {name: _read_part(each, converter) for name, each in _decode_object(value).items()}
-    json = _encode({name: msgspec.Raw(each.json) for name, each in readings.items()})
-    return Reading(json, all(each.regular for each in readings.values()))
+    entries = _decode_object(value)
+    readings = _read_parts(entries.values(), value, converter)
+    json = _encode({name: msgspec.Raw(each.json) for name, each in zip(entries, readings, strict=True)})
+    return Reading(json, all(each.regular for each in readings))
+
+
+def _read_parts(parts: Iterable[msgspec.Raw], whole: bytes, converter: Converter) -> list[Reading]:
+    readings, chars = [], 0
+    for part in parts:
+        readings.append(_read_part(part, converter))
+        chars += len(readings[-1].json)
+        _check_growth(chars, whole)
+    return readings
 
 
 def _read_part(part: msgspec.Raw, converter: Converter) -> Reading:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 from dataclasses import replace
@@ -88,7 +89,11 @@ def test_a_hole_in_the_batch_numbers_is_refused_before_the_rows_are_looked_at():
 # -- the whole service
 
 
-def users(service: Addresses, columns: str) -> list[tuple]:
+async def users(service: Addresses, columns: str) -> list[tuple]:
+    return await asyncio.to_thread(read_users, service, columns)
+
+
+def read_users(service: Addresses, columns: str) -> list[tuple]:
     with contextlib.closing(open_duckdb(service.http_url)) as duckdb:
         query = f"SELECT _cdc_sequence, {columns} FROM lake.default.users ORDER BY _cdc_sequence"
         return duckdb.execute(query).fetchall()
@@ -108,7 +113,7 @@ async def test_both_encodings_go_to_one_table_each_change_once(service: Addresse
         assert (answer["details"]["eventsProcessed"], answer["correlationId"]) == (1, "c-1")
         assert (await send(talker, overlapping))["status"] == "duplicate"
         await talker.ask("flush_request")
-    rows = users(service, "_cdc_operation, id, name")
+    rows = await users(service, "_cdc_operation, id, name")
     expected = [(1, "INSERT", 1, "a"), (2, "INSERT", 2, "b"), (3, "INSERT", 3, "name 3"), (4, "INSERT", 4, "name 4")]
     assert rows == [*expected, (5, "UPDATE", 5, "e")]
 
@@ -133,4 +138,4 @@ async def test_frames_in_the_log_are_written_after_a_restart(tmp_path: Path):
     async with serving(config) as service:
         async with talking(service.ws_url) as talker:
             await talker.ask("flush_request")
-        assert users(service, "id") == [(number, number) for number in range(1, 31)]
+        assert await users(service, "id") == [(number, number) for number in range(1, 31)]

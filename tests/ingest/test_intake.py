@@ -7,6 +7,7 @@ import errno
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -439,3 +440,16 @@ async def test_nobody_is_left_waiting_when_the_intake_fails(tmp_path, monkeypatc
     finally:
         await log.close()
     assert [(verdict.reason, verdict.retry) for verdict in refused] == [(NackReason.SHUTTING_DOWN, True)] * 3
+
+
+async def test_nobody_else_takes_the_numbers_of_an_adapters_source(tmp_path):
+    async with running(tmp_path) as work:
+        (adapter,) = await work.offer(replace(offer_of(1), origin="state"))
+        assert isinstance(await adapter, Durable)
+        (other,) = await work.offer(offer_of(2))
+        refused = await other
+        assert isinstance(refused, Refused)
+        assert not refused.retry
+        (adapter,) = await work.offer(replace(offer_of(2), origin="next state"))
+        assert isinstance(await adapter, Durable)
+        assert work.intake.origin(SHOP) == "next state"

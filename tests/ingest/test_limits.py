@@ -27,7 +27,7 @@ from ingest.service import Addresses, serving
 from ingest.sockets import OPENING_MAX
 from tests.ingest.conftest import small_config
 from tests.ingest.talking import DEADLINE_S, Talker, insert, talking
-from tests.raw_client import PING, TEXT, RawClient, encode_frame, open_raw, text_frame
+from tests.raw_client import CLOSE, PING, TEXT, RawClient, encode_frame, open_raw, text_frame
 
 # Short, but with room for a slow machine to do what is not to be punished.
 TIMEOUT_S = 2 * WATCH_INTERVAL_S
@@ -95,7 +95,10 @@ def stuck_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 async def test_client_that_gets_in_is_told_what_is_left_of_the_limit(tmp_path):
-    async with limited(tmp_path, connection_burst=10) as addresses, talking(addresses.ws_url) as client:
+    async with (
+        limited(tmp_path, connection_rate_per_s=0.01, connection_burst=10) as addresses,
+        talking(addresses.ws_url) as client,
+    ):
         headers = client.socket.response.headers
         assert (headers["X-RateLimit-Limit"], headers["X-RateLimit-Remaining"]) == ("10", "9")
         assert int(headers["X-RateLimit-Reset"]) > 1_700_000_000
@@ -489,6 +492,16 @@ async def test_frames_may_come_byte_by_byte_and_neighbours_are_served_meanwhile(
                 assert (await neighbour.batch(place))["status"] == "ok"
         ack = await client.answer()
         assert (ack["status"], ack["sequenceNumber"]) == ("ok", 4)
+        client.cut()
+
+
+async def test_batch_that_is_followed_by_goodbye_at_once_is_still_taken(tmp_path):
+    async with limited(tmp_path) as addresses:
+        client = await open_raw(addresses.ws_url)
+        batch = text_frame("cdc_batch", sourceDoId="hasty", events=[insert(7)])
+        await client.send(batch + encode_frame(CLOSE, b"\x03\xe8"))
+        status = await until_status(addresses, lambda status: status["sources"])
+        assert [(source["sourceDoId"], source["lastDurableSequence"]) for source in status["sources"]] == [("hasty", 7)]
         client.cut()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -198,3 +199,13 @@ async def test_line_too_large_for_a_frame_is_an_error_not_a_hang(tmp_path):
 async def test_service_that_cannot_be_reached_is_an_error_with_its_address(url):
     with pytest.raises(PushError, match="cannot reach the service: url="):
         await push(PushRequest(url, source="s", table="t", key="id"), [], lambda changes, input_bytes: None)
+
+
+async def test_batches_that_are_refused_for_now_are_sent_again_until_they_are_taken(tmp_path):
+    config = small_config(tmp_path)
+    slow = replace(config, ingest=replace(config.ingest, message_rate_per_s=20.0, message_burst=2))
+    async with serving(slow) as service:
+        count = 5 * BATCH_MAX_CHANGES
+        report = await send(service, rows(count))
+        assert (report.acked, report.duplicates, report.committed) == (count, 0, True)
+        assert await count_of(service, "users") == (count, count, count)

@@ -153,16 +153,14 @@ def _tables(catalog: RestCatalog) -> Iterator[tuple[str, Table]]:
 
 def _changes_of(name: str, table: Table) -> Iterator[Change]:
     own = [field for field in table.schema().fields if not field.name.startswith("_cdc_")]
-    last: dict[str, Any] = {"_cdc_sequence": -1, "_cdc_operation": "", "_cdc_row_id": ""}
+    last = -1
     for row in table.scan().to_arrow().sort_by("_cdc_sequence").to_pylist():
-        assert row["_cdc_sequence"] > last["_cdc_sequence"], f"there twice: table={name} row={row}"
-        # The halves of a key change are neighbours: nothing comes between changes of one position.
-        is_second_half = row["_cdc_sequence"] == last["_cdc_sequence"] + 1 and last["_cdc_operation"] == "DELETE"
-        yield _change_of(name, row, own, moved_from=last["_cdc_row_id"] if is_second_half else "")
-        last = row
+        assert row["_cdc_sequence"] > last, f"there twice: table={name} row={row}"
+        last = row["_cdc_sequence"]
+        yield _change_of(name, row, own)
 
 
-def _change_of(name: str, row: dict[str, Any], own: list[Any], *, moved_from: str) -> Change:
+def _change_of(name: str, row: dict[str, Any], own: list[Any]) -> Change:
     rescued = json.loads(row["_cdc_rescued"] or "{}")
     values = {field.name: _value(row[field.name], field.doc, rescued.get(field.name)) for field in own}
     before = json.loads(row["_cdc_before"] or "{}")
@@ -177,10 +175,10 @@ def _change_of(name: str, row: dict[str, Any], own: list[Any], *, moved_from: st
         after=msgspec.Raw(b"" if is_delete else json.dumps(values).encode()),
         unchanged=tuple(row["_cdc_unchanged"] or ()),
         irregular=(),
-        metadata=msgspec.Raw(),
+        metadata=msgspec.Raw(row["_cdc_metadata"].encode()),
         origin=Origin(),
         transaction="",
-        moved_from=moved_from,
+        moved_from=json.loads(row["_cdc_metadata"]).get("movedFrom", ""),
     )
 
 

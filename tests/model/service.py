@@ -148,6 +148,9 @@ class Service:
         wire = Wire(source, Session(event_max_bytes=EVENT_MAX_BYTES))
         wire.session.on_connect(Connect(source_do_id=source.name, epoch=source.epoch, ack_level=ack_level))
         self.wires.append(wire)
+        for other in self.wires:
+            if other.source is source:
+                other.session.line.is_cut = other is not wire
         mark = self.intake.resume(source.name)
         self._settle()
         resume_at = mark.sequence if mark is not None and mark.epoch == source.epoch else None

@@ -63,10 +63,14 @@ class Source:
         self.in_flight.clear()
 
     def batch(self, *, back: int, size: int, padding: int) -> Batch:
-        """Make the next batch, or the one again that is due again; a new one may go `back` over what was sent."""
+        """Make the next batch, or the one again that is due again.
+
+        A new one may go `back` over what was sent, and then on to its end at least: a source that left out what it sent
+        before would have to know what became of it.
+        """
         if self.number not in self.batches:
             first = max(0, self.next - back)
-            stop = first + size
+            stop = max(self.next, first + size)
             body = self._body(first, stop, padding)
             self.batches[self.number] = Batch(self.epoch, self.number, first, stop, body)
         batch = self.batches[self.number]

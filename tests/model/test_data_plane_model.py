@@ -1,7 +1,7 @@
 """The data plane against its promises: random conversations with random faults, thousands of them, the same each run.
 
 Sources connect and resume, send batches with and without numbers that overlap, repeat and break rules, and give up
-connections whose frames arrive later; the disk is slow, full or broken; the service is overloaded, dies, loses power and
+connections whose frames arrive later; the disk is slow, full or broken; the service sheds load, dies, loses power and
 is stopped; the log is trimmed. Checked after every step (service.py): every change is in the log once, in order and over
 no gap; an ack or a receipt is never early; a resume point is what is durable; and whatever happened, all can go on.
 
@@ -11,10 +11,10 @@ MODEL_CASES sets how many conversations, MODEL_SEED which.
 from __future__ import annotations
 
 import os
+import random
 
-from hypothesis import HealthCheck, seed, settings
+from hypothesis import HealthCheck, given, note, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from tests.model.service import Service, Wire
 from tests.model.sources import Source
@@ -22,131 +22,131 @@ from writer.changes import SourceId
 
 CASES = int(os.environ.get("MODEL_CASES", "2000"))
 SEED = int(os.environ.get("MODEL_SEED", "1"))
-STEPS_MAX = 25
+STEPS = 40
 SHOW_PROGRESS_EVERY = 1_000
 
 # Of a batch's rows, together: a few bytes, or most of what a segment takes.
 PADDINGS = (0, 0, 300, 3_000, 6_000)
 
-which = st.integers(0, 1)
-seldom = st.sampled_from([False, False, False, True])
-counts = st.integers(1, 4)
-parts = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])
-ack_levels = st.sampled_from(["durable", "durable", "committed"])
 
-
-class Conversations(RuleBasedStateMachine):
-    """Two sources and a service."""
-
-    cases = 0
+class Conversation:
+    """Two sources and a service. Each step draws what it does, and says it."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.service = Service()
         self.sources = [Source(SourceId("a")), Source(SourceId("b"))]
-        self.current: list[Wire | None] = [None, None]
+        self.wires: list[Wire] = []
+        self._start_over(random.Random(0))
 
-    def teardown(self) -> None:
-        try:
-            self._go_on()
-        finally:
-            self.service.close()
-        type(self).cases += 1
-        if self.cases % SHOW_PROGRESS_EVERY == 0:
-            print(f"conversations: {self.cases}", flush=True)
+    def step(self, chance: random.Random) -> str:
+        """Do something; faults are rarer than work, so that there is something to lose."""
+        steps = (self.send, self.read, self.hear, self.connect, self.commit, self.hold_disk, self.fill_disk)
+        rare = (self.send_malformed, self.crash, self.break_disk)
+        (chosen,) = chance.choices((*steps, *rare), weights=(8, 6, 4, 3, 2, 2, 2, 1, 1, 0.5))
+        return chosen(chance)
 
     # -- sources
 
-    @initialize(numbered=st.booleans(), ack_level=ack_levels)
-    def begin(self, numbered: bool, ack_level) -> None:
-        for index in range(2):
-            self._connect(index, numbered=numbered, ack_level=ack_level)
-
-    @rule(index=which, numbered=st.booleans(), new_epoch=seldom, ack_level=ack_levels)
-    def connect(self, index: int, numbered: bool, new_epoch: bool, ack_level) -> None:
-        self.sources[index].epoch += new_epoch
-        self._connect(index, numbered=numbered, ack_level=ack_level)
-
-    def _connect(self, index: int, *, numbered: bool, ack_level) -> None:
+    def connect(self, chance: random.Random) -> str:
+        """Give up the connection and open another."""
+        index = chance.randrange(2)
         source = self.sources[index]
-        self.current[index], durable = self.service.connect(source, ack_level=ack_level)
+        source.epoch += chance.random() < 0.1
+        numbered, ack_level = chance.random() < 0.5, chance.choice(("durable", "durable", "committed"))
+        self.wires[index], durable = self.service.connect(source, ack_level=ack_level)
         source.resume(numbered=numbered, ack_level=ack_level, durable=durable)
+        return f"connect {source.name}: {numbered=} {ack_level=} {durable=} epoch={source.epoch}"
 
-    @rule(
-        index=which,
-        back=st.sampled_from([0, 0, 0, 1, 3]),
-        size=counts,
-        padding=st.sampled_from(PADDINGS),
-        batches=counts,
-        read=st.integers(0, 4),
-        sheds=seldom,
-    )
-    def send(self, index: int, back: int, size: int, padding: int, batches: int, read: int, sheds: bool) -> None:
-        """Send some batches, of which the first may go back over what was sent; the service reads some of what waits."""
-        wire = self.current[index]
-        if wire is not None:
-            for number in range(batches):
-                batch = self.sources[index].batch(back=0 if number else back, size=size, padding=padding // size)
-                wire.unread.append(batch.body)
-            self._read(wire, read, sheds=sheds)
+    def send(self, chance: random.Random) -> str:
+        """Send some batches, which may go back over what was sent; the service reads some of what waits."""
+        index, batches = chance.randrange(2), []
+        for _ in range(chance.choice((1, 1, 2, 4))):
+            size = chance.choice((1, 1, 2, 4))
+            back, padding = chance.choice((0, 0, 0, 1, 3)), chance.choice(PADDINGS) // size
+            batches.append(self.sources[index].batch(back=back, size=size, padding=padding))
+            self.wires[index].unread.append(batches[-1].body)
+        read = self._read(self.wires[index], chance.choice((0, 0, 1, 4)), chance)
+        sent = " ".join(f"{batch.first}-{batch.stop - 1}({len(batch.body)} bytes)" for batch in batches)
+        return f"send {self.sources[index].name}: {sent}, {read}"
 
-    @rule(index=which)
-    def send_malformed(self, index: int) -> None:
-        wire = self.current[index]
-        if wire is not None and self.sources[index].numbered:
-            wire.unread.append(self.sources[index].malformed())
+    def send_malformed(self, chance: random.Random) -> str:
+        """Send a batch that breaks a rule."""
+        index = chance.randrange(2)
+        if self.sources[index].numbered:
+            self.wires[index].unread.append(self.sources[index].malformed())
+        return f"send malformed {self.sources[index].name}"
 
-    @rule(index=which)
-    def hear(self, index: int) -> None:
-        wire = self.current[index]
-        if wire is not None:
-            self.service.answer(wire)
-            while wire.unheard:
-                self.sources[index].hear(wire.unheard.popleft())
+    def hear(self, chance: random.Random) -> str:
+        """Hear all answers that are due."""
+        index = chance.randrange(2)
+        heard = self._hear(index)
+        return f"hear {self.sources[index].name}: {heard}"
+
+    def _hear(self, index: int) -> list[str]:
+        wire, heard = self.wires[index], []
+        self.service.answer(wire)
+        while wire.unheard:
+            answer = wire.unheard.popleft()
+            heard.append(f"{answer.status} {answer.number}")
+            self.sources[index].hear(answer)
+        return heard
 
     # -- the service
 
-    @precondition(lambda self: any(wire.unread for wire in self.service.wires))
-    @rule(choice=st.integers(0, 3), count=counts, sheds=seldom)
-    def read(self, choice: int, count: int, sheds: bool) -> None:
+    def read(self, chance: random.Random) -> str:
         """Read what waits on some connection, be it one that its source has given up."""
         waiting = [wire for wire in self.service.wires if wire.unread]
-        self._read(waiting[choice % len(waiting)], count, sheds=sheds)
+        if not waiting:
+            return "read nothing"
+        wire = chance.choice(waiting)
+        return f"read {wire.source.name}: cut={wire.session.line.is_cut} {self._read(wire, chance.randint(1, 4), chance)}"
 
-    def _read(self, wire: Wire, count: int, *, sheds: bool) -> None:
-        """Read frames; a service that sheds load refuses the first of them."""
-        for number in range(min(count, len(wire.unread))):
+    def _read(self, wire: Wire, count: int, chance: random.Random) -> str:
+        """Read frames; now and then the service is overloaded and refuses the first of them."""
+        count, sheds = min(count, len(wire.unread)), chance.random() < 0.15
+        for number in range(count):
             self.service.read(wire, sheds=sheds and number == 0)
+        return f"{count} read{', the first shed' if sheds and count else ''}"
 
-    @rule(part=parts)
-    def commit(self, part: float) -> None:
-        self.service.commit(part)
+    def commit(self, chance: random.Random) -> str:
+        """Commit some of what is durable, and trim the log."""
+        self.service.commit(chance.choice((0.0, 0.25, 0.5, 1.0)))
+        return f"commit up to {self.service.committed_offset} of {len(self.service.history)}"
 
-    @rule(part=parts, power_loss=st.none() | st.integers(0, 2**16), clean=seldom)
-    def crash(self, part: float, power_loss: int | None, clean: bool) -> None:
+    def crash(self, chance: random.Random) -> str:
+        """Die, lose power or stop, and start again."""
+        part, clean = chance.random(), chance.random() < 0.2
+        power_loss = chance.choice((None, chance.getrandbits(32)))
         self.service.crash(part=part, power_loss=power_loss, clean=clean)
-        self.current = [None, None]
         self._check_acked()
-        for index in range(2):
-            self._connect(index, numbered=True, ack_level="durable")
+        self._start_over(chance)
+        return f"crash: {part=:.2f} {power_loss=} {clean=}, durable={self.service.durable}"
+
+    def _start_over(self, chance: random.Random) -> None:
+        self.wires = []
+        for source in self.sources:
+            wire, durable = self.service.connect(source, ack_level="durable")
+            source.resume(numbered=chance.random() < 0.5, ack_level="durable", durable=durable)
+            self.wires.append(wire)
 
     # -- the disk
 
-    @rule(held=st.booleans())
-    def hold_the_disk(self, held: bool) -> None:
+    def hold_disk(self, chance: random.Random) -> str:
+        """Make the disk slow, or fast again."""
+        held = chance.random() < 0.4
         self.service.hold_disk(held)
+        return f"{held=}"
 
-    @rule(full=st.booleans())
-    def fill_the_disk(self, full: bool) -> None:
+    def fill_disk(self, chance: random.Random) -> str:
+        """Fill the disk, or make room."""
+        full = chance.random() < 0.4
         self.service.disk.no_room = full
+        return f"{full=}"
 
-    @rule(index=which, part=parts, power_loss=st.none() | st.integers(0, 2**16))
-    def break_the_disk(self, index: int, part: float, power_loss: int | None) -> None:
-        """Let a sync fail: the log takes nothing more until the next start has looked at what is there."""
+    def break_disk(self, chance: random.Random) -> str:
+        """Let syncs fail: the log takes nothing more until the next start has looked at what is there."""
         self.service.disk.sync_fails = True
-        self.send(index, back=0, size=2, padding=0, batches=2, read=4, sheds=False)
-        self.hear(index)
-        self.crash(part=part, power_loss=power_loss, clean=False)
+        return f"broken: {self.send(chance)}, {self._hear(0)} {self._hear(1)}, {self.crash(chance)}"
 
     # -- what must be true
 
@@ -155,27 +155,41 @@ class Conversations(RuleBasedStateMachine):
             for epoch, acked in source.acked.items():
                 assert acked <= self.service.durable.get((source.name, epoch), 0), "what was acked is lost"
 
-    def _go_on(self) -> None:
+    def end(self) -> None:
         """Whatever happened: once the disk is well and there is room, every source gets its changes through."""
         self._check_acked()
-        self.crash(part=1.0, power_loss=None, clean=False)
+        self.service.crash(part=1.0, power_loss=None, clean=False)
         self.service.commit(1.0)
+        self._start_over(random.Random(0))
         for index, source in enumerate(self.sources):
-            self._connect(index, numbered=True, ack_level="durable")
-            self.send(index, back=1, size=3, padding=0, batches=1, read=1, sheds=False)
-            self.hear(index)
+            self.wires[index].unread.append(source.batch(back=1, size=3, padding=0).body)
+            self.service.read(self.wires[index])
+            self._hear(index)
             assert source.acked[source.epoch] == source.next == self.service.durable[source.name, source.epoch]
+
+
+class _Count:
+    cases = 0
+
+
+# One number per step, from which the step draws everything; 0 does nothing, so that what is left of a failing
+# conversation is what it takes to fail. Shown step by step when it does.
+@seed(SEED)
+@settings(max_examples=CASES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(choices=st.lists(st.integers(0, 2**32 - 1), min_size=STEPS, max_size=STEPS))
+def _converse(choices: list[int]) -> None:
+    conversation = Conversation()
+    try:
+        for choice in filter(None, choices):
+            note(conversation.step(random.Random(choice)))
+        conversation.end()
+    finally:
+        conversation.service.close()
+    _Count.cases += 1
+    if _Count.cases % SHOW_PROGRESS_EVERY == 0:
+        print(f"conversations: {_Count.cases}", flush=True)
 
 
 def test_every_acked_change_is_in_the_log_once_in_order_and_over_no_gap_whatever_happens():
     print(f"seed: MODEL_SEED={SEED} MODEL_CASES={CASES}", flush=True)
-    run_state_machine_as_test(
-        seed(SEED)(Conversations),
-        settings=settings(
-            max_examples=CASES,
-            stateful_step_count=STEPS_MAX,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    _converse()

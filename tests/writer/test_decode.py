@@ -24,7 +24,13 @@ def decode(column_type, *values: str, required: bool = False, doc: str | None = 
 
 def test_changes_become_columns_beside_their_rows_own():
     frames = [
-        (0, frame([event(1, after={"id": 1}, timestamp=1500, rowId="r", unchanged=["photo"])], source="a")),
+        (
+            0,
+            frame(
+                [event(1, after={"id": 1}, timestamp=1500, rowId="r", unchanged=["photo"], metadata={"lsn": 5})],
+                source="a",
+            ),
+        ),
         (1, frame([event(2, after={"id": 2}, operation="UPDATE", before={"id": 9})], source="b")),
     ]
     columns = StructType((*initial_columns(keep_before=True).fields, Field(20, "id", "long")))
@@ -39,6 +45,7 @@ def test_changes_become_columns_beside_their_rows_own():
         names.INGESTED_AT: received,
         names.BEFORE: None,
         names.UNCHANGED: ["photo"],
+        names.METADATA: '{"lsn": 5}',
         names.RESCUED: None,
         "id": 1,
     }

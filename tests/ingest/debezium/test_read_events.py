@@ -189,6 +189,7 @@ def test_headers_of_a_key_change_name_the_other_key_and_the_key_columns():
     assert (deleted.row_id, deleted.moved_from, deleted.moved_to) == ("1", "", "1001")
     assert image(deleted.before) == {"id": 1}
     assert image(inserted.metadata)["oldKey"] == {"id": 1}
+    assert image(inserted.metadata)["movedFrom"] == "1"
 
 
 def test_halves_of_a_key_change_in_a_batch_name_each_other_without_headers():
@@ -206,6 +207,13 @@ def test_halves_of_a_key_change_in_a_batch_name_each_other_without_headers():
         ("", "2"),
         ("1", ""),
         ("", ""),
+    ]
+    told = [image(event.metadata) for event in events]
+    assert [(each.get("movedFrom"), each.get("movedTo")) for each in told[1:]] == [
+        (None, None),
+        (None, "2"),
+        ("1", None),
+        (None, None),
     ]
 
 

@@ -166,3 +166,44 @@ def test_numbers_without_a_schema_keep_their_very_digits(number):
 def test_schema_that_is_none_is_refused():
     with pytest.raises(DebeziumMalformed, match=r"^event\.schema: expected a schema"):
         read_change({"schema": {"fields": 5}, "payload": envelope("c", after={"id": 1})})
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": "bytes", "name": "io.debezium.data.Bits", "parameters": {"length": "65536"}}, "AQ=="),
+        (
+            {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal", "parameters": {"scale": "16383"}},
+            two_complement(1),
+        ),
+        (
+            {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal", "parameters": {"scale": "-16383"}},
+            two_complement(1),
+        ),
+    ],
+    ids=["bits", "scale", "negative scale"],
+)
+def test_value_that_would_grow_out_of_all_proportion_is_kept_as_it_came(schema, value):
+    change = typed(value, **schema)
+
+    assert column(change) == value
+    assert change.irregular == ("v",)
+
+
+@pytest.mark.parametrize("shape", ["array", "map"])
+def test_many_values_that_together_would_grow_out_of_all_proportion_are_kept_as_they_came(shape):
+    bits = {"type": "bytes", "name": "io.debezium.data.Bits", "parameters": {"length": "256"}}
+    parts = {"type": "array", "items": bits} if shape == "array" else {"type": "map", "values": bits}
+    value = [""] * 1_000 if shape == "array" else {str(number): "" for number in range(1_000)}
+    change = typed(value, **parts)
+
+    assert column(change) == value
+    assert change.irregular == ("v",)
+
+
+def test_values_may_grow_by_what_their_encoding_saves():
+    bits = {"type": "bytes", "name": "io.debezium.data.Bits", "parameters": {"length": "8000"}}
+    whole = base64.b64encode(b"\xff" * 1_000).decode()
+
+    assert column(typed(whole, **bits)) == "1" * 8_000
+    assert column(typed("", **bits | {"parameters": {"length": "256"}})) == "0" * 256
