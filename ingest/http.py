@@ -85,9 +85,14 @@ async def _live(request: web.Request) -> web.Response:
 
 
 async def _ready(request: web.Request) -> web.Response:
-    parts = request.app[PARTS]
-    problems = parts.feed.problems(now=time.monotonic(), stalled_after_s=parts.config.stalled_after_s)
+    problems = _problems(request.app[PARTS])
     return _json({"status": "not ready" if problems else "ready", "problems": problems}, 503 if problems else 200)
+
+
+def _problems(parts: Parts) -> list[str]:
+    """List what keeps the service from taking changes or committing them."""
+    now = time.monotonic()  # the event loop's time too
+    return parts.intake.problems(now=now) + parts.feed.problems(now=now, stalled_after_s=parts.config.stalled_after_s)
 
 
 async def _metrics(request: web.Request) -> web.Response:
@@ -128,7 +133,7 @@ def build_status(parts: Parts, *, now: float) -> dict[str, Any]:
         "sources": _sources(parts, connections),
         "tables": parts.feed.table_status(now=time.monotonic()),
         "transactionDoubts": list(parts.debezium.doubts),
-        "problems": parts.feed.problems(now=time.monotonic(), stalled_after_s=parts.config.stalled_after_s),
+        "problems": _problems(parts),
         **_admission(parts),
     }
 

@@ -29,6 +29,9 @@ GROUP_MAX_BYTES = 4 * 1024 * 1024
 # How long a client waits after `buffer_full`: about the time of a flush, which is what makes room.
 FULL_RETRY_DELAY_MS = 1_000
 
+# How long a full log counts as a problem after it last refused a batch. Clients come back sooner while it lasts.
+FULL_SHOWN_S = 10.0
+
 # What a segment says of itself beside the head; far more than it needs.
 SEGMENT_HEADER_MAX_BYTES = 4096
 
@@ -77,6 +80,7 @@ class Intake:
         self._group: list[_Waiting] = []
         # Of each source: how many offers have no verdict, and how far they reach.
         self._unanswered: dict[SourceId, tuple[int, Position]] = {}
+        self._full: tuple[float, str] | None = None
         self._closing = False
         self._ended = False
 
@@ -120,6 +124,12 @@ class Intake:
         """Tell how long the oldest batch that has no verdict has been here."""
         oldest = next(iter(self._group or self._waiting), None)
         return max(0.0, now - oldest.offer.received_at_us / 1_000_000) if oldest is not None else 0.0
+
+    def problems(self, *, now: float) -> list[str]:
+        """Tell why batches are refused at present, if they are; `now` is the event loop's time."""
+        if self._full is None or now - self._full[0] > FULL_SHOWN_S:
+            return []
+        return [f"batches are refused: {self._full[1]}"]
 
     async def wait_for_room(self) -> None:
         """Wait until an offer can be queued at once; another may still come first."""
@@ -213,8 +223,11 @@ class Intake:
         try:
             first_offset = await self._persist(fresh)  # persist: returns after the sync
         except (WalFull, WalFailed) as error:
+            if isinstance(error, WalFull):
+                self._full = (asyncio.get_running_loop().time(), str(error))
             verdicts = self._judge_again(offers, _refusal(error))
         else:
+            self._full = None if fresh else self._full
             self._dedup.record(fresh)  # record: only what is durable
             for item in fresh:
                 self._origins.record(item.offer.source, item.offer.origin)

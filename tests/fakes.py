@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import threading
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,9 @@ from aiohttp import web
 from yarl import URL
 
 from writer.wal.files import Filesystem
+
+# A test that forgets to open the gate fails, and does not hang.
+HELD_MAX_S = 20.0
 
 
 class FaultyFilesystem(Filesystem):
@@ -71,6 +75,22 @@ class FaultyFilesystem(Filesystem):
     def unlink(self, path: Path) -> None:
         self._maybe_fail("unlink")
         super().unlink(path)
+
+
+class HeldFilesystem(Filesystem):
+    """The real filesystem, whose syncs wait until they are let through."""
+
+    def __init__(self) -> None:
+        self.open_gate = threading.Event()
+        self.open_gate.set()
+        self.begun = 0
+        self.syncs = 0
+
+    def sync(self, descriptor: int) -> None:
+        self.begun += 1
+        assert self.open_gate.wait(HELD_MAX_S)
+        super().sync(descriptor)
+        self.syncs += 1
 
 
 class CatalogFault(enum.Enum):

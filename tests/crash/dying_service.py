@@ -1,10 +1,10 @@
 """The service with a death sentence: runs `lakefeed` as it is, and kills the process at a named step of its work.
 
-    python dying_service.py STEP NTH serve --data-dir=...
+    python dying_service.py PART STEP NTH serve --data-dir=...
 
-The product has no seam for this: the function that a step names is wrapped here, from outside, so that its NTH call ends
-in SIGKILL, before or after the real work. Calls count from the process's first append to the log on, so that every
-death meets changes that a client has just pushed; those of a start count from its beginning.
+The product has no seam for this: the function that a step names is wrapped here, from outside, so that its NTH call
+ends in SIGKILL, before or after the real work. Calls count from the process's first append to the log on, so that
+every death meets changes that a client has just pushed; those of a start count from its beginning.
 """
 
 from __future__ import annotations
@@ -99,9 +99,7 @@ STEPS: dict[str, dict[str, Step]] = {
         "answered, log not trimmed": _after("writer.committer:Committer.commit"),
     },
     "start": {
-        "before the torn tail is cut off": _before(
-            "writer.wal.directory:LogDirectory._recover_records", calls_max=1
-        ),
+        "before the torn tail is cut off": _before("writer.wal.directory:LogDirectory._recover_records", calls_max=1),
         "log opened": _after("ingest.intake:load_sources", calls_max=1),
     },
 }

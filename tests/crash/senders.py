@@ -72,7 +72,7 @@ def row_of(source: str, index: int) -> dict[str, Any]:
         "note": None if mix % 5 == 0 else f"note {mix}",
     }
     extra = EXTRA_COLUMNS[: index // EXTRA_COLUMN_EVERY][-1:]
-    return row | {name: mix % 1_000 for name in extra}
+    return row | dict.fromkeys(extra, mix % 1000)
 
 
 def _mix(source: str, index: int) -> int:

@@ -88,7 +88,7 @@ async def _push_and_kill(service: ServiceProcess, senders: Sequence[Sender]) -> 
     await asyncio.to_thread(service.start)
     up.set()
     async with asyncio.timeout(STEP_TIMEOUT_S):
-        while any(sender.acked == acked for sender, acked in zip(senders, before, strict=True)):
+        while any(sender.acked == acked for sender, acked in zip(senders, before, strict=True)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     up.clear()
     service.kill()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,10 +13,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from ingest.config import IngestConfig
-from ingest.intake import GROUP_MAX_BYTES, Intake
+from ingest.intake import FULL_SHOWN_S, GROUP_MAX_BYTES, Intake
 from ingest.metrics import IngestMetrics
-from ingest.offers import Duplicate, Durable, NackReason, Offer, Refused, Verdict
-from tests.fakes import FaultyFilesystem
+from ingest.offers import Duplicate, Durable, Line, NackReason, Offer, Refused, Verdict
+from tests.fakes import FaultyFilesystem, HeldFilesystem
 from tests.ingest.offered import offer_of
 from writer.changes import Position, SourceId
 from writer.config import MIB, LogConfig
@@ -32,22 +31,6 @@ SMALL_LOG = LogConfig(segment_max_bytes=MIB, max_bytes=2 * MIB)
 
 # Three rows of this size fill one group of a small log.
 LARGE = 150_000
-
-
-class HeldFilesystem(Filesystem):
-    """The real filesystem, whose syncs wait until they are let through."""
-
-    def __init__(self) -> None:
-        self.open_gate = threading.Event()
-        self.open_gate.set()
-        self.begun = 0
-        self.syncs = 0
-
-    def sync(self, descriptor: int) -> None:
-        self.begun += 1
-        assert self.open_gate.wait(DEADLINE_S)
-        super().sync(descriptor)
-        self.syncs += 1
 
 
 class Running:
@@ -105,6 +88,10 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while not condition():  # noqa: ASYNC110 - what is waited for happens in a thread
             await asyncio.sleep(0.001)
+
+
+def loop_time() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def turns() -> None:
@@ -453,3 +440,45 @@ async def test_nobody_else_takes_the_numbers_of_an_adapters_source(tmp_path):
         (adapter,) = await work.offer(replace(offer_of(2), origin="next state"))
         assert isinstance(await adapter, Durable)
         assert work.intake.origin(SHOP) == "next state"
+
+
+# -- connections that their source has left
+
+
+async def test_what_a_cut_line_still_brings_is_refused_and_holds_nobody(tmp_path):
+    async with running(tmp_path) as at_work:
+        await at_work.verdicts(offer_of(1))
+        left = replace(offer_of(3), line=Line(is_cut=True))
+        (verdict,) = await at_work.verdicts(left)
+        assert isinstance(verdict, Refused)
+        assert (verdict.reason, verdict.retry) == (NackReason.INVALID_SEQUENCE, False)
+        at_work.intake.hold(left)
+        assert isinstance(*await at_work.verdicts(replace(offer_of(5), line=Line())), Durable)
+
+
+async def test_nothing_overtakes_a_batch_that_was_shed_while_those_before_it_were_being_written(tmp_path):
+    files = HeldFilesystem()
+    async with running(tmp_path, files=files) as at_work:
+        await at_work.verdicts(offer_of(0))
+        files.open_gate.clear()
+        (before,) = await at_work.offer(offer_of(1))
+        at_work.intake.hold(offer_of(1, 2, 3))  # shed at the door: only 2 and 3 will be missing
+        (behind,) = await at_work.offer(offer_of(4))
+        files.open_gate.set()
+        async with asyncio.timeout(DEADLINE_S):
+            assert isinstance(await before, Durable)
+            assert isinstance(await behind, Refused)
+        assert isinstance(*await at_work.verdicts(offer_of(1, 2, 3)), Durable)
+        assert isinstance(*await at_work.verdicts(offer_of(4)), Durable)
+
+
+async def test_full_log_is_a_problem_until_it_takes_a_batch_or_nobody_asks_for_a_while(tmp_path):
+    async with running(tmp_path) as at_work:
+        assert at_work.intake.problems(now=loop_time()) == []
+        await fill(at_work)
+        (problem,) = at_work.intake.problems(now=loop_time())
+        assert problem.startswith("batches are refused: log has used up its budget")
+        assert at_work.intake.problems(now=loop_time() + 2 * FULL_SHOWN_S) == []
+        await at_work.log.trim(at_work.log.durable_end)
+        await at_work.verdicts(offer_of(1))
+        assert at_work.intake.problems(now=loop_time()) == []

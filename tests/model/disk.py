@@ -57,8 +57,6 @@ class Turns:
         def run() -> None:
             try:
                 done.set_result(work(*args, **kwargs))
-            except OSError as error:
-                done.set_exception(error)
             except Exception as error:  # noqa: BLE001 - as a thread does it: the caller hears of it
                 done.set_exception(error)
 
@@ -80,5 +78,5 @@ class Turns:
 
 def open_log(files: CrashingFilesystem, turns: Turns) -> Log:
     """Open the log of a disk, with `turns` in place of its threads."""
-    with mock.patch("writer.wal.log.ThreadPoolExecutor", lambda *_, **__: turns):
+    with mock.patch("writer.wal.log.ThreadPoolExecutor", return_value=turns):
         return Log.open(files.directory, TINY_LOG, files=files)

@@ -270,5 +270,5 @@ async def _until_idle() -> None:
     """Wait until nothing is left to do but wait: there are no timers here, and no threads."""
     ready = asyncio.get_running_loop()._ready
     await asyncio.sleep(0)
-    while ready:
+    while ready:  # noqa: ASYNC110 - nobody could set an event
         await asyncio.sleep(0)

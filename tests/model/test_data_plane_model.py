@@ -2,8 +2,8 @@
 
 Sources connect and resume, send batches with and without numbers that overlap, repeat and break rules, and give up
 connections whose frames arrive later; the disk is slow, full or broken; the service sheds load, dies, loses power and
-is stopped; the log is trimmed. Checked after every step (service.py): every change is in the log once, in order and over
-no gap; an ack or a receipt is never early; a resume point is what is durable; and whatever happened, all can go on.
+is stopped; the log is trimmed. Checked after every step (service.py): every change is in the log once, in order and
+over no gap; an ack or receipt is never early; a resume point is what is durable; and whatever happened, all can go on.
 
 MODEL_CASES sets how many conversations, MODEL_SEED which.
 """
@@ -99,7 +99,9 @@ class Conversation:
         if not waiting:
             return "read nothing"
         wire = chance.choice(waiting)
-        return f"read {wire.source.name}: cut={wire.session.line.is_cut} {self._read(wire, chance.randint(1, 4), chance)}"
+        return (
+            f"read {wire.source.name}: cut={wire.session.line.is_cut} {self._read(wire, chance.randint(1, 4), chance)}"
+        )
 
     def _read(self, wire: Wire, count: int, chance: random.Random) -> str:
         """Read frames; now and then the service is overloaded and refuses the first of them."""
