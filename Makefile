@@ -6,7 +6,7 @@ COMPILE := $(ENV_PYTHON) -m uv pip compile --universal --python-version 3.11 --n
     --annotation-style line
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench lock clean service everything
+.PHONY: help run test soak check bench lock clean service everything
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,6 +16,13 @@ run: service ## Start the service
 
 test: everything ## Run all tests
 	$(ENV_PYTHON) -m pytest $(ARGS)
+
+# Random tests that the suite runs briefly. Seeds are printed: set CRASH_TEST_SEED, MODEL_SEED or FUZZ_SEED to see a
+# failure again.
+soak: everything ## Search for defects of the data plane for about an hour
+	MODEL_CASES=$${MODEL_CASES:-100000} MODEL_SEED=$${MODEL_SEED:-random} CRASH_TEST_ROUNDS=$${CRASH_TEST_ROUNDS:-10} \
+	FUZZ_FRAMES=$${FUZZ_FRAMES:-100000} FUZZ_SEED=$${FUZZ_SEED:-random} \
+	$(ENV_PYTHON) -m pytest --timeout=0 -s -v tests/model tests/crash tests/integration/test_data_plane_faults.py $(ARGS)
 
 check: everything ## Check format, style, types and import directions
 	$(ENV_PYTHON) -m ruff format --check

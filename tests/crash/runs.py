@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.seeds import choose_count, choose_seed
 
 # Small enough that every kill has a fair chance to meet a rotation, a trim, a flush or a commit.
 SETTINGS = {
@@ -17,14 +20,12 @@ SETTINGS = {
 }
 
 
-def choose_seed() -> int:
-    """Take the seed that is asked for, or a new one, and say which: the same seed makes the same choices again."""
-    given = os.environ.get("CRASH_TEST_SEED")
-    seed = int(given) if given else random.SystemRandom().randrange(2**32)
-    print(f"seed: CRASH_TEST_SEED={seed}", flush=True)
-    return seed
-
-
-def rounds(usual: int) -> int:
-    """Tell how many rounds to take: as many as usual, or so many times more."""
-    return usual * int(os.environ.get("CRASH_TEST_ROUNDS_TIMES", "1"))
+def rounds(directory: Path) -> Iterator[tuple[Path, random.Random]]:
+    """Take as many rounds as asked for, each with a directory and choices of its own, all from one seed."""
+    rng = random.Random(choose_seed("CRASH_TEST_SEED"))
+    count = choose_count("CRASH_TEST_ROUNDS", 1)
+    for number in range(1, count + 1):
+        print(f"round {number} of {count}", flush=True)
+        own = directory / str(number)
+        own.mkdir()
+        yield own, random.Random(rng.random())

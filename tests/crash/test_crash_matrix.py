@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.dying_service import STEPS, command, last_words
-from tests.crash.runs import SETTINGS, choose_seed, rounds
+from tests.crash.runs import SETTINGS, rounds
 from tests.crash.senders import BATCH_MAX_CHANGES, Sender
 from tests.crash.table_checks import check_tables, load_contents
 from tests.service_process import ServiceProcess, service_process
@@ -35,10 +35,7 @@ FEW_CHANGES = 40
 
 @pytest.mark.parametrize("part", STEPS)
 async def test_death_at_any_step_loses_nothing_and_doubles_nothing(tmp_path, part):
-    rng = random.Random(choose_seed())
-    for number in range(rounds(1)):
-        directory = tmp_path / str(number)
-        directory.mkdir()
+    for directory, rng in rounds(tmp_path):
         await _die_at_every_step(directory, part, rng)
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.runs import SETTINGS, choose_seed, rounds
+from tests.crash.runs import SETTINGS, rounds
 from tests.crash.senders import Sender
 from tests.crash.table_checks import check_tables, load_contents
 from tests.service_process import ServiceProcess, service_process
 
 pytestmark = pytest.mark.crash
 
-ROUNDS = 25
+KILLS = 25
 # Half of the kills fall anywhere in this time after the service is ready.
 KILL_WITHIN_S = 1.8
 # The others follow within this time a step that leaves a file behind: a segment of the log begun or recycled, a data
@@ -30,14 +30,18 @@ KILL_START_WITHIN_S = 1.5
 
 
 async def test_acked_changes_are_in_the_tables_exactly_once_and_in_order_after_kills_at_any_moment(tmp_path):
-    rng = random.Random(choose_seed())
+    for directory, rng in rounds(tmp_path):
+        await _kill_again_and_again(directory, rng)
+
+
+async def _kill_again_and_again(directory: Path, rng: random.Random) -> None:
     up = asyncio.Event()
     stays, leaves = (Sender(name, random.Random(rng.random()), up) for name in ("shop-1", "shop-2"))
-    with service_process(tmp_path, SETTINGS) as service:
+    with service_process(directory, SETTINGS) as service:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(stays.run(service.ws_url))
             leaving = tasks.create_task(leaves.run(service.ws_url))
-            for _ in range(rounds(ROUNDS)):
+            for _ in range(KILLS):
                 await _run_and_kill(service, rng, up)
             leaving.cancel()  # its last batches were sent and never acked: they may be in the tables or not
             stays.finish()

@@ -14,7 +14,7 @@ from websockets.asyncio.client import connect
 from ingest.config import Config
 from ingest.errors import ConfigError, IngestError
 from ingest.intake import Intake
-from ingest.service import load_node_id, serving, warehouse_location
+from ingest.service import listen, load_node_id, serving, warehouse_location
 from tests.ingest.conftest import small_config
 from tests.ingest.talking import talking
 from writer.config import StorageConfig
@@ -88,3 +88,12 @@ async def test_part_that_fails_while_a_client_waits_ends_the_service(tmp_path, m
             await client.send(b'{"type":"cdc_batch","sourceDoId":"s","events":[%s]}' % event)
             await asyncio.Event().wait()
     assert failed.value.exceptions[0].args == ("a defect of ours",)
+
+
+def test_answers_are_not_held_back_to_be_sent_together():
+    with (
+        listen("127.0.0.1", 0, setting="ws_port") as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -19,6 +19,7 @@ from tests.writer.arrowed import changes, stream_of
 HUGE_NUMBERS = (2**53 + 1, 2**63, -(2**63) - 1, 2**64, 10**30, 1e308, -1e-308, 10**400)
 STRANGE_VALUES = (None, True, -1, 0.5, "", "ü\u0000☃", [], {}, [[]], {"": {"": None}}, "2026-11-16T00:00:00Z", "NaN")
 DEPTH = 5_000
+SWOLLEN_BYTES = 300_000
 
 
 def _event(sequence: int) -> dict[str, Any]:
@@ -56,8 +57,8 @@ def _debezium(sequence: int) -> dict[str, Any]:
 def json_message(rng: random.Random, source: str, sequence: int) -> dict[str, Any]:
     """Make a message that is right."""
     events = [_event(sequence + number) for number in range(rng.randint(1, 4))]
-    if rng.random() < 0.005:
-        return {"type": "flush_request", "reason": "manual"}
+    if rng.random() < 0.01:
+        return rng.choice([{"type": "flush_request", "reason": "manual"}, {"type": "disconnect", "reason": "done"}])
     return rng.choice(
         [
             {"type": "connect", "sourceDoId": source, "epoch": 0, "ackLevel": "durable", "capabilities": {"a": [1]}},
@@ -122,17 +123,19 @@ def _dumps(message: Any) -> bytes:
 
 
 def _exchange_value(rng: random.Random, message: dict[str, Any]) -> None:
-    """Put something else in the place of one value, at any depth, or take it away."""
-    place: Any = message
+    """Put something else in the place of one value, at any depth, or take it away; mostly among the events."""
+    events = message.get("events")
+    place: Any = events if isinstance(events, list) and rng.random() < 0.8 else message
     while True:
         keys = list(place) if isinstance(place, dict) else list(range(len(place)))
         if not keys:
             return
         key = rng.choice(keys)
-        if isinstance(place[key], dict | list) and rng.random() < 0.7:
-            place = place[key]
-            continue
-        break
+        if not isinstance(place[key], dict | list) or rng.random() < 0.15:
+            break
+        place = place[key]
+    if key == "type" and rng.random() < 0.8:
+        return
     match rng.randrange(5):
         case 0:
             place[key] = rng.choice(HUGE_NUMBERS)
@@ -145,6 +148,8 @@ def _exchange_value(rng: random.Random, message: dict[str, Any]) -> None:
 
 
 def _spoil_bytes(rng: random.Random, frame: bytes) -> bytes:
+    if rng.random() < 0.005:
+        return frame * (SWOLLEN_BYTES // len(frame) + 1)
     spoil: Callable[[random.Random, bytes], bytes] = rng.choice(
         [_flip, _flip, _flip, _cut, _splice, _repeat, _insert_bytes, _nest]
     )

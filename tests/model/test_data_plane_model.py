@@ -5,12 +5,11 @@ connections whose frames arrive later; the disk is slow, full or broken; the ser
 is stopped; the log is trimmed. Checked after every step (service.py): every change is in the log once, in order and
 over no gap; an ack or receipt is never early; a resume point is what is durable; and whatever happened, all can go on.
 
-MODEL_CASES sets how many conversations, MODEL_SEED which.
+MODEL_CASES sets how many conversations, MODEL_SEED (a number, or `random`) which.
 """
 
 from __future__ import annotations
 
-import os
 import random
 
 from hypothesis import HealthCheck, given, note, seed, settings
@@ -18,10 +17,10 @@ from hypothesis import strategies as st
 
 from tests.model.service import Service, Wire
 from tests.model.sources import Source
+from tests.seeds import choose_count, choose_seed
 from writer.changes import SourceId
 
-CASES = int(os.environ.get("MODEL_CASES", "2000"))
-SEED = int(os.environ.get("MODEL_SEED", "1"))
+CASES = choose_count("MODEL_CASES", 2_000)
 STEPS = 40
 SHOW_PROGRESS_EVERY = 1_000
 
@@ -176,7 +175,6 @@ class _Count:
 
 # One number per step, from which the step draws everything; 0 does nothing, so that what is left of a failing
 # conversation is what it takes to fail. Shown step by step when it does.
-@seed(SEED)
 @settings(max_examples=CASES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(choices=st.lists(st.integers(0, 2**32 - 1), min_size=STEPS, max_size=STEPS))
 def _converse(choices: list[int]) -> None:
@@ -189,9 +187,8 @@ def _converse(choices: list[int]) -> None:
         conversation.service.close()
     _Count.cases += 1
     if _Count.cases % SHOW_PROGRESS_EVERY == 0:
-        print(f"conversations: {_Count.cases}", flush=True)
+        print(f"conversations: {_Count.cases} of {CASES}", flush=True)
 
 
 def test_every_acked_change_is_in_the_log_once_in_order_and_over_no_gap_whatever_happens():
-    print(f"seed: MODEL_SEED={SEED} MODEL_CASES={CASES}", flush=True)
-    _converse()
+    seed(choose_seed("MODEL_SEED", 1))(_converse)()
