@@ -38,25 +38,31 @@ def status(
     *,
     durable: Position | None,
     committed: Position | None,
-    log_bytes: int,
-    log_max_bytes: int,
+    buffer: BufferStats,
     connected_sources: int,
     limits: Limits,
+    last_flush_time_ms: int | None,
     now: float,
 ) -> Status:
     """Answer connect with the resume point. Positions of an earlier epoch say nothing about this one."""
     return Status(
         timestamp=_ms(now),
         state="receiving",
-        buffer=BufferStats(total_size_bytes=log_bytes, utilization=log_bytes / log_max_bytes),
+        buffer=buffer,
         connected_sources=connected_sources,
         limits=limits,
+        last_flush_time=last_flush_time_ms,
         encodings=ENCODINGS,
         epoch=message.epoch,
         last_durable_sequence=_sequence_in(durable, message.epoch),
         last_committed_sequence=_sequence_in(committed, message.epoch),
         correlation_id=message.correlation_id,
     )
+
+
+def buffer_stats(*, log_bytes: int, log_max_bytes: int) -> BufferStats:
+    """Tell how full the log is."""
+    return BufferStats(total_size_bytes=log_bytes, utilization=log_bytes / log_max_bytes)
 
 
 def limits(config: IngestConfig) -> Limits:

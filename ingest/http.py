@@ -130,7 +130,10 @@ def build_status(parts: Parts, *, now: float) -> dict[str, Any]:
         "connections": len(connections),
         "buffer": parts.feed.buffer_status(),
         "log": parts.feed.log_status(),
+        "lastFlushTime": parts.data_plane.last_flush_time_ms,
         "sources": _sources(parts, connections),
+        "sourceStates": [_source_state(parts, connection) for connection in connections if connection.session.source],
+        "dedupStats": _dedup_stats(parts),
         "tables": parts.feed.table_status(now=time.monotonic()),
         "transactionDoubts": list(parts.debezium.doubts),
         "problems": _problems(parts),
@@ -206,6 +209,33 @@ def _sources(parts: Parts, connections: list[Connection]) -> list[dict[str, Any]
         }
         for source, durable in sorted(parts.intake.sources().items())
     ]
+
+
+def _source_state(parts: Parts, connection: Connection) -> dict[str, Any]:
+    """Describe a connected source in DoLake's words; received and acked are the same, because an ack says durable."""
+    source = connection.session.source
+    assert source is not None
+    durable = parts.intake.durable_position(source)
+    sequence = durable.sequence if durable is not None else None
+    return {
+        "sourceDoId": source,
+        "lastReceivedSequence": sequence,
+        "lastAckedSequence": sequence,
+        **_connection(connection),
+    }
+
+
+def _dedup_stats(parts: Parts) -> dict[str, int]:
+    """Count the changes that were compared and found again, and the sources whose marks are kept."""
+
+    def count(name: str) -> int:
+        return int(parts.registry.get_sample_value(name) or 0)
+
+    return {
+        "totalChecks": count("ingest_received_changes_total"),
+        "duplicatesFound": count("ingest_duplicate_changes_total"),
+        "entriesTracked": len(parts.intake.sources()),
+    }
 
 
 def _connection(connection: Connection) -> dict[str, Any]:

@@ -141,6 +141,7 @@ class Status(msgspec.Struct, rename="camel", tag_field="type", tag="status", omi
     epoch: int
     last_durable_sequence: int | None = None
     last_committed_sequence: int | None = None
+    last_flush_time: int | None = None
     correlation_id: str | None = None
 
 

@@ -123,6 +123,7 @@ class DataPlane:
         self._metrics = metrics
         self.gatekeeper = Gatekeeper(PATH, config=config, metrics=metrics)
         self._connections: set[Connection] = set()
+        self.last_flush_time_ms: int | None = None
 
     def connections(self) -> list[Connection]:
         """Show the open connections."""
@@ -179,6 +180,7 @@ class DataPlane:
         seen = 0
         while True:
             seen = await self._feed.wait_for_commit(seen)
+            self.last_flush_time_ms = int(time.time() * 1_000)
             for connection in self._connections:
                 self._maybe_send_receipt(connection)
 
@@ -363,10 +365,10 @@ class DataPlane:
             message,
             durable=self._intake.resume(source),
             committed=self._feed.committed_position(source),
-            log_bytes=self._feed.log_bytes(),
-            log_max_bytes=self._feed.log_max_bytes(),
+            buffer=answers.buffer_stats(log_bytes=self._feed.log_bytes(), log_max_bytes=self._feed.log_max_bytes()),
             connected_sources=len({c.session.source for c in self._connections if c.session.source}),
             limits=answers.limits(self._config),
+            last_flush_time_ms=self.last_flush_time_ms,
             now=time.time(),
         )
 

@@ -15,6 +15,7 @@ import inspect
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,12 +59,15 @@ def _has_rows(_client: Any, _name: Any, request: Any) -> bool:
     return any(update["action"] == "add-snapshot" for update in request.updates)
 
 
+LAST_WORDS_S = 0.05
+
 FIRST_APPEND = "writer.wal.log:Log.append"
 
 # In the order of docs/invariants.md. Steps of one part are died at one after the other, on the same data.
 STEPS: dict[str, dict[str, Step]] = {
     "intake": {
         "group decided": _after("ingest.dedup:Dedup.decide"),
+        "before the group is written": _before("writer.wal.log:write_all"),
         "group written": _after("writer.wal.log:write_all"),
         "group synced, not recorded": _after(FIRST_APPEND),
         "group recorded, not answered": _before("ingest.intake:Intake._answer"),
@@ -129,6 +133,8 @@ class Sentence:
             return
         self._calls_left -= 1
         if self._calls_left == 0:
+            # Where another thread than the event loop's dies here, whatever is told too early has time to get out.
+            time.sleep(LAST_WORDS_S)
             os.write(sys.stderr.fileno(), f"{self._words}\n".encode())
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -23,10 +23,10 @@ def status(*, epoch: int = 0, durable: Position | None = None, committed: Positi
         Connect(source_do_id="shop", epoch=epoch, correlation_id="c"),
         durable=durable,
         committed=committed,
-        log_bytes=50,
-        log_max_bytes=200,
+        buffer=answers.buffer_stats(log_bytes=50, log_max_bytes=200),
         connected_sources=3,
         limits=Limits(max_message_size=10, max_event_size=5),
+        last_flush_time_ms=7,
         now=NOW,
     )
 

@@ -403,6 +403,10 @@ async def test_status_shows_sources_tables_log_and_buffer(service, http):
     assert (source["sourceDoId"], source["connected"]) == ("shop", True)
     assert (source["lastDurableSequence"], source["lastCommittedSequence"]) == (3, 2)
     assert (source["batchesReceived"], source["eventsReceived"]) == (2, 3)
+    (state,) = status["sourceStates"]
+    assert (state["sourceDoId"], state["lastReceivedSequence"], state["lastAckedSequence"]) == ("shop", 3, 3)
+    assert status["dedupStats"] == {"totalChecks": 3, "duplicatesFound": 0, "entriesTracked": 1}
+    assert status["lastFlushTime"] > 0
     (table,) = status["tables"]
     assert (table["table"], table["bufferedRows"], table["committedRows"]) == ("default.users", 1, 2)
     assert (table["problem"], table["lastFlushReason"]) == (None, "request")
@@ -450,3 +454,12 @@ async def test_metrics_tell_the_four_states_apart(service, http):
     assert found["writer_buffered_bytes"] > 0
     assert found["writer_log_uncommitted_records"] == 1
     assert found["ingest_event_loop_lag_seconds"] >= 0
+
+
+async def test_connect_tells_when_the_last_flush_was(service):
+    async with talking(service.ws_url) as client:
+        assert "lastFlushTime" not in await client.ask("connect", sourceDoId="shop")
+        await client.batch(1)
+        await client.ask("flush_request")
+        await client.hear_receipt(0)
+        assert (await client.ask("connect", sourceDoId="shop"))["lastFlushTime"] > 0
