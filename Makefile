@@ -20,7 +20,7 @@ test: everything ## Run all tests
 # Random tests that the suite runs briefly. Seeds are printed: set CRASH_TEST_SEED, MODEL_SEED or FUZZ_SEED to see a
 # failure again.
 soak: everything ## Search for defects of the data plane for about an hour
-	MODEL_CASES=$${MODEL_CASES:-100000} MODEL_SEED=$${MODEL_SEED:-random} CRASH_TEST_ROUNDS=$${CRASH_TEST_ROUNDS:-10} \
+	HYPOTHESIS_PROFILE=soak MODEL_CASES=$${MODEL_CASES:-100000} MODEL_SEED=$${MODEL_SEED:-random} CRASH_TEST_ROUNDS=$${CRASH_TEST_ROUNDS:-10} \
 	FUZZ_FRAMES=$${FUZZ_FRAMES:-100000} FUZZ_SEED=$${FUZZ_SEED:-random} \
 	$(ENV_PYTHON) -m pytest --timeout=0 -s -v tests/model tests/crash tests/integration/test_data_plane_faults.py $(ARGS)
 
