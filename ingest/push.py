@@ -119,11 +119,10 @@ async def _settle_first(
     """Wait until the oldest batch is acked. One that is refused for now is sent again, and those behind it after it."""
     answer = await _receive(socket, "ack", "nack")
     while answer["type"] == "nack":
-        if not answer["shouldRetry"]:
-            raise _refused(answer)
-        for _ in range(len(in_flight) - 1):  # nothing overtakes a refused batch: these are refused as well
-            await _receive(socket, "ack", "nack")
-        await asyncio.sleep(answer.get("retryDelayMs", RETRY_DELAY_MS) / 1_000)
+        if answer["shouldRetry"]:
+            for _ in range(len(in_flight) - 1):  # nothing overtakes a refused batch: these are refused as well
+                await _receive(socket, "ack", "nack")
+        await _wait_to_retry(answer)
         for batch in in_flight:
             await socket.send(batch.frame, text=True)
         answer = await _receive(socket, "ack", "nack")
@@ -142,7 +141,11 @@ async def _take_ack(ack: dict[str, Any], batch: _Batch, report: PushReport, prog
 async def _flush(socket: ClientConnection, request: PushRequest, report: PushReport) -> None:
     message = {"type": "flush_request", "timestamp": _now_ms(), "sourceDoId": request.source, "reason": "manual"}
     await socket.send(orjson.dumps(message), text=True)
-    answer = await _receive(socket, "flush_response")
+    answer = await _receive(socket, "flush_response", "nack")
+    while answer["type"] == "nack":
+        await _wait_to_retry(answer)
+        await socket.send(orjson.dumps(message), text=True)
+        answer = await _receive(socket, "flush_response", "nack")
     report.committed = bool(answer["result"]["success"])
     report.tables = answer["result"]["tables"]
 
@@ -160,6 +163,16 @@ async def _receive(socket: ClientConnection, *kinds: str) -> dict[str, Any]:
     if message["type"] == "nack":
         raise _refused(message)
     raise PushError(f"unexpected answer: waited_for={kinds[0]} got={message['type']}")
+
+
+async def _wait_to_retry(nack: dict[str, Any]) -> None:
+    """Wait as long as a refusal asks for.
+
+    Raises: PushError if sending it again cannot help.
+    """
+    if not nack["shouldRetry"]:
+        raise _refused(nack)
+    await asyncio.sleep(nack.get("retryDelayMs", RETRY_DELAY_MS) / 1_000)
 
 
 def _refused(nack: dict[str, Any]) -> PushError:

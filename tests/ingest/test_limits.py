@@ -311,8 +311,8 @@ async def test_who_does_not_listen_to_refusals_is_closed_with_4002(tmp_path):
 async def test_source_is_limited_by_its_bytes_over_all_its_connections(tmp_path):
     async with (
         limited(tmp_path, source_bytes_per_s=1_000.0) as addresses,
-        talking(addresses.ws_url) as client,
         talking(addresses.ws_url) as twin,
+        talking(addresses.ws_url) as client,  # which the source speaks on, having connected here last
     ):
         assert (await client.batch(*range(20)))["status"] == "ok"
         nack = await twin.batch(20)
