@@ -235,10 +235,20 @@ class LogDirectory:
         for number in numbers:
             path = self.path / spare_name(number)
             if len(kept) < spares_max and self._size(path) == self._segment_bytes:
+                self._settle_size(path)
                 kept.append(path)
             else:
                 self.files.unlink(path)
         return tuple(kept)
+
+    def _settle_size(self, path: Path) -> None:
+        """Have the disk know a spare's size, which a sync that failed may have left in memory only."""
+        descriptor = self.files.open(path, os.O_RDWR)
+        try:
+            write_all(self.files, descriptor, [b"\0"], self._segment_bytes - 1)
+            self.files.sync(descriptor)
+        finally:
+            self.files.close(descriptor)
 
     def _size(self, path: Path) -> int:
         descriptor = self.files.open(path, os.O_RDONLY)

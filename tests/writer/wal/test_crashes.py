@@ -15,6 +15,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -22,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.writer.wal.crashes import CrashingFilesystem
 from tests.writer.wal.support import SMALL, append, append_large, large, opened, read_all, wait_until
 from writer.errors import WalFailed, WalFull
+from writer.wal.directory import LogDirectory
 from writer.wal.log import Log
 
 sizes = st.one_of(st.integers(1, 60), st.integers(480, 540), st.integers(60_000, 250_000))
@@ -48,6 +50,24 @@ async def test_power_loss_at_any_step_of_recycling_and_rotating_loses_nothing_th
             assert log.durable_end in ((4, 5) if moment < acked else (5, 6) if moment < end else (6,))
             assert read_all(log, offset=2) == [large(offset) for offset in range(2, log.durable_end)]
         shutil.rmtree(directory)
+
+
+async def test_spare_whose_filling_failed_to_sync_is_no_segment_that_power_loss_cuts_short(tmp_path: Path):
+    """The process dies before it can remove the spare: the next one sees all its bytes, of which the disk has none."""
+    files = CrashingFilesystem(tmp_path / "log")
+    directory = LogDirectory(files.directory, segment_bytes=SMALL.segment_max_bytes, files=files)
+    files.sync_fails = True
+    with pytest.raises(OSError, match="injected into sync"):
+        directory.prepare_spare()
+    directory.close()
+    died = files.crash(tmp_path / "died", moment=files.moment() - 1, power_loss=None)
+    async with opened(died.directory, files=died) as log:
+        await append(log, b"acked")
+        acked = died.moment()
+    for seed in range(4):
+        dark = died.crash(tmp_path / f"dark-{seed}", moment=acked, power_loss=random.Random(seed))
+        async with opened(dark.directory, files=dark) as log:
+            assert read_all(log) == [b"acked"]
 
 
 class Outcome(enum.Enum):
