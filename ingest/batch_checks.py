@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from ingest.errors import ProtocolError
 from ingest.offers import NackReason
-from writer.arrow_frames import ArrowFrame, ArrowHead, RowTooLarge
+from writer.arrow.frames import ArrowFrame, ArrowHead, RowTooLarge
 from writer.envelope import BatchHead, BatchMalformed, decode_batch
 from writer.frames import Encoding
 

@@ -39,7 +39,7 @@ from ingest.protocol import ClientMessage, Connect, DebeziumBatch, Disconnect, H
 from ingest.read_budget import ReadBudget
 from ingest.sockets import BudgetedConnection
 from ingest.upgrades import Door
-from writer.arrow_frames import ArrowFrame
+from writer.arrow.frames import ArrowFrame
 from writer.envelope import BatchHead
 
 # The spread of a retry delay, so that clients that were refused together do not come back together.

@@ -1,6 +1,6 @@
 """The wire protocol, version 1. Owns the messages, their checks and what one connection may say when.
 
-Frames are JSON objects told apart by `type`, or batches as Arrow streams (writer/arrow_frames.py), told from JSON by
+Frames are JSON objects told apart by `type`, or batches as Arrow streams (writer/arrow/frames.py), told from JSON by
 their first bytes. A session goes through
 
     OPEN --connect | first cdc_batch--> BOUND (to one source) --disconnect--> ENDED
@@ -21,7 +21,7 @@ import msgspec
 from ingest.batch_checks import AnyBatch, check_changes, head_of, invalid
 from ingest.errors import ProtocolError
 from ingest.offers import Line, NackReason, Offer
-from writer.arrow_frames import ArrowFrame, ArrowHead
+from writer.arrow.frames import ArrowFrame, ArrowHead
 from writer.changes import Operation, SourceId
 from writer.envelope import (
     BatchHead,

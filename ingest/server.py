@@ -46,7 +46,7 @@ from ingest.protocol import (
 )
 from ingest.receipts import Receipts
 from ingest.sockets import BudgetedConnection, connections_with, raise_open_files_limit
-from writer.arrow_frames import ArrowFrame, is_arrow_frame
+from writer.arrow.frames import ArrowFrame, is_arrow_frame
 from writer.changes import Position, SourceId
 from writer.envelope import BatchHead
 from writer.feed import Feed

@@ -34,12 +34,12 @@ from ingest.intake import Intake
 from ingest.metrics import IngestMetrics
 from ingest.server import PATH, DataPlane
 from writer.buffer import FlushReason
-from writer.catalog_client import open_catalog
 from writer.committer import Committer
 from writer.config import LogConfig, StorageConfig, WriterConfig
 from writer.feed import Feed
+from writer.iceberg.catalog_client import open_catalog
+from writer.iceberg.partitions import parse_partition
 from writer.metrics import WriterMetrics
-from writer.partitions import parse_partition
 from writer.schema import initial_columns
 from writer.storage import open_store
 from writer.table_writer import TableContext

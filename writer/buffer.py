@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from writer import columns
 from writer.changes import Position, SourceId, Span
 from writer.config import WriterConfig
-from writer.partitions import Partition, PartitionSpec
+from writer.iceberg.partitions import Partition, PartitionSpec
 
 # What a partition's values stand for: name and transform of each field.
 Layout: TypeAlias = tuple[tuple[str, str], ...]

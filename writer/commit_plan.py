@@ -21,11 +21,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from writer.avro_schemas import FORMAT_WITH_ROW_IDS
 from writer.changes import SourceId, Span
 from writer.errors import TableReplaced
-from writer.manifests import DataFile, ListHeader, ManifestFile, ManifestList, apply_manifest, apply_row_ids
-from writer.progress import (
+from writer.iceberg.avro_schemas import FORMAT_WITH_ROW_IDS
+from writer.iceberg.manifests import DataFile, ListHeader, ManifestFile, ManifestList, apply_manifest, apply_row_ids
+from writer.iceberg.progress import (
     FLUSH_ID_KEY,
     LOG_FROM_KEY,
     LOG_TO_KEY,
@@ -35,7 +35,7 @@ from writer.progress import (
     Progress,
     spans_to_text,
 )
-from writer.table_state import MAIN_BRANCH, TableState
+from writer.iceberg.table_state import MAIN_BRANCH, TableState
 from writer.types import Schema, schema_to_json
 
 _DELETE_TOTALS = ("total-delete-files", "total-position-deletes", "total-equality-deletes")

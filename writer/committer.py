@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from writer.catalog_client import CatalogClient, parse_table
 from writer.changes import TableName
 from writer.commit_plan import (
     AppendPlan,
@@ -41,8 +40,9 @@ from writer.errors import (
     StorageError,
     TableMissing,
 )
-from writer.manifest_merge import OWN_MANIFEST_PREFIX, apply_merge, decode_entries, plan_merge
-from writer.manifests import (
+from writer.iceberg.catalog_client import CatalogClient, parse_table
+from writer.iceberg.manifest_merge import OWN_MANIFEST_PREFIX, apply_merge, decode_entries, plan_merge
+from writer.iceberg.manifests import (
     ManifestFile,
     ManifestUnreadable,
     decode_manifest_list,
@@ -51,9 +51,9 @@ from writer.manifests import (
     encode_manifest,
     encode_manifest_list,
 )
-from writer.partitions import parse_partition
+from writer.iceberg.partitions import parse_partition
+from writer.iceberg.table_state import TableState, metadata_location, table_state_from
 from writer.storage import ObjectStore
-from writer.table_state import TableState, metadata_location, table_state_from
 from writer.types import Schema
 
 T = TypeVar("T")

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from writer.config import WriterConfig
-from writer.manifests import DataFile
-from writer.partitions import Partition
-from writer.single_values import (
+from writer.iceberg.manifests import DataFile
+from writer.iceberg.partitions import Partition
+from writer.iceberg.single_values import (
     encode_single_value,
     lower_binary_bound,
     lower_text_bound,

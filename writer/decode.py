@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.json as pj
 
 from writer import columns as names
-from writer.change_columns import change_columns
-from writer.groups import ChangeGroup, Image
-from writer.number_check import NumberCheck, number_check_of
-from writer.parse_types import NO_VACANCIES, Vacancies, parse_struct, refine_column
-from writer.text_values import Misfit
+from writer.rows.change_columns import change_columns
+from writer.rows.groups import ChangeGroup, Image
+from writer.rows.number_check import NumberCheck, number_check_of
+from writer.rows.parse_types import NO_VACANCIES, Vacancies, parse_struct, refine_column
+from writer.rows.text_values import Misfit
 from writer.types import Field, Schema, StructType, to_arrow_schema
 
 # Measured best from 128 KiB to 512 KiB; larger blocks leave the processor's cache.

@@ -12,15 +12,15 @@ from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from writer.arrow_groups import ArrowGroup, split_arrow_frames
-from writer.arrow_rows import fit_arrow_group
+from writer.arrow.groups import ArrowGroup, split_arrow_frames
+from writer.arrow.rows import fit_arrow_group
 from writer.changes import SourceId, Span
 from writer.decode import decode_group
 from writer.frames import Encoding, Frame, decode_frame, decoded_max_bytes
-from writer.groups import ChangeGroup, Group, split_frames
-from writer.parse_types import Vacancies
+from writer.rows.groups import ChangeGroup, Group, split_frames
+from writer.rows.parse_types import Vacancies
+from writer.rows.text_values import Misfit
 from writer.schema import Fitted, fit_group
-from writer.text_values import Misfit
 from writer.types import StructType
 from writer.wal.record import Record
 

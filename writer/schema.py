@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from writer import columns as names
-from writer.conform import conform
 from writer.decode import decode_group, decode_lifted, own_fields
-from writer.evolution import FIELDS_MAX, Room, StructWatch
-from writer.groups import ChangeGroup
-from writer.misfits import KeptRow, keep_row, parse_row, row_keeper
-from writer.parse_types import NO_VACANCIES, Vacancies
-from writer.relaxation import relax_fields
-from writer.text_values import Misfit
+from writer.rows.conform import conform
+from writer.rows.evolution import FIELDS_MAX, Room, StructWatch
+from writer.rows.groups import ChangeGroup
+from writer.rows.misfits import KeptRow, keep_row, parse_row, row_keeper
+from writer.rows.parse_types import NO_VACANCIES, Vacancies
+from writer.rows.relaxation import relax_fields
+from writer.rows.text_values import Misfit
 from writer.types import Field, ListType, StructType, Type
 
 __all__ = ["Fitted", "conform", "fit_group", "initial_columns", "with_own"]

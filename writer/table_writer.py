@@ -41,15 +41,15 @@ from writer.errors import (
     TableReplaced,
     WriterError,
 )
-from writer.groups import Group
-from writer.manifests import DataFile
+from writer.iceberg.manifests import DataFile
+from writer.iceberg.partitions import Partition, PartitionSpec, parse_partition, split_by_partition
+from writer.iceberg.table_state import TableState, data_location
 from writer.merge import field_ids, merge_columns
 from writer.metrics import WriterMetrics
-from writer.parse_types import NO_VACANCIES
-from writer.partitions import Partition, PartitionSpec, parse_partition, split_by_partition
+from writer.rows.groups import Group
+from writer.rows.parse_types import NO_VACANCIES
 from writer.schema import Fitted, conform, initial_columns
 from writer.storage import ObjectStore
-from writer.table_state import TableState, data_location
 from writer.types import Schema
 
 logger = logging.getLogger(__name__)

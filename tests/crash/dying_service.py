@@ -85,9 +85,9 @@ STEPS: dict[str, dict[str, Step]] = {
         "segment retired": _after("writer.wal.directory:LogDirectory.retire", calls_max=2),
     },
     "flush": {
-        "namespace created": _after("writer.catalog_client:CatalogClient.ensure_namespace", calls_max=1),
+        "namespace created": _after("writer.iceberg.catalog_client:CatalogClient.ensure_namespace", calls_max=1),
         "table's first metadata written": _before("catalog.store.sqlite:SqliteStore.create_table", calls_max=1),
-        "table created": _after("writer.catalog_client:CatalogClient.create_table", calls_max=1),
+        "table created": _after("writer.iceberg.catalog_client:CatalogClient.create_table", calls_max=1),
         "buffer taken": _after("writer.buffer:TableBuffer.take"),
         "schema committed": _after("writer.committer:Committer.commit_schema"),
         "first data file written": _after("writer.storage:LocalStore.write", only=_named("-00000.parquet")),
@@ -96,7 +96,7 @@ STEPS: dict[str, dict[str, Step]] = {
         "manifest list written": _after("writer.storage:LocalStore.write", only=_named("/metadata/snap-", ".avro")),
     },
     "commit": {
-        "before the request": _before("writer.catalog_client:CatalogClient.commit_table", only=_has_rows),
+        "before the request": _before("writer.iceberg.catalog_client:CatalogClient.commit_table", only=_has_rows),
         "metadata file written, pointer not swapped": _before("catalog.store.sqlite:SqliteStore.swap_pointer"),
         "pointer swapped, transaction open": _after("catalog.store.sqlite:_swap_pointer"),
         "pointer swapped, not answered": _after("catalog.store.sqlite:SqliteStore.swap_pointer"),

@@ -17,7 +17,7 @@ from ingest.service import Addresses, serving
 from tests.clients import open_duckdb
 from tests.ingest.conftest import small_config
 from tests.ingest.talking import Talker, talking
-from tests.writer.arrowed import changes, stream_of
+from tests.writer.arrow.arrowed import changes, stream_of
 from writer.frames import Encoding
 
 FRAME_MAX_BYTES = 1024 * 1024

@@ -11,7 +11,7 @@ from writer import columns
 from writer.buffer import Chunk, FlushReason, Gathered, TableBuffer, layout_of
 from writer.changes import Position, SourceId, Span
 from writer.config import WriterConfig
-from writer.partitions import PartitionField, PartitionSpec
+from writer.iceberg.partitions import PartitionField, PartitionSpec
 
 BY_DAY = PartitionSpec(0, (PartitionField(2, 1000, "_cdc_timestamp_day", "day"),))
 A, B = SourceId("a"), SourceId("b")

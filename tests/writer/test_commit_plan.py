@@ -10,10 +10,10 @@ from writer.buffer import Span
 from writer.changes import Position, SourceId, TableName
 from writer.commit_plan import Flush, Outcome, find_flush, plan_append, plan_schema, read_outcome
 from writer.errors import CatalogError, TableReplaced
-from writer.manifests import DataFile, ManifestList, describe_manifest
-from writer.partitions import parse_partition, spec_to_json
-from writer.progress import Progress, ProgressUnreadable
-from writer.table_state import data_location, metadata_location, table_state_from
+from writer.iceberg.manifests import DataFile, ManifestList, describe_manifest
+from writer.iceberg.partitions import parse_partition, spec_to_json
+from writer.iceberg.progress import Progress, ProgressUnreadable
+from writer.iceberg.table_state import data_location, metadata_location, table_state_from
 from writer.types import schema_to_json
 
 USERS = TableName(("default",), "users")

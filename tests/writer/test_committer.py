@@ -11,7 +11,6 @@ import pytest
 from tests.fakes import CatalogFault, FlakyCatalog
 from tests.writer.examples import NESTED, nested_rows
 from writer.buffer import Span
-from writer.catalog_client import open_catalog
 from writer.changes import Position, SourceId, TableName
 from writer.commit_plan import Flush
 from writer.committer import ATTEMPTS_MAX, Committer
@@ -25,9 +24,10 @@ from writer.errors import (
     TableMissing,
     TableReplaced,
 )
-from writer.partitions import PartitionRejected, split_by_partition
+from writer.iceberg.catalog_client import open_catalog
+from writer.iceberg.partitions import PartitionRejected, split_by_partition
+from writer.iceberg.table_state import data_location
 from writer.storage import open_store
-from writer.table_state import data_location
 from writer.types import Field, Schema, StructType
 
 USERS = TableName(("default",), "users")
@@ -153,7 +153,7 @@ async def test_a_row_of_own_commits_reads_nothing_from_storage(bench, monkeypatc
 
 @pytest.mark.parametrize("format_version", [2, 3])
 async def test_many_commits_leave_a_short_list_of_manifests(bench, monkeypatch, format_version):
-    monkeypatch.setattr("writer.manifest_merge.MIN_COUNT_DEFAULT", 4)
+    monkeypatch.setattr("writer.iceberg.manifest_merge.MIN_COUNT_DEFAULT", 4)
     state = await bench.create(format_version=format_version)
     for first in range(1, 100, 10):
         state = (await bench.committer.commit(state, await bench.make_flush(state, first, first + 9))).state
@@ -168,7 +168,7 @@ async def test_many_commits_leave_a_short_list_of_manifests(bench, monkeypatch, 
 
 
 async def test_a_merge_that_cannot_read_is_put_off_and_the_rows_are_committed(bench, monkeypatch):
-    monkeypatch.setattr("writer.manifest_merge.MIN_COUNT_DEFAULT", 2)
+    monkeypatch.setattr("writer.iceberg.manifest_merge.MIN_COUNT_DEFAULT", 2)
     state = await bench.create()
     for first in (1, 11):
         state = (await bench.committer.commit(state, await bench.make_flush(state, first, first + 9))).state

@@ -8,8 +8,8 @@ from writer import columns
 from writer.changes import Position, SourceId, Span
 from writer.decoding import Expected, decode_or_fit, decode_run, spans_of, split_epochs
 from writer.frames import Encoding, Frame, encode_frame
-from writer.groups import ChangeGroup, split_frames
-from writer.parse_types import NO_VACANCIES
+from writer.rows.groups import ChangeGroup, split_frames
+from writer.rows.parse_types import NO_VACANCIES
 from writer.schema import initial_columns
 from writer.types import Field, StructType
 from writer.wal.record import Record

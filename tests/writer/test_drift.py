@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.writer.rows import declared, exact, fit, highest_id, is_same, own_rows, put_together, raw_group
+from tests.writer.sample_rows import declared, exact, fit, highest_id, is_same, own_rows, put_together, raw_group
 from writer.decode import decode_group
+from writer.rows.text_values import Misfit
 from writer.schema import conform, initial_columns
-from writer.text_values import Misfit
 from writer.types import Field, ListType, MapType, StructType
 
 NAMES = st.sampled_from(["id", "a", "b", "A", "a.b", "c", "", "_cdc_sequence", "_file", "x"])

@@ -16,12 +16,12 @@ from pyiceberg.schema import Schema as PyIcebergSchema
 from pyiceberg.types import LongType, NestedField
 
 from tests.fakes import CatalogFault, FlakyCatalog
-from writer.catalog_client import open_catalog
 from writer.changes import Position, SourceId
 from writer.committer import Committer
 from writer.config import MIB, LogConfig, WriterConfig
 from writer.feed import Feed
 from writer.frames import Encoding, Frame, encode_frame
+from writer.iceberg.catalog_client import open_catalog
 from writer.metrics import WriterMetrics
 from writer.storage import open_store
 from writer.table_writer import TableContext

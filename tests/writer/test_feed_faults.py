@@ -18,13 +18,13 @@ from prometheus_client import CollectorRegistry
 from tests.fakes import CatalogFault, FlakyCatalog
 from tests.writer.conftest import Lake
 from writer.buffer import FlushReason
-from writer.catalog_client import open_catalog
 from writer.changes import Position, SourceId
 from writer.committer import Committer
 from writer.config import MIB, LogConfig, WriterConfig
 from writer.errors import StorageError
 from writer.feed import Feed
 from writer.frames import Encoding, Frame, encode_frame
+from writer.iceberg.catalog_client import open_catalog
 from writer.metrics import WriterMetrics
 from writer.storage import ObjectStore, open_store
 from writer.table_writer import TableContext

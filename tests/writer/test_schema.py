@@ -2,10 +2,10 @@ import json
 
 import pytest
 
-from tests.writer.rows import declared, fit, group, highest_id, own_rows, raw_group, rescued
+from tests.writer.sample_rows import declared, fit, group, highest_id, own_rows, raw_group, rescued
 from writer import columns as names
-from writer import evolution, inference
 from writer.decode import decode_group, own_fields
+from writer.rows import evolution, inference
 from writer.schema import FIT_CHUNK_ROWS, conform, initial_columns
 from writer.types import Field, ListType, MapType, StructType, Type
 

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+
+import pytest
+from aiohttp import web
+
+from tests.writer.examples import NESTED
+from writer.changes import TableName
+from writer.commit_plan import Request
+from writer.errors import CatalogError, CatalogUnavailable, CommitConflict, CommitUnknown, TableMissing
+from writer.iceberg.catalog_client import open_catalog
+from writer.iceberg.partitions import parse_partition
+
+ORDERS = TableName(("sales", "eu"), "orders/2026")
+NO_CHANGE = Request((), ())
+
+
+@contextlib.asynccontextmanager
+async def serve(handler):
+    """Serve every path with `handler` on a free loopback port; yields the base URL."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield "http://{}:{}".format(*runner.addresses[0][:2])
+    finally:
+        await runner.cleanup()
+
+
+def answer(status, **body):
+    async def handle(_: web.Request) -> web.Response:
+        return web.json_response(body, status=status)
+
+    return handle
+
+
+@pytest.mark.parametrize(
+    ("status", "on_load", "on_commit"),
+    [
+        (400, CatalogError, CatalogError),
+        (401, CatalogError, CatalogError),
+        (404, TableMissing, TableMissing),
+        (409, CommitConflict, CommitConflict),
+        (429, CatalogUnavailable, CatalogUnavailable),
+        (500, CatalogUnavailable, CommitUnknown),
+        (503, CatalogUnavailable, CommitUnknown),
+        (504, CatalogUnavailable, CommitUnknown),
+    ],
+)
+async def test_each_status_is_an_error_by_what_to_do_next(status, on_load, on_commit):
+    error = {"message": "Requirement failed", "type": "X", "code": status}
+    async with serve(answer(status, error=error)) as url, open_catalog(url) as catalog:
+        with pytest.raises(CatalogError, match=f"Requirement failed: status={status}") as loaded:
+            await catalog.load_table(ORDERS)
+        with pytest.raises(CatalogError) as committed:
+            await catalog.commit_table(ORDERS, NO_CHANGE)
+    assert (loaded.type, committed.type) == (on_load, on_commit)
+
+
+async def test_an_answer_that_is_not_the_catalogs_is_still_understood():
+    async def proxy_page(_: web.Request) -> web.Response:
+        return web.Response(status=502, text="<html>Bad Gateway</html>")
+
+    async with serve(proxy_page) as url, open_catalog(url) as catalog:
+        with pytest.raises(CommitUnknown, match="catalog refused: status=502"):
+            await catalog.commit_table(ORDERS, NO_CHANGE)
+
+
+async def test_a_catalog_that_does_not_answer_in_time_leaves_the_outcome_unknown():
+    async def hang(_: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with serve(hang) as url, open_catalog(url, timeout_s=0.1) as catalog:
+        with pytest.raises(CommitUnknown, match="did not answer"):
+            await catalog.commit_table(ORDERS, NO_CHANGE)
+        with pytest.raises(CatalogUnavailable, match="did not answer"):
+            await catalog.load_table(ORDERS)
+
+
+async def test_a_connection_lost_while_committing_leaves_the_outcome_unknown():
+    async def hang_up(request: web.Request) -> web.Response:
+        request.transport.abort()
+        return web.Response()
+
+    async with serve(hang_up) as url, open_catalog(url) as catalog:
+        with pytest.raises(CommitUnknown, match="did not answer"):
+            await catalog.commit_table(ORDERS, NO_CHANGE)
+
+
+async def test_a_catalog_that_is_down_has_not_committed():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    async with open_catalog(f"http://127.0.0.1:{port}") as catalog:
+        with pytest.raises(CatalogUnavailable, match="cannot be reached"):
+            await catalog.commit_table(ORDERS, NO_CHANGE)
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
+async def test_the_prefix_that_the_catalog_asks_for_goes_into_every_path(suffix):
+    seen = []
+
+    async def record(request: web.Request) -> web.Response:
+        seen.append((request.raw_path, request.headers.get("Authorization")))
+        return web.json_response({"defaults": {}, "overrides": {"prefix": "a/b"}, "metadata": {}})
+
+    async with serve(record) as url, open_catalog(f"{url}{suffix}", warehouse="my lake", token="t") as catalog:
+        await catalog.load_config()
+        await catalog.load_table(ORDERS)
+    assert seen == [
+        ("/v1/config?warehouse=my+lake", "Bearer t"),
+        ("/v1/a/b/namespaces/sales%1Feu/tables/orders%2F2026", "Bearer t"),
+    ]
+
+
+async def test_a_namespace_is_created_from_the_top_and_may_exist():
+    seen = []
+
+    async def record(request: web.Request) -> web.Response:
+        seen.append((await request.json())["namespace"])
+        return web.json_response({}, status=409 if len(seen) == 1 else 200)
+
+    async with serve(record) as url, open_catalog(url) as catalog:
+        await catalog.ensure_namespace(("sales", "eu"))
+    assert seen == [["sales"], ["sales", "eu"]]
+
+
+async def test_a_table_is_created_with_columns_partitions_and_properties():
+    seen = []
+
+    async def record(request: web.Request) -> web.Response:
+        seen.append(await request.json())
+        return web.json_response({"metadata": {"x": 1}, "metadata-location": "here"})
+
+    spec = parse_partition("day(_cdc_timestamp)", NESTED)
+    async with serve(record) as url, open_catalog(url) as catalog:
+        table = await catalog.create_table(ORDERS, schema=NESTED, spec=spec, properties={"a": "b"})
+    [body] = seen
+    assert (table.document, table.metadata_location) == ({"x": 1}, "here")
+    assert (body["name"], body["properties"]) == ("orders/2026", {"a": "b"})
+    assert body["partition-spec"]["fields"][0]["transform"] == "day"
+    assert body["schema"]["fields"][0]["name"] == "_cdc_sequence"

@@ -1,0 +1,1 @@
+"""The table format: partitions, manifests, table state and markers, and the client of the REST catalog."""
