@@ -8,17 +8,20 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from aiohttp import web
 
 from catalog.config import CatalogConfig, Warehouse
 from catalog.errors import BadRequest, CatalogError, MethodNotAllowed, NoSuchRoute
+from catalog.fields import JsonObject
 from catalog.locations import Confinement
+from catalog.metadata.documents import parse_document
+from catalog.metadata.views import parse_view_document
 from catalog.metadata_files import MetadataFiles
 from catalog.namespaces import Namespaces
-from catalog.routes import namespaces, tables
+from catalog.routes import namespaces, tables, views
 from catalog.routes.config import get_config
 from catalog.routes.requests import json_answer
 from catalog.routes.routing import SERVICES, Handler, Services
@@ -27,8 +30,10 @@ from catalog.store.protocol import Store
 from catalog.store.sqlite import SqliteStore
 from catalog.tables import Tables
 from catalog.turns import Turns
+from catalog.versions import Versions
+from catalog.views import Views
 
-ROUTES = (*namespaces.ROUTES, *tables.ROUTES)
+ROUTES = (*namespaces.ROUTES, *tables.ROUTES, *views.ROUTES)
 
 _logger = logging.getLogger(__name__)
 
@@ -44,12 +49,26 @@ def build_catalog(config: CatalogConfig, warehouse: Warehouse, database: Path) -
 
 def build_app(config: CatalogConfig, warehouse: Warehouse, *, store: Store, files: Files) -> web.Application:
     """Build the catalog over any store and files."""
+    turns = Turns(waiting_max=config.commit_queue_max)
+
+    def build_versions(parse: Callable[[bytes], JsonObject]) -> Versions:
+        return Versions(
+            store=store,
+            files=MetadataFiles(
+                files, parse=parse, max_bytes=config.metadata_max_bytes, cache_bytes=config.metadata_cache_bytes
+            ),
+            confinement=Confinement(warehouse.location, config.allow_any_location),
+            verify_files=config.verify_metadata_file,
+            new_uuid=lambda: str(uuid.uuid4()),
+        )
+
     app = web.Application(middlewares=[render_errors])
     app[SERVICES] = Services(
         config=config,
         warehouse=warehouse,
         namespaces=Namespaces(store),
-        tables=_build_tables(config, warehouse, store=store, files=files),
+        tables=Tables(build_versions(parse_document), turns=turns, clock_ms=_clock_ms),
+        views=Views(build_versions(parse_view_document), turns=turns, clock_ms=_clock_ms),
         endpoints=tuple(route.endpoint for route in ROUTES),
     )
     app.router.add_route("GET", "/config", get_config)
@@ -89,16 +108,8 @@ async def render_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return _error_answer(_INTERNAL_ERROR)
 
 
-def _build_tables(config: CatalogConfig, warehouse: Warehouse, *, store: Store, files: Files) -> Tables:
-    return Tables(
-        store=store,
-        files=MetadataFiles(files, max_bytes=config.metadata_max_bytes, cache_bytes=config.metadata_cache_bytes),
-        turns=Turns(waiting_max=config.commit_queue_max),
-        confinement=Confinement(warehouse.location, config.allow_any_location),
-        verify_files=config.verify_metadata_file,
-        clock_ms=lambda: time.time_ns() // 1_000_000,
-        new_uuid=lambda: str(uuid.uuid4()),
-    )
+def _clock_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _request_facts(request: web.Request) -> dict[str, str]:

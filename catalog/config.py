@@ -74,6 +74,9 @@ class S3Settings:
     path_style: bool = False
     access_key_id: str = ""
     secret_access_key: str = field(default="", repr=False)
+    session_token: str = field(default="", repr=False)
+    profile: str = ""
+    checksum: str = "crc32"  # of every body that is written: crc32, md5 or none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

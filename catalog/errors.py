@@ -32,6 +32,13 @@ class ValidationFailed(CatalogError):
     type = "ValidationException"
 
 
+class IllegalArgument(CatalogError):
+    """The request can be read but asks for what views do not have; Java clients raise it under this very name."""
+
+    status = 400
+    type = "IllegalArgumentException"
+
+
 class Forbidden(CatalogError):
     """The request names a place that this catalog does not own."""
 
@@ -58,6 +65,13 @@ class NoSuchTable(CatalogError):
 
     status = 404
     type = "NoSuchTableException"
+
+
+class NoSuchView(CatalogError):
+    """The view does not exist."""
+
+    status = 404
+    type = "NoSuchViewException"
 
 
 class FileMissing(CatalogError):

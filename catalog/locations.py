@@ -19,7 +19,7 @@ from typing import Any
 
 from catalog.errors import BadRequest, Forbidden
 from catalog.metadata.properties import METADATA_PATH
-from catalog.names import Namespace, TableId
+from catalog.names import EntryId, Namespace
 
 # Half of what file systems allow for one path component, so that the uuid fits beside it.
 _COMPONENT_MAX_CHARS = 120
@@ -84,9 +84,9 @@ def namespace_location(warehouse: str, namespace: Namespace) -> str:
     return "/".join((warehouse, *map(_component, namespace)))
 
 
-def table_location(namespace_base: str, table: TableId, table_uuid: str) -> str:
-    """Return where a new table goes unless its client asks for a place."""
-    return f"{namespace_base.rstrip('/')}/{_component(table.name)}-{table_uuid}"
+def entry_location(namespace_base: str, entry: EntryId, entry_uuid: str) -> str:
+    """Return where a new table or view goes unless its client asks for a place."""
+    return f"{namespace_base.rstrip('/')}/{_component(entry.name)}-{entry_uuid}"
 
 
 def metadata_location(document: Mapping[str, Any], *, version: int, file_uuid: str) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import orjson
 
 from catalog.errors import BadRequest, StorageFailed
 from catalog.fields import JsonObject
-from catalog.metadata.documents import parse_document
 from catalog.storage import Files, missing
 
 # Memory of a document and its bytes, per byte (measured with tables of 10 to 5,000 snapshots: 4.2).
@@ -25,7 +25,7 @@ _GZIP_WINDOW_BITS = 31
 
 @dataclass(frozen=True, slots=True)
 class StoredMetadata:
-    """One version of a table: where it is, what it says, and the very bytes, which answers embed as they are."""
+    """One version of a table or view: where it is, what it says, and the very bytes, which answers embed."""
 
     location: str
     document: JsonObject
@@ -35,8 +35,9 @@ class StoredMetadata:
 class MetadataFiles:
     """Reads and writes metadata files; the least recently used documents leave the cache first."""
 
-    def __init__(self, files: Files, *, max_bytes: int, cache_bytes: int) -> None:
+    def __init__(self, files: Files, *, parse: Callable[[bytes], JsonObject], max_bytes: int, cache_bytes: int) -> None:
         self._files = files
+        self._parse = parse
         self._max_bytes = max_bytes
         self._cache_bytes = cache_bytes
         self._cached: OrderedDict[str, StoredMetadata] = OrderedDict()
@@ -45,14 +46,14 @@ class MetadataFiles:
     async def load(self, location: str) -> StoredMetadata:
         """Return the document at a location.
 
-        Raises: FileMissing, StorageFailed; BadRequest if it is no table metadata.
+        Raises: FileMissing, StorageFailed; BadRequest if it is not what `parse` reads.
         """
         cached = self._cached.get(location)
         if cached is not None:
             self._cached.move_to_end(location)
             return cached
         raw = unpack(location, await self._files.read(location, max_bytes=self._max_bytes), self._max_bytes)
-        stored = StoredMetadata(location, parse_document(raw), raw)
+        stored = StoredMetadata(location, self._parse(raw), raw)
         self._keep(stored)
         return stored
 

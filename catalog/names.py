@@ -1,4 +1,4 @@
-"""Names of namespaces and tables, as paths and bodies spell them. Owns parsing, checks and the form in messages.
+"""Names of namespaces, tables and views, as paths and bodies spell them. Owns parsing, checks and the form in messages.
 
 A namespace is a tuple of levels. In paths the levels are joined by the unit separator (0x1F, sent as %1F), which
 therefore cannot be part of a level; in messages they are joined by dots.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from catalog.errors import BadRequest
 from catalog.fields import read_list, read_text
@@ -25,14 +25,31 @@ _FIRST_PRINTABLE = " "
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class TableId:
-    """A table's namespace and name."""
+class EntryId:
+    """What a namespace holds under a name: a table or a view. The two share their names, so one excludes the other."""
+
+    # As messages spell it, and as stores keep it.
+    kind: ClassVar[str]
 
     namespace: Namespace
     name: str
 
     def __str__(self) -> str:
         return ".".join((*self.namespace, self.name))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TableId(EntryId):
+    """A table's namespace and name."""
+
+    kind: ClassVar[str] = "Table"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ViewId(EntryId):
+    """A view's namespace and name."""
+
+    kind: ClassVar[str] = "View"
 
 
 def dotted(namespace: Namespace) -> str:
@@ -61,6 +78,16 @@ def table_from_path(namespace: str, name: str) -> TableId:
 def table_from_json(document: Mapping[str, Any]) -> TableId:
     """Read a table identifier: an object of `namespace` and `name`."""
     return TableId(namespace_from_json(document), check_name(read_text(document, "name"), "table name"))
+
+
+def view_from_path(namespace: str, name: str) -> ViewId:
+    """Read a view identifier from two path segments."""
+    return ViewId(namespace_from_path(namespace), check_name(name, "view name"))
+
+
+def view_from_json(document: Mapping[str, Any]) -> ViewId:
+    """Read a view identifier: an object of `namespace` and `name`."""
+    return ViewId(namespace_from_json(document), check_name(read_text(document, "name"), "view name"))
 
 
 def check_name(value: Any, what: str) -> str:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hashlib
 import os
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import aiohttp
 from aiobotocore.config import AioConfig
-from aiobotocore.session import get_session
+from aiobotocore.session import AioSession
 from botocore.exceptions import BotoCoreError, ClientError
 
 from catalog.config import S3Settings
@@ -116,14 +120,14 @@ class S3Files:
     async def open(self) -> None:
         """Make the client; connections come with the first request."""
         settings = self._settings
-        style = "path" if settings.path_style else "auto"
-        context = get_session().create_client(
+        context = AioSession(profile=settings.profile or None).create_client(
             "s3",
             endpoint_url=settings.endpoint or None,
             region_name=settings.region or None,
             aws_access_key_id=settings.access_key_id or None,
             aws_secret_access_key=settings.secret_access_key or None,
-            config=AioConfig(s3={"addressing_style": style}, retries={"total_max_attempts": _S3_ATTEMPTS}),
+            aws_session_token=settings.session_token or None,
+            config=_client_config(settings),
         )
         self._client = await self._exits.enter_async_context(context)
 
@@ -147,7 +151,10 @@ class S3Files:
 
     async def write(self, location: str, body: bytes) -> None:
         """Put an object. Cancelling this leaves it unknown whether the object is there."""
-        await self._run(location, lambda bucket, key: self._client.put_object(Bucket=bucket, Key=key, Body=body))
+        digest = _digest(body, self._settings.checksum)
+        await self._run(
+            location, lambda bucket, key: self._client.put_object(Bucket=bucket, Key=key, Body=body, **digest)
+        )
 
     async def delete(self, location: str) -> None:
         """Delete an object."""
@@ -174,8 +181,27 @@ class S3Files:
             if code in _NOT_FOUND:
                 raise missing(location) from error
             raise StorageFailed(f"Storage failed: {code}: {location}") from error
-        except (BotoCoreError, OSError, TimeoutError) as error:
+        except (BotoCoreError, aiohttp.ClientError, OSError) as error:  # a body that breaks off is aiohttp's
             raise StorageFailed(f"Storage failed: {type(error).__name__}: {location}") from error
+
+
+def _client_config(settings: S3Settings) -> AioConfig:
+    return AioConfig(
+        s3={"addressing_style": "path" if settings.path_style else "auto"},
+        retries={"mode": "standard", "total_max_attempts": _S3_ATTEMPTS},
+        # We give the checksum ourselves, in a header: botocore would send it in a trailer, which not every store takes.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_supported" if settings.checksum == "crc32" else "when_required",
+    )
+
+
+def _digest(body: bytes, checksum: str) -> dict[str, str]:
+    """Give the parameter of a put that has the store compare what arrived."""
+    if checksum == "crc32":
+        return {"ChecksumCRC32": base64.b64encode(zlib.crc32(body).to_bytes(4, "big")).decode()}
+    if checksum == "md5":
+        return {"ContentMD5": base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()}
+    return {}
 
 
 def _read(path: Path, max_bytes: int) -> bytes:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from catalog.errors import TooManyCommits
-from catalog.names import TableId
+from catalog.names import EntryId
 
 
 class Turns:
@@ -19,18 +19,18 @@ class Turns:
 
     def __init__(self, *, waiting_max: int) -> None:
         self._waiting_max = waiting_max
-        self._locks: dict[TableId, asyncio.Lock] = {}
-        self._present: dict[TableId, int] = {}
+        self._locks: dict[EntryId, asyncio.Lock] = {}
+        self._present: dict[EntryId, int] = {}
 
     @asynccontextmanager
-    async def turn(self, table: TableId) -> AsyncIterator[None]:
+    async def turn(self, table: EntryId) -> AsyncIterator[None]:
         """Wait for the turn and hold it. Cancelling a waiter gives up its place.
 
         Raises: TooManyCommits.
         """
         present = self._present.get(table, 0)
         if present > self._waiting_max:
-            raise TooManyCommits(f"Too many commits wait for table: {table}")
+            raise TooManyCommits(f"Too many commits wait: {table}")
         self._present[table] = present + 1
         try:
             async with self._locks.setdefault(table, asyncio.Lock()):

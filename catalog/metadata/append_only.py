@@ -28,7 +28,7 @@ def check_append_only(draft: Draft) -> None:
         for snapshot in draft.added_snapshots.values():
             _check_operation(snapshot)
     if is_true(before["properties"], APPEND_ONLY):
-        _check_forward(before, after)
+        _check_forward(draft)
 
 
 def _check_operation(snapshot: Mapping[str, Any]) -> None:
@@ -39,10 +39,12 @@ def _check_operation(snapshot: Mapping[str, Any]) -> None:
         )
 
 
-def _check_forward(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    start, end = before["refs"].get(MAIN), after["refs"].get(MAIN)
+def _check_forward(draft: Draft) -> None:
+    start, end, after = draft.base["refs"].get(MAIN), draft.document["refs"].get(MAIN), draft.document
     if start is None or start == end:
         return
+    if end and draft.added_snapshots.get(end["snapshot-id"], {}).get("parent-snapshot-id") == start["snapshot-id"]:
+        return  # an append, as nearly all are: no need to look at thousands of others
     parents = {item["snapshot-id"]: item.get("parent-snapshot-id") for item in after["snapshots"]}
     at = end and end["snapshot-id"]
     for _ in parents:

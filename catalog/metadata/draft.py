@@ -1,4 +1,4 @@
-"""A table document while updates are applied to it. Owns copy-on-write and what the updates did so far.
+"""A table or view document while updates are applied to it. Owns copy-on-write and what the updates did so far.
 
 The base document may be cached and shared, so it is never changed: the draft starts as a shallow copy, and a list or
 map is copied once before it is first changed. A commit on a table of a thousand snapshots copies one list of
@@ -21,9 +21,10 @@ class Draft:
         self.document: JsonObject = dict(base)
         self.now_ms = now_ms
         self.changed = False
-        # What -1 means in set-current-schema, set-default-spec and set-default-sort-order, by the kind's list.
+        # What -1 means in set-current-schema, set-default-spec and their like, by the kind's list.
         self.last_added: dict[str, int] = {}
         self.added_spec_ids: set[int] = set()
+        self.added_version_ids: set[int] = set()
         self.added_snapshots: dict[int, JsonObject] = {}
         self.removed_snapshots = False
         self._owned: set[str] = set()

@@ -37,7 +37,8 @@ def set_ref(draft: Draft, update: JsonObject) -> None:
     name = read_text(update, "ref-name")
     ref = _checked_ref(name, update)
     snapshot_id = ref["snapshot-id"]
-    if not any(snapshot["snapshot-id"] == snapshot_id for snapshot in draft.document["snapshots"]):
+    # From the end: what a ref is set to was mostly added just now, and there can be thousands.
+    if not any(snapshot["snapshot-id"] == snapshot_id for snapshot in reversed(draft.document["snapshots"])):
         raise ValidationFailed(f"Cannot set {name} to unknown snapshot: {snapshot_id}")
     if draft.document["refs"].get(name) == ref:
         return

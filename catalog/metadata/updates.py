@@ -7,7 +7,6 @@ The base is never changed. A commit that changes nothing yields None, so that no
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,10 +27,9 @@ from catalog.metadata.append_only import check_append_only
 from catalog.metadata.documents import LATEST_FORMAT_VERSION, MAIN, ROW_LINEAGE_VERSION, add_version_fields, no_snapshot
 from catalog.metadata.draft import Draft
 from catalog.metadata.properties import DELETE_AFTER_COMMIT, FORMAT_VERSION, is_true, previous_versions_max
+from catalog.metadata.uuids import check_uuid
 
 Update = JsonObject
-
-_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +115,7 @@ def _write_legacy_fields(document: JsonObject) -> JsonObject:
 
 
 def _assign_uuid(draft: Draft, update: Update) -> None:
-    sent, known = read_text(update, "uuid"), draft.document.get("table-uuid")
-    if _UUID.fullmatch(sent) is None:
-        raise BadRequest(f"Invalid uuid: {sent}")
+    sent, known = check_uuid(read_text(update, "uuid")), draft.document.get("table-uuid")
     if known is not None and known.lower() != sent.lower():
         raise ValidationFailed(f"Cannot reassign uuid: {known} to {sent}")
     if known is None:

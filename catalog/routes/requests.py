@@ -17,6 +17,8 @@ from catalog.fields import JsonObject, parse_object
 from catalog.names import Namespace, TableId, namespace_from_path, table_from_path
 from catalog.routes.routing import services
 
+MINIMAL = "return=minimal"
+
 _T = TypeVar("_T")
 
 
@@ -89,6 +91,12 @@ def query_bool(request: web.Request, name: str) -> bool:
     if text not in ("true", "false", ""):
         raise BadRequest(f"Invalid {name}: expected true or false")
     return text == "true"
+
+
+def wants_minimal(request: web.Request) -> bool:
+    """Tell whether the client prefers an answer without the resource that it changed (RFC 7240, section 4.2)."""
+    stated = ",".join(request.headers.getall("Prefer", []))
+    return any(part.partition(";")[0].strip().lower() == MINIMAL for part in stated.split(","))
 
 
 def page_answer(

@@ -14,6 +14,7 @@ from aiohttp import web
 from catalog.config import CatalogConfig, Warehouse
 from catalog.namespaces import Namespaces
 from catalog.tables import Tables
+from catalog.views import Views
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -45,6 +46,7 @@ class Services:
     warehouse: Warehouse
     namespaces: Namespaces
     tables: Tables
+    views: Views
     endpoints: tuple[str, ...]
 
 

@@ -17,6 +17,7 @@ from catalog.metadata.updates import parse_updates
 from catalog.metadata_files import StoredMetadata
 from catalog.names import TableId, check_name, table_from_json
 from catalog.routes.requests import (
+    MINIMAL,
     json_answer,
     no_content,
     page_answer,
@@ -26,6 +27,7 @@ from catalog.routes.requests import (
     query_page,
     read_body,
     read_json,
+    wants_minimal,
 )
 from catalog.routes.routing import Route, services
 from catalog.tables import Commit
@@ -82,6 +84,8 @@ async def commit_table(request: web.Request) -> web.Response:
     if body.get("identifier") is not None and table_from_json(read_object(body, "identifier")) != table:
         raise BadRequest(f"Invalid identifier: the path says {table}")
     stored = await services(request).tables.commit(table, parse_commit(body))
+    if wants_minimal(request):
+        return _minimal_answer(stored)
     return _table_answer(request, stored, with_config=False)
 
 
@@ -154,6 +158,13 @@ def _table_answer(
         parts += [b',"config":', orjson.dumps(client_config(services(request).warehouse))]
     headers = {"ETag": f'"{_etag(request, stored.location, shown)}"'}
     return web.Response(body=b"".join((*parts, b"}")), headers=headers, content_type="application/json")
+
+
+def _minimal_answer(stored: StoredMetadata) -> web.Response:
+    """Answer a writer who knows what it wrote: the metadata is the table's whole history, sent with every commit."""
+    answer = json_answer({"metadata-location": stored.location})
+    answer.headers["Preference-Applied"] = MINIMAL
+    return answer
 
 
 def _etag(request: web.Request, location: str, shown: str) -> str:

@@ -9,7 +9,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from catalog.names import Namespace, TableId
+from catalog.errors import AlreadyExists, CatalogError, NoSuchTable, NoSuchView
+from catalog.names import EntryId, Namespace, TableId, ViewId
+
+
+def no_such_entry(entry: EntryId) -> CatalogError:
+    """Say that there is no table or view of this name."""
+    kind = NoSuchView if isinstance(entry, ViewId) else NoSuchTable
+    return kind(f"{entry.kind} does not exist: {entry}")
+
+
+def name_is_taken(entry: EntryId, by_kind: str) -> CatalogError:
+    """Say that a name is taken, and by what: Iceberg words it differently where it is the other kind."""
+    same = entry.kind == by_kind
+    return AlreadyExists(f"{by_kind} {'already exists' if same else 'with same name already exists'}: {entry}")
 
 
 class Store(Protocol):
@@ -62,32 +75,38 @@ class Store(Protocol):
         Raises: NoSuchNamespace.
         """
 
-    async def load_pointer(self, table: TableId) -> str | None:
-        """Return where a table's current metadata is, or None if there is no such table."""
-
-    async def create_table(self, table: TableId, location: str) -> None:
-        """Create a table that points at its first metadata.
-
-        Raises: AlreadyExists, NoSuchNamespace.
-        """
-
-    async def swap_pointer(self, table: TableId, *, expected: str, new: str) -> bool:
-        """Move a table's pointer if it still is where expected; tell whether it was."""
-
-    async def put_table(self, table: TableId, location: str) -> None:
-        """Point a table at metadata, whether or not it existed.
+    async def list_views(self, namespace: Namespace, *, after: str, limit: int | None) -> list[ViewId]:
+        """Return a namespace's views by name, after a name.
 
         Raises: NoSuchNamespace.
         """
 
-    async def rename_table(self, source: TableId, destination: TableId) -> None:
-        """Give a table another name, also in another namespace.
+    async def load_pointer(self, entry: EntryId) -> str | None:
+        """Return where the current metadata of a table or view is, or None if there is none of this kind and name."""
 
-        Raises: NoSuchTable, NoSuchNamespace, AlreadyExists.
+    async def create_entry(self, entry: EntryId, location: str) -> None:
+        """Create a table or view that points at its first metadata.
+
+        Raises: AlreadyExists, NoSuchNamespace.
         """
 
-    async def drop_table(self, table: TableId) -> str:
-        """Forget a table and return where its last metadata is.
+    async def swap_pointer(self, entry: EntryId, *, expected: str, new: str) -> bool:
+        """Move a pointer if it still is where expected; tell whether it was."""
 
-        Raises: NoSuchTable.
+    async def put_entry(self, entry: EntryId, location: str) -> None:
+        """Point a table or view at metadata, whether or not it existed.
+
+        Raises: NoSuchNamespace; AlreadyExists if the name is taken by the other kind.
+        """
+
+    async def rename_entry(self, source: EntryId, destination: EntryId) -> None:
+        """Give a table or view another name, also in another namespace.
+
+        Raises: NoSuchTable, NoSuchView, NoSuchNamespace, AlreadyExists.
+        """
+
+    async def drop_entry(self, entry: EntryId) -> str:
+        """Forget a table or view and return where its last metadata is.
+
+        Raises: NoSuchTable, NoSuchView.
         """

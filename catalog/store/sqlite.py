@@ -5,7 +5,9 @@ Every write is one BEGIN IMMEDIATE transaction, synced before it returns (synchr
 the same file; the pointer swap compares in SQL, so that is safe, if slow.
 
     namespaces  name (levels joined by 0x1F) | parent (all but the last level, '' at the top) | properties (JSON)
-    tables      namespace | name | metadata_location
+    entries     namespace | name | kind (Table or View) | metadata_location
+
+Migrations run forward only, at open: a file of an older version is brought up to date, one of a newer is refused.
 """
 
 from __future__ import annotations
@@ -23,36 +25,42 @@ from catalog.errors import (
     AlreadyExists,
     NamespaceNotEmpty,
     NoSuchNamespace,
-    NoSuchTable,
     StoreFailed,
     StoreUnusable,
 )
-from catalog.names import SEPARATOR, Namespace, TableId, dotted
-
-SCHEMA_VERSION = 1
+from catalog.names import SEPARATOR, EntryId, Namespace, TableId, ViewId, dotted
+from catalog.store.protocol import name_is_taken, no_such_entry
 
 # How long to wait for another process that writes; ours never collide, having one writer.
 _BUSY_TIMEOUT_S = 10.0
 # SQLite's word for "no limit".
 _UNLIMITED = -1
 
-_SCHEMA = (
-    "CREATE TABLE catalog_schema (version INTEGER NOT NULL) STRICT",
-    """CREATE TABLE namespaces (
+# Statements that lead from each version to the next; a new file goes through all of them.
+_MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """CREATE TABLE namespaces (
         name TEXT NOT NULL PRIMARY KEY,
         parent TEXT NOT NULL,
         properties TEXT NOT NULL
     ) STRICT, WITHOUT ROWID""",
-    "CREATE UNIQUE INDEX namespaces_by_parent ON namespaces (parent, name)",
-    """CREATE TABLE tables (
+        "CREATE UNIQUE INDEX namespaces_by_parent ON namespaces (parent, name)",
+        """CREATE TABLE tables (
         namespace TEXT NOT NULL REFERENCES namespaces (name),
         name TEXT NOT NULL,
         metadata_location TEXT NOT NULL,
         PRIMARY KEY (namespace, name)
     ) STRICT, WITHOUT ROWID""",
+    ),
+    (
+        "ALTER TABLE tables RENAME TO entries",
+        "ALTER TABLE entries ADD COLUMN kind TEXT NOT NULL DEFAULT 'Table'",
+    ),
 )
+SCHEMA_VERSION = len(_MIGRATIONS)
 
 _T = TypeVar("_T")
+_Entry = TypeVar("_Entry", bound=EntryId)
 
 
 class _Line:
@@ -127,31 +135,35 @@ class SqliteStore:
 
     async def list_tables(self, namespace: Namespace, *, after: str, limit: int | None) -> list[TableId]:
         """Return one page of a namespace's tables."""
-        return await self._reader.run(lambda db: _list_tables(db, namespace, after=after, limit=limit))
+        return await self._reader.run(lambda db: _list_entries(db, TableId, namespace, after=after, limit=limit))
 
-    async def load_pointer(self, table: TableId) -> str | None:
-        """Return where a table's current metadata is, or None."""
-        return await self._reader.run(lambda db: _load_pointer(db, table))
+    async def list_views(self, namespace: Namespace, *, after: str, limit: int | None) -> list[ViewId]:
+        """Return one page of a namespace's views."""
+        return await self._reader.run(lambda db: _list_entries(db, ViewId, namespace, after=after, limit=limit))
 
-    async def create_table(self, table: TableId, location: str) -> None:
-        """Create a table that points at its first metadata."""
-        await self._write(lambda db: _create_table(db, table, location))
+    async def load_pointer(self, entry: EntryId) -> str | None:
+        """Return where the current metadata of a table or view is, or None."""
+        return await self._reader.run(lambda db: _load_pointer(db, entry))
 
-    async def swap_pointer(self, table: TableId, *, expected: str, new: str) -> bool:
-        """Move a table's pointer if it still is where expected."""
-        return await self._write(lambda db: _swap_pointer(db, table, expected=expected, new=new))
+    async def create_entry(self, entry: EntryId, location: str) -> None:
+        """Create a table or view that points at its first metadata."""
+        await self._write(lambda db: _create_entry(db, entry, location))
 
-    async def put_table(self, table: TableId, location: str) -> None:
-        """Point a table at metadata, whether or not it existed."""
-        await self._write(lambda db: _put_table(db, table, location))
+    async def swap_pointer(self, entry: EntryId, *, expected: str, new: str) -> bool:
+        """Move a pointer if it still is where expected."""
+        return await self._write(lambda db: _swap_pointer(db, entry, expected=expected, new=new))
 
-    async def rename_table(self, source: TableId, destination: TableId) -> None:
-        """Give a table another name."""
-        await self._write(lambda db: _rename_table(db, source, destination))
+    async def put_entry(self, entry: EntryId, location: str) -> None:
+        """Point a table or view at metadata, whether or not it existed."""
+        await self._write(lambda db: _put_entry(db, entry, location))
 
-    async def drop_table(self, table: TableId) -> str:
-        """Forget a table and return where its last metadata is."""
-        return await self._write(lambda db: _drop_table(db, table))
+    async def rename_entry(self, source: EntryId, destination: EntryId) -> None:
+        """Give a table or view another name."""
+        await self._write(lambda db: _rename_entry(db, source, destination))
+
+    async def drop_entry(self, entry: EntryId) -> str:
+        """Forget a table or view and return where its last metadata is."""
+        return await self._write(lambda db: _drop_entry(db, entry))
 
     async def _write(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         return await self._writer.run(lambda db: _in_transaction(db, work))
@@ -179,13 +191,16 @@ def _in_transaction(db: sqlite3.Connection, work: Callable[[sqlite3.Connection],
 
 
 def _prepare_schema(db: sqlite3.Connection) -> None:
-    if db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'catalog_schema'").fetchone() is None:
-        for statement in _SCHEMA:
+    db.execute("CREATE TABLE IF NOT EXISTS catalog_schema (version INTEGER NOT NULL) STRICT")
+    row = db.execute("SELECT version FROM catalog_schema").fetchone()
+    version = 0 if row is None else row[0]
+    if version > SCHEMA_VERSION:
+        raise StoreUnusable(f"catalog database is of a newer version: found={version} known={SCHEMA_VERSION}")
+    for statements in _MIGRATIONS[version:]:
+        for statement in statements:
             db.execute(statement)
-        db.execute("INSERT INTO catalog_schema VALUES (?)", (SCHEMA_VERSION,))
-    (version,) = db.execute("SELECT version FROM catalog_schema").fetchone()
-    if version != SCHEMA_VERSION:
-        raise StoreUnusable(f"catalog database has another schema version: found={version} expected={SCHEMA_VERSION}")
+    db.execute("DELETE FROM catalog_schema")
+    db.execute("INSERT INTO catalog_schema VALUES (?)", (SCHEMA_VERSION,))
 
 
 def _key(namespace: Namespace) -> str:
@@ -239,7 +254,7 @@ def _drop_namespace(db: sqlite3.Connection, namespace: Namespace) -> None:
     key = _key(namespace)
     _check_namespace(db, namespace)
     for held, sql in (
-        ("tables", "SELECT 1 FROM tables WHERE namespace = ? LIMIT 1"),
+        ("tables or views", "SELECT 1 FROM entries WHERE namespace = ? LIMIT 1"),
         ("namespaces", "SELECT 1 FROM namespaces WHERE parent = ? LIMIT 1"),
     ):
         if db.execute(sql, (key,)).fetchone() is not None:
@@ -247,56 +262,73 @@ def _drop_namespace(db: sqlite3.Connection, namespace: Namespace) -> None:
     db.execute("DELETE FROM namespaces WHERE name = ?", (key,))
 
 
-def _list_tables(db: sqlite3.Connection, namespace: Namespace, *, after: str, limit: int | None) -> list[TableId]:
+def _list_entries(
+    db: sqlite3.Connection, kind: type[_Entry], namespace: Namespace, *, after: str, limit: int | None
+) -> list[_Entry]:
     _check_namespace(db, namespace)
     rows = db.execute(
-        "SELECT name FROM tables WHERE namespace = ? AND name > ? ORDER BY name LIMIT ?",
-        (_key(namespace), after, _UNLIMITED if limit is None else limit),
+        "SELECT name FROM entries WHERE namespace = ? AND kind = ? AND name > ? ORDER BY name LIMIT ?",
+        (_key(namespace), kind.kind, after, _UNLIMITED if limit is None else limit),
     )
-    return [TableId(namespace, name) for (name,) in rows]
+    return [kind(namespace, name) for (name,) in rows]
 
 
-def _load_pointer(db: sqlite3.Connection, table: TableId) -> str | None:
-    sql = "SELECT metadata_location FROM tables WHERE namespace = ? AND name = ?"
-    row = db.execute(sql, (_key(table.namespace), table.name)).fetchone()
+def _load_pointer(db: sqlite3.Connection, entry: EntryId) -> str | None:
+    sql = "SELECT metadata_location FROM entries WHERE namespace = ? AND name = ? AND kind = ?"
+    row = db.execute(sql, (_key(entry.namespace), entry.name, entry.kind)).fetchone()
     return None if row is None else str(row[0])
 
 
-def _create_table(db: sqlite3.Connection, table: TableId, location: str) -> None:
-    _check_namespace(db, table.namespace)
-    row = (_key(table.namespace), table.name, location)
-    if db.execute("INSERT INTO tables VALUES (?, ?, ?) ON CONFLICT DO NOTHING", row).rowcount == 0:
-        raise AlreadyExists(f"Table already exists: {table}")
+def _kind_at(db: sqlite3.Connection, entry: EntryId) -> str | None:
+    """Tell what has a name now, whichever kind is asked for."""
+    sql = "SELECT kind FROM entries WHERE namespace = ? AND name = ?"
+    row = db.execute(sql, (_key(entry.namespace), entry.name)).fetchone()
+    return None if row is None else str(row[0])
 
 
-def _swap_pointer(db: sqlite3.Connection, table: TableId, *, expected: str, new: str) -> bool:
-    sql = "UPDATE tables SET metadata_location = ? WHERE namespace = ? AND name = ? AND metadata_location = ?"
-    return db.execute(sql, (new, _key(table.namespace), table.name, expected)).rowcount == 1
+def _create_entry(db: sqlite3.Connection, entry: EntryId, location: str) -> None:
+    _check_namespace(db, entry.namespace)
+    kind = _kind_at(db, entry)
+    if kind is not None:
+        raise name_is_taken(entry, kind)
+    row = (_key(entry.namespace), entry.name, entry.kind, location)
+    db.execute("INSERT INTO entries (namespace, name, kind, metadata_location) VALUES (?, ?, ?, ?)", row)
 
 
-def _put_table(db: sqlite3.Connection, table: TableId, location: str) -> None:
-    _check_namespace(db, table.namespace)
-    sql = "INSERT INTO tables VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET metadata_location = excluded.metadata_location"
-    db.execute(sql, (_key(table.namespace), table.name, location))
+def _swap_pointer(db: sqlite3.Connection, entry: EntryId, *, expected: str, new: str) -> bool:
+    sql = (
+        "UPDATE entries SET metadata_location = ?"
+        " WHERE namespace = ? AND name = ? AND kind = ? AND metadata_location = ?"
+    )
+    return db.execute(sql, (new, _key(entry.namespace), entry.name, entry.kind, expected)).rowcount == 1
 
 
-def _rename_table(db: sqlite3.Connection, source: TableId, destination: TableId) -> None:
+def _put_entry(db: sqlite3.Connection, entry: EntryId, location: str) -> None:
+    if _kind_at(db, entry) != entry.kind:
+        _create_entry(db, entry, location)
+        return
+    sql = "UPDATE entries SET metadata_location = ? WHERE namespace = ? AND name = ?"
+    db.execute(sql, (location, _key(entry.namespace), entry.name))
+
+
+def _rename_entry(db: sqlite3.Connection, source: EntryId, destination: EntryId) -> None:
     if _load_pointer(db, source) is None:
-        raise NoSuchTable(f"Table does not exist: {source}")
+        raise no_such_entry(source)
     if source == destination:
         return
     _check_namespace(db, destination.namespace)
-    if _load_pointer(db, destination) is not None:
-        raise AlreadyExists(f"Cannot rename {source} to {destination}. Table already exists")
+    kind = _kind_at(db, destination)
+    if kind is not None:
+        raise AlreadyExists(f"Cannot rename {source} to {destination}. {kind} already exists")
     db.execute(
-        "UPDATE tables SET namespace = ?, name = ? WHERE namespace = ? AND name = ?",
+        "UPDATE entries SET namespace = ?, name = ? WHERE namespace = ? AND name = ?",
         (_key(destination.namespace), destination.name, _key(source.namespace), source.name),
     )
 
 
-def _drop_table(db: sqlite3.Connection, table: TableId) -> str:
-    location = _load_pointer(db, table)
+def _drop_entry(db: sqlite3.Connection, entry: EntryId) -> str:
+    location = _load_pointer(db, entry)
     if location is None:
-        raise NoSuchTable(f"Table does not exist: {table}")
-    db.execute("DELETE FROM tables WHERE namespace = ? AND name = ?", (_key(table.namespace), table.name))
+        raise no_such_entry(entry)
+    db.execute("DELETE FROM entries WHERE namespace = ? AND name = ?", (_key(entry.namespace), entry.name))
     return location

@@ -46,9 +46,9 @@ def test_config_lists_exactly_the_routes_that_are_served(client: Client):
 
 def test_what_is_not_built_is_neither_served_nor_advertised(client: Client):
     advertised = " ".join(client.get("config")[1]["endpoints"])
-    for path in ("transactions/commit", "views/rename", "namespaces/db/views", "namespaces/db/tables/t/plan"):
+    for path in ("transactions/commit", "namespaces/db/tables/t/plan"):
         assert error_of(client.post(path, {}))[0] == 404
-    assert "view" not in advertised
+    assert "plan" not in advertised
     assert "transactions" not in advertised
 
 

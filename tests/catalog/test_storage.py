@@ -14,7 +14,8 @@ import pytest
 from catalog.app import build_catalog
 from catalog.config import CatalogConfig, S3Settings, Warehouse
 from catalog.errors import BadRequest, FileMissing, Forbidden, StorageFailed
-from catalog.locations import Confinement, namespace_location, next_version, parse_location, table_location
+from catalog.locations import Confinement, entry_location, namespace_location, next_version, parse_location
+from catalog.metadata.documents import parse_document
 from catalog.metadata_files import MetadataFiles, unpack
 from catalog.names import TableId
 from catalog.storage import LocalFiles
@@ -51,7 +52,7 @@ def test_confinement_goes_by_directories_not_by_letters():
 def test_locations_are_made_of_safe_characters():
     base = namespace_location("file:///w", ("a b", "..", "c/d"))
     assert base == "file:///w/a_b/__/c_d"
-    assert table_location(base, TableId(("x",), "t?é" + "x" * 500), "u").endswith(f"/t__{'x' * 117}-u")
+    assert entry_location(base, TableId(("x",), "t?é" + "x" * 500), "u").endswith(f"/t__{'x' * 117}-u")
 
 
 @pytest.mark.parametrize(("name", "version"), [("00007-a.metadata.json", 8), ("v3.metadata.json", 0), ("x", 0)])
@@ -93,7 +94,7 @@ async def test_cache_keeps_the_recently_used_within_its_limit(tmp_path: Path):
     files = LocalFiles()
     document = new_table()
     size = len(orjson.dumps(document))
-    metadata = MetadataFiles(files, max_bytes=10 * size, cache_bytes=5 * size * 2)
+    metadata = MetadataFiles(files, parse=parse_document, max_bytes=10 * size, cache_bytes=5 * size * 2)
     locations = [f"file://{tmp_path}/{number}.metadata.json" for number in range(3)]
     first, second = [await metadata.write(location, document) for location in locations[:2]]
     assert await metadata.load(locations[0]) is first
@@ -106,7 +107,7 @@ async def test_cache_keeps_the_recently_used_within_its_limit(tmp_path: Path):
 
 async def test_document_larger_than_the_whole_cache_is_still_served(tmp_path: Path):
     files = LocalFiles()
-    metadata = MetadataFiles(files, max_bytes=10**6, cache_bytes=0)
+    metadata = MetadataFiles(files, parse=parse_document, max_bytes=10**6, cache_bytes=0)
     location = f"file://{tmp_path}/0.metadata.json"
     await metadata.write(location, new_table())
     assert (await metadata.load(location)).document == new_table()

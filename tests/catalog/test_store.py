@@ -25,16 +25,43 @@ async def test_database_of_another_version_is_left_alone(tmp_path: Path):
         database.execute("UPDATE catalog_schema SET version = 99")
     database.close()
     newer = SqliteStore(path)
-    with pytest.raises(StoreUnusable, match="found=99 expected=1"):
+    with pytest.raises(StoreUnusable, match="found=99 known=2"):
         await newer.open()
     await newer.close()
+
+
+async def test_database_of_the_first_version_is_brought_up_to_date(tmp_path: Path):
+    path = tmp_path / "catalog.db"
+    with sqlite3.connect(path) as database:
+        database.executescript(
+            """
+            CREATE TABLE catalog_schema (version INTEGER NOT NULL) STRICT;
+            INSERT INTO catalog_schema VALUES (1);
+            CREATE TABLE namespaces (name TEXT NOT NULL PRIMARY KEY, parent TEXT NOT NULL, properties TEXT NOT NULL)
+                STRICT, WITHOUT ROWID;
+            CREATE UNIQUE INDEX namespaces_by_parent ON namespaces (parent, name);
+            CREATE TABLE tables (
+                namespace TEXT NOT NULL REFERENCES namespaces (name), name TEXT NOT NULL,
+                metadata_location TEXT NOT NULL, PRIMARY KEY (namespace, name)) STRICT, WITHOUT ROWID;
+            INSERT INTO namespaces VALUES ('db', '', '{}');
+            INSERT INTO tables VALUES ('db', 't', 'here');
+            """
+        )
+    database.close()
+    for _ in range(2):
+        store = SqliteStore(path)
+        await store.open()
+        assert await store.load_pointer(TABLE) == "here"
+        assert await store.list_tables(("db",), after="", limit=None) == [TABLE]
+        assert await store.list_views(("db",), after="", limit=None) == []
+        await store.close()
 
 
 async def test_swap_moves_the_pointer_only_from_where_it_is_expected(tmp_path: Path):
     store = SqliteStore(tmp_path / "catalog.db")
     await store.open()
     await store.create_namespace(("db",), {})
-    await store.create_table(TABLE, "one")
+    await store.create_entry(TABLE, "one")
     assert not await store.swap_pointer(TABLE, expected="none", new="two")
     assert await store.load_pointer(TABLE) == "one"
     assert await store.swap_pointer(TABLE, expected="one", new="two")

@@ -1,0 +1,106 @@
+"""The view resource."""
+
+from __future__ import annotations
+
+import orjson
+from aiohttp import web
+
+from catalog.errors import BadRequest
+from catalog.fields import read_object, read_objects, read_text
+from catalog.metadata.views import parse_create_view, parse_view_requirements, parse_view_updates
+from catalog.metadata_files import StoredMetadata
+from catalog.names import ViewId, check_name, view_from_json, view_from_path
+from catalog.routes.requests import no_content, page_answer, path_namespace, query_page, read_json
+from catalog.routes.routing import Route, services
+from catalog.views import ViewCommit
+
+
+async def list_views(request: web.Request) -> web.Response:
+    """List the views of a namespace."""
+    context = services(request)
+    page = query_page(request, context.config)
+    found = await context.views.list_views(path_namespace(request), after=page.after, limit=page.fetch)
+    return page_answer(
+        "identifiers",
+        found,
+        page,
+        show=lambda view: {"namespace": view.namespace, "name": view.name},
+        last=lambda view: view.name,
+    )
+
+
+async def create_view(request: web.Request) -> web.Response:
+    """Create a view."""
+    body = await read_json(request)
+    view = ViewId(path_namespace(request), check_name(body.get("name"), "view name"))
+    return _view_answer(await services(request).views.create(view, parse_create_view(body)))
+
+
+async def load_view(request: web.Request) -> web.Response:
+    """Load a view."""
+    return _view_answer(await services(request).views.load(_path_view(request)))
+
+
+async def view_exists(request: web.Request) -> web.Response:
+    """Tell whether a view exists."""
+    await services(request).views.locate(_path_view(request))
+    return no_content()
+
+
+async def replace_view(request: web.Request) -> web.Response:
+    """Commit to a view."""
+    body = await read_json(request)
+    view = _path_view(request)
+    if body.get("identifier") is not None and view_from_json(read_object(body, "identifier")) != view:
+        raise BadRequest(f"Invalid identifier: the path says {view}")
+    commit = ViewCommit(
+        requirements=parse_view_requirements(read_objects(body, "requirements") if "requirements" in body else []),
+        updates=parse_view_updates(read_objects(body, "updates")),
+    )
+    return _view_answer(await services(request).views.commit(view, commit))
+
+
+async def drop_view(request: web.Request) -> web.Response:
+    """Drop a view."""
+    await services(request).views.drop(_path_view(request))
+    return no_content()
+
+
+async def rename_view(request: web.Request) -> web.Response:
+    """Rename a view, also into another namespace."""
+    body = await read_json(request)
+    source, destination = (view_from_json(read_object(body, key)) for key in ("source", "destination"))
+    await services(request).views.rename(source, destination)
+    return no_content()
+
+
+async def register_view(request: web.Request) -> web.Response:
+    """Register a metadata file as a view."""
+    body = await read_json(request)
+    view = ViewId(path_namespace(request), check_name(body.get("name"), "view name"))
+    return _view_answer(await services(request).views.register(view, read_text(body, "metadata-location")))
+
+
+def _path_view(request: web.Request) -> ViewId:
+    return view_from_path(request.match_info["namespace"], request.match_info["view"])
+
+
+def _view_answer(stored: StoredMetadata) -> web.Response:
+    """Answer with a view's metadata, whose bytes go out as they are in the file."""
+    parts = (b'{"metadata-location":', orjson.dumps(stored.location), b',"metadata":', stored.raw, b',"config":{}}')
+    return web.Response(body=b"".join(parts), content_type="application/json")
+
+
+_VIEWS = "namespaces/{namespace}/views"
+_VIEW = f"{_VIEWS}/{{view}}"
+
+ROUTES = (
+    Route("GET", _VIEWS, list_views),
+    Route("POST", _VIEWS, create_view),
+    Route("GET", _VIEW, load_view),
+    Route("HEAD", _VIEW, view_exists),
+    Route("POST", _VIEW, replace_view),
+    Route("DELETE", _VIEW, drop_view),
+    Route("POST", "namespaces/{namespace}/register-view", register_view),
+    Route("POST", "views/rename", rename_view),
+)

@@ -1,0 +1,133 @@
+"""Versions of tables and views: a metadata file, and the pointer that makes it current. Owns the order of the two.
+
+A new version, and what a crash after each step leaves behind:
+
+    1. write the metadata file under a name nobody else uses        a file that nothing refers to
+    2. swap the pointer in the database if it did not move          the new version, whole
+
+The new file is deleted again only when the database has said that the swap did not happen. If its answer is unknown,
+the file stays: it may be the table.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from catalog.errors import CatalogError, CommitStateUnknown, StoreFailed
+from catalog.fields import JsonObject
+from catalog.locations import (
+    Confinement,
+    entry_location,
+    metadata_directory,
+    metadata_location,
+    namespace_location,
+    next_version,
+)
+from catalog.metadata_files import MetadataFiles, StoredMetadata
+from catalog.names import EntryId
+from catalog.store.protocol import Store, no_such_entry
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """Reads, adds and follows versions. `verify_files` asks the storage at every look-up whether the file is there."""
+
+    store: Store
+    files: MetadataFiles
+    confinement: Confinement
+    verify_files: bool
+    new_uuid: Callable[[], str]
+
+    async def locate(self, entry: EntryId) -> str:
+        """Return where the current metadata is, without reading it.
+
+        Raises: NoSuchTable, NoSuchView; FileMissing if files are to be verified.
+        """
+        location = await self.store.load_pointer(entry)
+        if location is None:
+            raise no_such_entry(entry)
+        if self.verify_files:
+            await self.files.check_exists(location)
+        return location
+
+    async def default_location(self, entry: EntryId, entry_uuid: str) -> str:
+        """Return where a new table or view goes unless its client asks for a place.
+
+        Raises: NoSuchNamespace.
+        """
+        properties = await self.store.load_namespace(entry.namespace)
+        base = properties.get("location") or namespace_location(self.confinement.warehouse, entry.namespace)
+        return entry_location(base, entry, entry_uuid)
+
+    def check_places(self, document: JsonObject) -> None:
+        """Check that a document keeps to the places that clients may use.
+
+        Raises: BadRequest, Forbidden.
+        """
+        self.confinement.check(document["location"])
+        self.confinement.check(metadata_directory(document))
+
+    async def insert(self, entry: EntryId, document: JsonObject) -> StoredMetadata:
+        """Write the first version and create the entry.
+
+        Raises: AlreadyExists, NoSuchNamespace, StorageFailed; CommitStateUnknown.
+        """
+        location = metadata_location(document, version=0, file_uuid=self.new_uuid())
+        stored = await self.files.write(location, document)
+        try:
+            await self.store.create_entry(entry, location)
+        except StoreFailed as error:
+            await self._check_landed(entry, location, error)
+        except CatalogError:
+            await self.discard(location)
+            raise
+        return stored
+
+    async def replace(self, entry: EntryId, base: StoredMetadata, document: JsonObject) -> StoredMetadata | None:
+        """Write the version after `base` and move the pointer; None if somebody else moved it first.
+
+        Raises: StorageFailed; CommitStateUnknown.
+        """
+        if _places(document) != _places(base.document):
+            self.check_places(document)
+        location = metadata_location(document, version=next_version(base.location), file_uuid=self.new_uuid())
+        stored = await self.files.write(location, document)
+        try:
+            swapped = await self.store.swap_pointer(entry, expected=base.location, new=location)
+        except StoreFailed as error:
+            await self._check_landed(entry, location, error)
+            swapped = True
+        if not swapped:
+            await self.discard(location)
+            return None
+        self.files.forget(base.location)
+        return stored
+
+    async def _check_landed(self, entry: EntryId, location: str, cause: StoreFailed) -> None:
+        """Find out what became of a change whose answer got lost.
+
+        Raises: CommitStateUnknown unless the entry is seen to point at `location`.
+        """
+        try:
+            found = await self.store.load_pointer(entry)
+        except StoreFailed:
+            found = None
+        if found != location:
+            raise CommitStateUnknown(f"Commit may or may not have happened: {entry}") from cause
+
+    async def discard(self, location: str) -> None:
+        """Delete a metadata file that nothing refers to, if it is ours to delete; failing is only untidy."""
+        try:
+            if self.confinement.allows(location):
+                await self.files.delete(location)
+        except CatalogError as error:
+            kept = {"metadata_location": location, "reason": str(error)}
+            _logger.warning("metadata_file_kept", extra=kept)
+
+
+def _places(document: JsonObject) -> tuple[str, str]:
+    return document["location"], metadata_directory(document)
