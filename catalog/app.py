@@ -21,7 +21,7 @@ from catalog.metadata.documents import parse_document
 from catalog.metadata.views import parse_view_document
 from catalog.metadata_files import MetadataFiles
 from catalog.namespaces import Namespaces
-from catalog.routes import namespaces, tables, views
+from catalog.routes import namespaces, tables, transactions, views
 from catalog.routes.config import get_config
 from catalog.routes.requests import json_answer
 from catalog.routes.routing import SERVICES, Handler, Services
@@ -29,11 +29,12 @@ from catalog.storage import Files, LocalFiles, S3Files
 from catalog.store.protocol import Store
 from catalog.store.sqlite import SqliteStore
 from catalog.tables import Tables
+from catalog.transactions import Transactions
 from catalog.turns import Turns
 from catalog.versions import Versions
 from catalog.views import Views
 
-ROUTES = (*namespaces.ROUTES, *tables.ROUTES, *views.ROUTES)
+ROUTES = (*namespaces.ROUTES, *tables.ROUTES, *views.ROUTES, *transactions.ROUTES)
 
 _logger = logging.getLogger(__name__)
 
@@ -58,16 +59,20 @@ def build_app(config: CatalogConfig, warehouse: Warehouse, *, store: Store, file
                 files, parse=parse, max_bytes=config.metadata_max_bytes, cache_bytes=config.metadata_cache_bytes
             ),
             confinement=Confinement(warehouse.location, config.allow_any_location),
-            verify_files=config.verify_metadata_file,
+            # Nothing is cheaper than to look at a local file; on an object store it is a request for every load.
+            verify_files=warehouse.is_local or config.verify_metadata_file,
             new_uuid=lambda: str(uuid.uuid4()),
         )
 
     app = web.Application(middlewares=[render_errors])
+    table_versions = build_versions(parse_document)
+    table_operations = Tables(table_versions, turns=turns, clock_ms=_clock_ms)
     app[SERVICES] = Services(
         config=config,
         warehouse=warehouse,
         namespaces=Namespaces(store),
-        tables=Tables(build_versions(parse_document), turns=turns, clock_ms=_clock_ms),
+        tables=table_operations,
+        transactions=Transactions(table_operations, table_versions, turns=turns),
         views=Views(build_versions(parse_view_document), turns=turns, clock_ms=_clock_ms),
         endpoints=tuple(route.endpoint for route in ROUTES),
     )

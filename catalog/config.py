@@ -51,7 +51,10 @@ class CatalogConfig:
     )
     verify_metadata_file: bool = field(
         default=False,
-        metadata={"why": "look whether the metadata file still exists on every load, though its content is cached"},
+        metadata={
+            "why": "look on S3, at every load, whether the metadata file still exists, though its content is cached;"
+            " one more request each. Local files are always looked at"
+        },
     )
 
     def __post_init__(self) -> None:

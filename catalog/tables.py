@@ -21,7 +21,7 @@ from catalog.metadata_files import StoredMetadata
 from catalog.names import Namespace, TableId, ViewId
 from catalog.store.protocol import name_is_taken, no_such_entry
 from catalog.turns import Turns
-from catalog.versions import Versions
+from catalog.versions import Change, Versions
 
 # Swaps lost to other processes before a commit gives up. In one process commits take turns and lose none.
 COMMIT_ATTEMPTS = 5
@@ -35,6 +35,14 @@ class Commit:
 
     requirements: list[Requirement]
     updates: list[Update]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCommit:
+    """A commit that was checked, and the metadata files to delete once it has happened."""
+
+    change: Change
+    expired_files: tuple[str, ...] = ()
 
 
 class Tables:
@@ -101,6 +109,21 @@ class Tables:
                     return committed
         raise CommitFailed(f"Commit lost the race {COMMIT_ATTEMPTS} times, try again: {table}")
 
+    async def plan(self, table: TableId, commit: Commit) -> PlannedCommit:
+        """Check and apply a commit that is part of a transaction; store nothing.
+
+        Raises: NoSuchTable, NoSuchNamespace, CommitFailed, ValidationFailed, Forbidden.
+        """
+        location = await self._store.load_pointer(table)
+        if location is None:
+            return PlannedCommit(Change(table, None, await self._first_document(table, commit)))
+        base = await self._files.load(location)
+        check_requirements(commit.requirements, base.document)
+        applied = apply_updates(base.document, commit.updates, base_location=base.location, now_ms=self._clock_ms())
+        if applied is None:
+            return PlannedCommit(Change(table, base, None))
+        return PlannedCommit(Change(table, base, applied.document), applied.expired_files)
+
     async def register(self, table: TableId, location: str, *, overwrite: bool) -> StoredMetadata:
         """Make a table of a metadata file that exists, in place of the one of that name if so asked.
 
@@ -159,13 +182,17 @@ class Tables:
         """Make the directories of a new local table: DuckDB writes there before it commits, and makes none."""
         await self._files.prepare([metadata_directory(document), f"{document['location']}/data"])
 
-    async def _commit_create(self, table: TableId, commit: Commit) -> StoredMetadata:
+    async def _first_document(self, table: TableId, commit: Commit) -> JsonObject:
         if not is_create(commit.requirements):
             raise no_such_entry(table)
         table_uuid = self._versions.new_uuid()
         location = await self._versions.default_location(table, table_uuid)
         document = self._create_document(commit.updates, table_uuid=table_uuid, location=location)
         await self._prepare(document)
+        return document
+
+    async def _commit_create(self, table: TableId, commit: Commit) -> StoredMetadata:
+        document = await self._first_document(table, commit)
         try:
             return await self._versions.insert(table, document)
         except AlreadyExists as error:

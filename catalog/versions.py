@@ -12,7 +12,7 @@ the file stays: it may be the table.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from catalog.errors import CatalogError, CommitStateUnknown, StoreFailed
@@ -27,9 +27,18 @@ from catalog.locations import (
 )
 from catalog.metadata_files import MetadataFiles, StoredMetadata
 from catalog.names import EntryId
-from catalog.store.protocol import Store, no_such_entry
+from catalog.store.protocol import Move, Store, no_such_entry
 
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One entry's part of a transaction: the first version without a base, no new one without a document."""
+
+    entry: EntryId
+    base: StoredMetadata | None
+    document: JsonObject | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +115,49 @@ class Versions:
             return None
         self.files.forget(base.location)
         return stored
+
+    async def replace_all(self, changes: Sequence[Change]) -> bool:
+        """Write the versions of several entries and move all their pointers at once; tell whether they were moved.
+
+        Raises: AlreadyExists, NoSuchNamespace, StorageFailed; CommitStateUnknown.
+        """
+        moves: list[Move] = []
+        try:
+            for change in changes:
+                moves.append(await self._write(change))  # noqa: PERF401 - those written so far count if one fails
+            moved = await self.store.move_pointers(moves)
+        except StoreFailed as error:
+            for move in moves:
+                await self._check_landed(move.entry, move.new, error)
+            moved = True
+        except CatalogError:
+            await self._discard_moves(moves)
+            raise
+        if not moved:
+            await self._discard_moves(moves)
+            return False
+        for move in moves:
+            if move.expected is not None and move.expected != move.new:
+                self.files.forget(move.expected)
+        return True
+
+    async def _write(self, change: Change) -> Move:
+        """Write a change's file; of one that changes nothing, expect that the pointer stays where it is."""
+        base, document = change.base, change.document
+        if document is None:
+            assert base is not None, "a first version has a document"
+            return Move(change.entry, base.location, base.location)
+        if base is not None and _places(document) != _places(base.document):
+            self.check_places(document)
+        version = 0 if base is None else next_version(base.location)
+        location = metadata_location(document, version=version, file_uuid=self.new_uuid())
+        await self.files.write(location, document)
+        return Move(change.entry, base.location if base else None, location)
+
+    async def _discard_moves(self, moves: Sequence[Move]) -> None:
+        for move in moves:
+            if move.new != move.expected:
+                await self.discard(move.new)
 
     async def _check_landed(self, entry: EntryId, location: str, cause: StoreFailed) -> None:
         """Find out what became of a change whose answer got lost.

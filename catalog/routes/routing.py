@@ -14,6 +14,7 @@ from aiohttp import web
 from catalog.config import CatalogConfig, Warehouse
 from catalog.namespaces import Namespaces
 from catalog.tables import Tables
+from catalog.transactions import Transactions
 from catalog.views import Views
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -47,6 +48,7 @@ class Services:
     namespaces: Namespaces
     tables: Tables
     views: Views
+    transactions: Transactions
     endpoints: tuple[str, ...]
 
 

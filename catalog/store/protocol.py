@@ -6,7 +6,8 @@ method raises StoreFailed when the database does not answer; a change may then h
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from catalog.errors import AlreadyExists, CatalogError, NoSuchTable, NoSuchView
@@ -23,6 +24,15 @@ def name_is_taken(entry: EntryId, by_kind: str) -> CatalogError:
     """Say that a name is taken, and by what: Iceberg words it differently where it is the other kind."""
     same = entry.kind == by_kind
     return AlreadyExists(f"{by_kind} {'already exists' if same else 'with same name already exists'}: {entry}")
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A pointer that goes from one place to another; without `expected` the entry is created."""
+
+    entry: EntryId
+    expected: str | None
+    new: str
 
 
 class Store(Protocol):
@@ -92,6 +102,12 @@ class Store(Protocol):
 
     async def swap_pointer(self, entry: EntryId, *, expected: str, new: str) -> bool:
         """Move a pointer if it still is where expected; tell whether it was."""
+
+    async def move_pointers(self, moves: Sequence[Move]) -> bool:
+        """Make all moves in one transaction if every pointer still is where expected; tell whether they were made.
+
+        Raises: AlreadyExists, NoSuchNamespace; nothing has moved then.
+        """
 
     async def put_entry(self, entry: EntryId, location: str) -> None:
         """Point a table or view at metadata, whether or not it existed.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -29,7 +29,7 @@ from catalog.errors import (
     StoreUnusable,
 )
 from catalog.names import SEPARATOR, EntryId, Namespace, TableId, ViewId, dotted
-from catalog.store.protocol import name_is_taken, no_such_entry
+from catalog.store.protocol import Move, name_is_taken, no_such_entry
 
 # How long to wait for another process that writes; ours never collide, having one writer.
 _BUSY_TIMEOUT_S = 10.0
@@ -61,6 +61,10 @@ SCHEMA_VERSION = len(_MIGRATIONS)
 
 _T = TypeVar("_T")
 _Entry = TypeVar("_Entry", bound=EntryId)
+
+
+class _PointerMoved(Exception):
+    """A pointer is not where it was expected: roll back."""
 
 
 class _Line:
@@ -152,6 +156,14 @@ class SqliteStore:
     async def swap_pointer(self, entry: EntryId, *, expected: str, new: str) -> bool:
         """Move a pointer if it still is where expected."""
         return await self._write(lambda db: _swap_pointer(db, entry, expected=expected, new=new))
+
+    async def move_pointers(self, moves: Sequence[Move]) -> bool:
+        """Make all moves in one transaction, or none."""
+        try:
+            await self._write(lambda db: _move_pointers(db, moves))
+        except _PointerMoved:
+            return False
+        return True
 
     async def put_entry(self, entry: EntryId, location: str) -> None:
         """Point a table or view at metadata, whether or not it existed."""
@@ -301,6 +313,14 @@ def _swap_pointer(db: sqlite3.Connection, entry: EntryId, *, expected: str, new:
         " WHERE namespace = ? AND name = ? AND kind = ? AND metadata_location = ?"
     )
     return db.execute(sql, (new, _key(entry.namespace), entry.name, entry.kind, expected)).rowcount == 1
+
+
+def _move_pointers(db: sqlite3.Connection, moves: Sequence[Move]) -> None:
+    for move in moves:
+        if move.expected is None:
+            _create_entry(db, move.entry, move.new)
+        elif not _swap_pointer(db, move.entry, expected=move.expected, new=move.new):
+            raise _PointerMoved
 
 
 def _put_entry(db: sqlite3.Connection, entry: EntryId, location: str) -> None:

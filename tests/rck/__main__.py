@@ -1,0 +1,124 @@
+"""Runs Iceberg's REST compatibility kit against `lakefeed serve`: `make rck`, `make rck ARGS="--setting refs"`.
+
+The kit is Iceberg's own suite of catalog tests (`RESTCompatibilityKitSuite`) with its Java client. Its jars come from
+Maven Central into `.rck/` at the first run, 81 MB; later runs need no network. It leaves namespaces and files behind,
+so every setting gets a fresh catalog on an empty warehouse.
+
+Exit status: 0 all passed, 1 a test failed, 3 the kit cannot be had here (no Maven, no Java, or no network).
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from tests.rck.summary import read_results, show_failures
+from tests.service_process import service_process
+
+ROOT = Path(__file__).parents[2]
+TARGET = ROOT / ".rck"
+POM = Path(__file__).with_name("pom.xml")
+
+DOWNLOAD_TIMEOUT_S = 240
+KIT_TIMEOUT_S = 300
+CANNOT_RUN = 3
+
+# Properties of the Java client that send the same tests down other paths of the server.
+SETTINGS = {
+    "plain": (),
+    "paged": ("-Drest-page-size=1",),
+    "refs": ("-Dsnapshot-loading-mode=refs",),
+}
+
+# What the kit may ask of this server; it would leave out the tests of what is not promised.
+PROMISES = (
+    "-Drck.local=false",
+    "-Drck.requires-namespace-create=true",
+    "-Drck.supports-serverside-retry=true",
+    "-Drck.supports-names-with-dot=true",
+)
+
+# The kit places tables outside every warehouse, and asks for the warehouse by this name.
+SERVER_SETTINGS = {"catalog.allow_any_location": "true", "catalog.warehouse_name": "rck_warehouse"}
+
+
+@click.command(help=__doc__)
+@click.option("--setting", "names", multiple=True, type=click.Choice(tuple(SETTINGS)), help="Only these.")
+@click.option("--only", "pattern", default="", help="Only tests whose class.method matches this.")
+def main(names: tuple[str, ...], pattern: str) -> None:
+    java = shutil.which("java")
+    if java is None or not _fetch_jars():
+        click.echo("the kit cannot be had here: it needs Java 17, Maven and Maven Central")
+        sys.exit(CANNOT_RUN)
+    failed = [name for name in names or SETTINGS if not _run_setting(java, name, pattern)]
+    sys.exit(1 if failed else 0)
+
+
+def _fetch_jars() -> bool:
+    # The marker is written last, so that an interrupted download is done again, as is one for an older list.
+    marker = TARGET / "jars.resolved"
+    if marker.exists() and marker.stat().st_mtime > POM.stat().st_mtime:
+        return True
+    maven = shutil.which("mvn")
+    if maven is None:
+        return False
+    shutil.rmtree(TARGET / "jars", ignore_errors=True)
+    TARGET.mkdir(exist_ok=True)
+    command = [
+        maven,
+        "-q",
+        "-B",
+        "-f",
+        str(POM),
+        "dependency:copy-dependencies",
+        f"-DoutputDirectory={TARGET / 'jars'}",
+    ]
+    try:
+        subprocess.run(command, check=True, timeout=DOWNLOAD_TIMEOUT_S)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        return False
+    marker.touch()
+    return True
+
+
+def _run_setting(java: str, name: str, pattern: str) -> bool:
+    reports = TARGET / name
+    shutil.rmtree(reports, ignore_errors=True)
+    reports.mkdir(parents=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="lakefeed-rck-") as directory,
+        service_process(Path(directory), SERVER_SETTINGS) as service,
+    ):
+        service.start()
+        _run_kit(java, service.http_url, options=SETTINGS[name], pattern=pattern, reports=reports)
+        service.stop()
+    results = read_results(reports)
+    for line in show_failures(results):
+        click.echo(line)
+    counts = Counter(result.outcome for result in results)
+    click.echo(f"{name}: {counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
+    return counts["passed"] > 0 and counts["failed"] == 0
+
+
+def _run_kit(java: str, url: str, *, options: Sequence[str], pattern: str, reports: Path) -> None:
+    command = [
+        *(java, *PROMISES, f"-Duri={url}", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", *options),
+        *("-cp", f"{TARGET / 'jars'}/*", "org.junit.platform.console.ConsoleLauncher", "execute"),
+        *("--select-class=org.apache.iceberg.rest.RESTCompatibilityKitSuite", "--exclude-engine=junit-vintage"),
+        *([f"--include-methodname=.*({pattern}).*"] if pattern else []),
+        *("--disable-banner", "--disable-ansi-colors", "--details=tree", f"--reports-dir={reports}"),
+    ]
+    with (reports / "console.txt").open("wb") as output, (reports / "client.log").open("wb") as log:
+        # A failed test is told by the reports, and that nothing ran by their absence.
+        subprocess.run(command, stdout=output, stderr=log, timeout=KIT_TIMEOUT_S, check=False)
+
+
+if __name__ == "__main__":
+    main()
