@@ -21,7 +21,7 @@ from catalog.metadata.documents import parse_document
 from catalog.metadata.views import parse_view_document
 from catalog.metadata_files import MetadataFiles
 from catalog.namespaces import Namespaces
-from catalog.routes import namespaces, tables, transactions, views
+from catalog.routes import functions, namespaces, tables, transactions, views
 from catalog.routes.config import get_config
 from catalog.routes.requests import json_answer
 from catalog.routes.routing import SERVICES, Handler, Services
@@ -34,7 +34,7 @@ from catalog.turns import Turns
 from catalog.versions import Versions
 from catalog.views import Views
 
-ROUTES = (*namespaces.ROUTES, *tables.ROUTES, *views.ROUTES, *transactions.ROUTES)
+ROUTES = (*namespaces.ROUTES, *tables.ROUTES, *views.ROUTES, *functions.ROUTES, *transactions.ROUTES)
 
 _logger = logging.getLogger(__name__)
 

@@ -74,6 +74,13 @@ class NoSuchView(CatalogError):
     type = "NoSuchViewException"
 
 
+class NoSuchFunction(CatalogError):
+    """The function does not exist; no operation of the specification makes one."""
+
+    status = 404
+    type = "NoSuchFunctionException"
+
+
 class FileMissing(CatalogError):
     """A metadata file is gone, though a table refers to it or a client asked to register it."""
 

@@ -143,6 +143,20 @@ class Tables:
                 await self._store.create_entry(table, location)
         return stored
 
+    async def unregister(self, table: TableId) -> StoredMetadata:
+        """Forget a table and return its last metadata, with which it can be registered elsewhere; its files stay.
+
+        Raises: NoSuchTable, FileMissing, StorageFailed.
+        """
+        async with self._turns.turn(table):
+            location = await self._store.load_pointer(table)
+            if location is None:
+                raise no_such_entry(table)
+            stored = await self._files.load(location)
+            await self._store.drop_entry(table)
+        self._files.forget(location)
+        return stored
+
     async def rename(self, source: TableId, destination: TableId) -> None:
         """Give a table another name; its files stay where they are.
 

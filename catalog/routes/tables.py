@@ -113,6 +113,12 @@ async def register_table(request: web.Request) -> web.Response:
     return _table_answer(request, stored)
 
 
+async def unregister_table(request: web.Request) -> web.Response:
+    """Forget a table and answer with its last metadata; the files stay for whoever registers it next."""
+    stored = await services(request).tables.unregister(path_table(request))
+    return _table_answer(request, stored, with_config=False)
+
+
 async def report_metrics(request: web.Request) -> web.Response:
     """Take a report and forget it. Spark reports on a table before it exists, so the table is not looked up."""
     await read_body(request)
@@ -184,6 +190,7 @@ ROUTES = (
     Route("POST", _TABLE, commit_table),
     Route("DELETE", _TABLE, drop_table),
     Route("POST", f"{_TABLE}/metrics", report_metrics),
+    Route("POST", f"{_TABLE}/unregister", unregister_table),
     Route("POST", "namespaces/{namespace}/register", register_table),
     Route("POST", "tables/rename", rename_table),
 )

@@ -308,3 +308,20 @@ def test_variant_column_is_refused_before_v3(db: Client):
     columns = {"schema": schema(field(1, "v", "variant"))}
     assert "variant is not supported until v3" in error_of(db.post(TABLES, create_body(**columns)))[2]
     assert db.post(TABLES, create_body(**columns, properties={"format-version": "3"}))[0] == 200
+
+
+def test_unregistered_table_is_gone_and_its_metadata_can_be_registered_again(table: Client):
+    before = table.get(TABLE)[1]
+    status, body = table.post(f"{TABLE}/unregister")
+    assert status == 200
+    assert body == {key: before[key] for key in ("metadata-location", "metadata")}
+    assert error_of(commit(table, set_property("a", "1")))[:2] == (404, "NoSuchTableException")
+    assert error_of(table.post(f"{TABLE}/unregister"))[:2] == (404, "NoSuchTableException")
+    registered = {"name": "again", "metadata-location": body["metadata-location"]}
+    assert table.post("namespaces/db/register", registered)[0] == 200
+
+
+def test_namespaces_have_no_functions(db: Client):
+    assert db.get("namespaces/db/functions") == (200, {"identifiers": [], "next-page-token": None})
+    assert error_of(db.get("namespaces/db/functions/f"))[:2] == (404, "NoSuchFunctionException")
+    assert error_of(db.get("namespaces/none/functions"))[:2] == (404, "NoSuchNamespaceException")
