@@ -13,6 +13,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from catalog.answers import LoadAnswers
 from catalog.config import CatalogConfig, Warehouse
 from catalog.errors import BadRequest, CatalogError, MethodNotAllowed, NoSuchRoute
 from catalog.fields import JsonObject
@@ -74,6 +75,7 @@ def build_app(config: CatalogConfig, warehouse: Warehouse, *, store: Store, file
         tables=table_operations,
         transactions=Transactions(table_operations, table_versions, turns=turns),
         views=Views(build_versions(parse_view_document), turns=turns, clock_ms=_clock_ms),
+        answers=LoadAnswers(warehouse.client_config(), max_bytes=config.answer_cache_bytes),
         endpoints=tuple(route.endpoint for route in ROUTES),
     )
     app.router.add_route("GET", "/config", get_config)

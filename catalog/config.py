@@ -35,6 +35,10 @@ class CatalogConfig:
         default=128 * MIB,
         metadata={"why": "memory for parsed metadata; a table with 1,000 snapshots takes about 3 MiB"},
     )
+    answer_cache_bytes: int = field(
+        default=64 * MIB,
+        metadata={"why": "memory for finished answers to loads, plain and gzipped; 0 builds each anew"},
+    )
     page_default_items: int = field(
         default=1000, metadata={"why": "names per page of a list when the client pages without a size"}
     )
@@ -62,6 +66,7 @@ class CatalogConfig:
         check(self.request_max_bytes > 0, "request_max_bytes must be positive")
         check(self.metadata_max_bytes > 0, "metadata_max_bytes must be positive")
         check(self.metadata_cache_bytes >= 0, "metadata_cache_bytes must not be negative")
+        check(self.answer_cache_bytes >= 0, "answer_cache_bytes must not be negative")
         check(self.page_default_items > 0, "page_default_items must be positive")
         check(self.page_max_items >= self.page_default_items, "page_max_items must be at least page_default_items")
         check(self.commit_queue_max > 0, "commit_queue_max must be positive")
@@ -100,3 +105,15 @@ class Warehouse:
     def is_local(self) -> bool:
         """Tell whether files are on a local disk."""
         return self.location.startswith("file:")
+
+    def client_config(self) -> dict[str, str]:
+        """Say how clients reach the files, under the names that Java (client.region) and others (s3.region) read."""
+        if self.is_local:
+            return {}
+        config = {
+            "s3.endpoint": self.s3.endpoint,
+            "s3.path-style-access": "true" if self.s3.path_style else "",
+            "client.region": self.s3.region,
+            "s3.region": self.s3.region,
+        }
+        return {name: value for name, value in config.items() if value}

@@ -91,8 +91,8 @@ class LocalFiles:
         await self._run(location, lambda path: path.unlink(missing_ok=True))
 
     async def exists(self, location: str) -> bool:
-        """Tell whether a file exists."""
-        return await self._run(location, Path.is_file)
+        """Tell whether a file exists. At once: a stat takes less than handing it to a thread."""
+        return os.path.isfile(parse_location(location).path)  # noqa: ASYNC240, PTH113 - blocks for microseconds
 
     async def prepare(self, directory: str) -> None:
         """Make a directory that survives a crash."""

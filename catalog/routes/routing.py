@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from aiohttp import web
 
+from catalog.answers import LoadAnswers
 from catalog.config import CatalogConfig, Warehouse
 from catalog.namespaces import Namespaces
 from catalog.tables import Tables
@@ -49,6 +50,7 @@ class Services:
     tables: Tables
     views: Views
     transactions: Transactions
+    answers: LoadAnswers
     endpoints: tuple[str, ...]
 
 

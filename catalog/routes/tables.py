@@ -1,16 +1,12 @@
-"""The table resource. Owns the load answer: embedded metadata bytes, client configuration, ETags."""
+"""The table resource. Owns headers and conditions of the load answer; its bytes are answers.py's."""
 
 from __future__ import annotations
 
-import hashlib
-
-import orjson
 from aiohttp import web
 
-from catalog.config import Warehouse
+from catalog.answers import ALL, REFS, Key
 from catalog.errors import BadRequest
 from catalog.fields import JsonObject, maybe_bool, read_object, read_objects, read_text
-from catalog.metadata.answers import only_referenced_snapshots
 from catalog.metadata.create import parse_create
 from catalog.metadata.requirements import parse_requirements
 from catalog.metadata.updates import parse_updates
@@ -32,10 +28,7 @@ from catalog.routes.requests import (
 from catalog.routes.routing import Route, services
 from catalog.tables import Commit
 
-ALL, REFS = "all", "refs"
-
-# Enough of a SHA-256 that two versions of one table never share a tag.
-_ETAG_BYTES = 16
+_GZIP_MAGIC = b"\x1f\x8b"
 
 
 async def list_tables(request: web.Request) -> web.Response:
@@ -53,22 +46,29 @@ async def create_table(request: web.Request) -> web.Response:
     create = parse_create(body)
     if maybe_bool(body, "stage-create"):
         document = await context.tables.stage(table, create)
-        staged = {"metadata-location": None, "metadata": document, "config": client_config(context.warehouse)}
+        staged = {"metadata-location": None, "metadata": document, "config": context.warehouse.client_config()}
         return json_answer(staged)
     return _table_answer(request, await context.tables.create(table, create))
 
 
 async def load_table(request: web.Request) -> web.Response:
     """Load a table; a client that has this very version already gets 304, from the pointer alone."""
-    tables = services(request).tables
+    context = services(request)
     shown = request.query.get("snapshots", ALL).lower()
     if shown not in (ALL, REFS):
         raise BadRequest("Invalid snapshots: expected all or refs")
-    location = await tables.locate(path_table(request))
-    etag = _etag(request, location, shown)
+    location = await context.tables.locate(path_table(request))
+    etag = context.answers.etag(location, shown)
+    headers = {"ETag": f'"{etag}"', "Vary": "Accept-Encoding"}
     if any(known.value in (etag, "*") for known in request.if_none_match or ()):
-        return web.Response(status=304, headers={"ETag": f'"{etag}"'})
-    return _table_answer(request, await tables.load(location), shown=shown)
+        return web.Response(status=304, headers=headers)
+    packed = "gzip" in request.headers.get("Accept-Encoding", "")
+    answer = await context.answers.find_or_build(
+        Key(location, shown, packed), load=lambda: context.tables.load(location)
+    )
+    if answer.startswith(_GZIP_MAGIC):
+        headers["Content-Encoding"] = "gzip"
+    return web.Response(body=answer, headers=headers, content_type="application/json")
 
 
 async def table_exists(request: web.Request) -> web.Response:
@@ -136,34 +136,16 @@ def parse_commit(body: JsonObject) -> Commit:
     )
 
 
-def client_config(warehouse: Warehouse) -> dict[str, str]:
-    """Say how clients reach the files, under the names that Java (client.region) and others (s3.region) read."""
-    if warehouse.is_local:
-        return {}
-    settings = warehouse.s3
-    config = {
-        "s3.endpoint": settings.endpoint,
-        "s3.path-style-access": "true" if settings.path_style else "",
-        "client.region": settings.region,
-        "s3.region": settings.region,
-    }
-    return {name: value for name, value in config.items() if value}
-
-
 def _identifier(table: TableId) -> JsonObject:
     return {"namespace": table.namespace, "name": table.name}
 
 
-def _table_answer(
-    request: web.Request, stored: StoredMetadata, *, shown: str = ALL, with_config: bool = True
-) -> web.Response:
+def _table_answer(request: web.Request, stored: StoredMetadata, *, with_config: bool = True) -> web.Response:
     """Answer with a table's metadata, whose bytes go out as they are in the file."""
-    metadata = stored.raw if shown == ALL else orjson.dumps(only_referenced_snapshots(stored.document))
-    parts = [b'{"metadata-location":', orjson.dumps(stored.location), b',"metadata":', metadata]
-    if with_config:
-        parts += [b',"config":', orjson.dumps(client_config(services(request).warehouse))]
-    headers = {"ETag": f'"{_etag(request, stored.location, shown)}"'}
-    return web.Response(body=b"".join((*parts, b"}")), headers=headers, content_type="application/json")
+    answers = services(request).answers
+    headers = {"ETag": f'"{answers.etag(stored.location, ALL)}"'}
+    body = answers.build(stored, with_config=with_config)
+    return web.Response(body=body, headers=headers, content_type="application/json")
 
 
 def _minimal_answer(stored: StoredMetadata) -> web.Response:
@@ -171,12 +153,6 @@ def _minimal_answer(stored: StoredMetadata) -> web.Response:
     answer = json_answer({"metadata-location": stored.location})
     answer.headers["Preference-Applied"] = MINIMAL
     return answer
-
-
-def _etag(request: web.Request, location: str, shown: str) -> str:
-    """Tag all that an answer depends on: the version, how much of it is shown, and the client configuration."""
-    facts = orjson.dumps([location, shown, client_config(services(request).warehouse)])
-    return hashlib.sha256(facts).hexdigest()[: 2 * _ETAG_BYTES]
 
 
 _TABLES = "namespaces/{namespace}/tables"

@@ -11,7 +11,6 @@ from aiohttp import web
 
 from catalog.app import ROUTES, build_catalog
 from catalog.config import CatalogConfig, S3Settings, Warehouse
-from catalog.routes.tables import client_config
 from tests.catalog.conftest import Client, Server, parsed
 from tests.catalog.documents import create_body
 
@@ -165,7 +164,7 @@ def test_s3_clients_are_told_the_way_but_no_secret():
     settings = S3Settings(
         endpoint="http://s3:9000", region="eu-1", path_style=True, access_key_id="me", secret_access_key="hidden"
     )
-    config = client_config(Warehouse(location="s3://bucket/lake", s3=settings))
+    config = Warehouse(location="s3://bucket/lake", s3=settings).client_config()
     assert config == {
         "s3.endpoint": "http://s3:9000",
         "s3.path-style-access": "true",
