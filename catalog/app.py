@@ -27,8 +27,8 @@ from catalog.routes.config import get_config
 from catalog.routes.requests import json_answer
 from catalog.routes.routing import SERVICES, Handler, Services
 from catalog.storage import Files, LocalFiles, S3Files
+from catalog.store.choice import build_store
 from catalog.store.protocol import Store
-from catalog.store.sqlite import SqliteStore
 from catalog.tables import Tables
 from catalog.transactions import Transactions
 from catalog.turns import Turns
@@ -43,8 +43,11 @@ _INTERNAL_ERROR = CatalogError("Internal server error")
 
 
 def build_catalog(config: CatalogConfig, warehouse: Warehouse, database: Path) -> web.Application:
-    """Build the catalog over a SQLite file; it opens when the application that it is mounted on starts."""
-    store = SqliteStore(database)
+    """Build the catalog; `database` is the SQLite file, unless another store is configured.
+
+    It opens when the application that it is mounted on starts.
+    """
+    store = build_store(config, database)
     files = LocalFiles() if warehouse.is_local else S3Files(warehouse.s3, timeout_s=config.storage_timeout_s)
     return build_app(config, warehouse, store=store, files=files)
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 
 MIB = 1024 * 1024
 
+MEMORY_DATABASE = "memory:"
+POSTGRES_SCHEMES = ("postgresql://", "postgres://")
+
 
 def check(condition: bool, message: str) -> None:
     """Raise ValueError with `message` unless the setting is sound."""
@@ -24,6 +27,18 @@ class CatalogConfig:
     warehouse_name: str = field(
         default="lakefeed",
         metadata={"why": "name that clients may send as `warehouse`; none and the warehouse's location also work"},
+    )
+    database: str = field(
+        default="",
+        metadata={
+            "why": "names and pointers: empty means a SQLite file in the data directory; postgresql://user@host/name"
+            " lets several catalog processes share one; memory: forgets everything at the end",
+            "secret": True,
+        },
+        repr=False,
+    )
+    database_timeout_s: float = field(
+        default=30.0, metadata={"why": "one request to PostgreSQL, waiting for a connection included"}
     )
     request_max_bytes: int = field(
         default=16 * MIB, metadata={"why": "largest request body; a commit of 10,000 snapshots is about 6 MiB"}
@@ -62,6 +77,11 @@ class CatalogConfig:
     )
 
     def __post_init__(self) -> None:
+        check(
+            self.database in ("", MEMORY_DATABASE) or self.database.startswith(POSTGRES_SCHEMES),
+            f"database must be empty, {MEMORY_DATABASE} or begin with {POSTGRES_SCHEMES[0]}",
+        )
+        check(self.database_timeout_s > 0, "database_timeout_s must be positive")
         check(bool(self.warehouse_name), "warehouse_name must not be empty")
         check(self.request_max_bytes > 0, "request_max_bytes must be positive")
         check(self.metadata_max_bytes > 0, "metadata_max_bytes must be positive")

@@ -16,6 +16,7 @@ from pyiceberg.catalog.rest import RestCatalog
 from catalog.app import build_catalog
 from catalog.config import CatalogConfig, Warehouse
 from tests.clients import open_pyiceberg
+from tests.postgres_server import postgres_server
 from tests.serving import serve_in_thread
 
 
@@ -55,6 +56,13 @@ class Client:
 
 def parsed(response: requests.Response) -> tuple[int, Any]:
     return response.status_code, response.json() if response.content else None
+
+
+@pytest.fixture(scope="session")
+def make_postgres() -> Iterator[Callable[[], str]]:
+    """Make empty databases on one PostgreSQL."""
+    with postgres_server() as make:
+        yield make
 
 
 @pytest.fixture

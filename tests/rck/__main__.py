@@ -15,10 +15,12 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
 
+from tests.postgres_server import postgres_server
 from tests.rck.summary import read_results, show_failures
 from tests.service_process import service_process
 
@@ -51,13 +53,15 @@ SERVER_SETTINGS = {"catalog.allow_any_location": "true", "catalog.warehouse_name
 
 @click.command(help=__doc__)
 @click.option("--setting", "names", multiple=True, type=click.Choice(tuple(SETTINGS)), help="Only these.")
+@click.option("--store", type=click.Choice(["sqlite", "postgres"]), default="sqlite", show_default=True)
 @click.option("--only", "pattern", default="", help="Only tests whose class.method matches this.")
-def main(names: tuple[str, ...], pattern: str) -> None:
+def main(names: tuple[str, ...], store: str, pattern: str) -> None:
     java = shutil.which("java")
     if java is None or not _fetch_jars():
         click.echo("the kit cannot be had here: it needs Java 17, Maven and Maven Central")
         sys.exit(CANNOT_RUN)
-    failed = [name for name in names or SETTINGS if not _run_setting(java, name, pattern)]
+    with postgres_server() if store == "postgres" else nullcontext(lambda: "") as make_database:
+        failed = [name for name in names or SETTINGS if not _run_setting(java, name, pattern, database=make_database())]
     sys.exit(1 if failed else 0)
 
 
@@ -88,13 +92,13 @@ def _fetch_jars() -> bool:
     return True
 
 
-def _run_setting(java: str, name: str, pattern: str) -> bool:
+def _run_setting(java: str, name: str, pattern: str, *, database: str) -> bool:
     reports = TARGET / name
     shutil.rmtree(reports, ignore_errors=True)
     reports.mkdir(parents=True)
     with (
         tempfile.TemporaryDirectory(prefix="lakefeed-rck-") as directory,
-        service_process(Path(directory), SERVER_SETTINGS) as service,
+        service_process(Path(directory), {**SERVER_SETTINGS, "catalog.database": database}) as service,
     ):
         service.start()
         _run_kit(java, service.http_url, options=SETTINGS[name], pattern=pattern, reports=reports)

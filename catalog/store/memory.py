@@ -1,0 +1,154 @@
+"""The store in memory, for tests and trials: nothing survives the process. Owns plain dictionaries.
+
+No method awaits anything, so each is one step that no other request can see half of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeVar
+
+from catalog.errors import AlreadyExists, NamespaceNotEmpty, NoSuchNamespace
+from catalog.names import EntryId, Namespace, TableId, ViewId, dotted
+from catalog.store.protocol import Move, name_is_taken, no_such_entry
+
+_Entry = TypeVar("_Entry", bound=EntryId)
+
+
+class MemoryStore:
+    """Names and pointers in two dictionaries."""
+
+    def __init__(self) -> None:
+        self._namespaces: dict[Namespace, dict[str, str]] = {}
+        self._entries: dict[tuple[Namespace, str], tuple[EntryId, str]] = {}
+
+    async def open(self) -> None:
+        """Nothing to open."""
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    async def create_namespace(self, namespace: Namespace, properties: Mapping[str, str]) -> None:
+        """Create a namespace below an existing parent."""
+        if len(namespace) > 1:
+            self._properties(namespace[:-1])
+        if namespace in self._namespaces:
+            raise AlreadyExists(f"Namespace already exists: {dotted(namespace)}")
+        self._namespaces[namespace] = dict(properties)
+
+    async def load_namespace(self, namespace: Namespace) -> dict[str, str]:
+        """Return a namespace's properties."""
+        return dict(self._properties(namespace))
+
+    async def list_namespaces(self, parent: Namespace, *, after: str, limit: int | None) -> list[Namespace]:
+        """Return one page of the namespaces directly below a parent."""
+        if parent:
+            self._properties(parent)
+        children = sorted(name for name in self._namespaces if name[:-1] == parent and name[-1] > after)
+        return children[:limit]
+
+    async def update_namespace(
+        self, namespace: Namespace, *, removals: Collection[str], updates: Mapping[str, str]
+    ) -> list[str]:
+        """Remove and set properties; return which of the removals were there."""
+        properties = self._properties(namespace)
+        removed = [name for name in removals if properties.pop(name, None) is not None]
+        properties.update(updates)
+        return removed
+
+    async def drop_namespace(self, namespace: Namespace) -> None:
+        """Drop an empty namespace."""
+        self._properties(namespace)
+        if any(held == namespace for held, _ in self._entries):
+            raise NamespaceNotEmpty(f"Namespace {dotted(namespace)} is not empty: it contains tables or views")
+        if any(name[:-1] == namespace for name in self._namespaces):
+            raise NamespaceNotEmpty(f"Namespace {dotted(namespace)} is not empty: it contains namespaces")
+        del self._namespaces[namespace]
+
+    async def list_tables(self, namespace: Namespace, *, after: str, limit: int | None) -> list[TableId]:
+        """Return one page of a namespace's tables."""
+        return self._list(TableId, namespace, after=after, limit=limit)
+
+    async def list_views(self, namespace: Namespace, *, after: str, limit: int | None) -> list[ViewId]:
+        """Return one page of a namespace's views."""
+        return self._list(ViewId, namespace, after=after, limit=limit)
+
+    async def load_pointer(self, entry: EntryId) -> str | None:
+        """Return where the current metadata of a table or view is, or None."""
+        return self._pointer(entry)
+
+    async def create_entry(self, entry: EntryId, location: str) -> None:
+        """Create a table or view that points at its first metadata."""
+        self._create(entry, location)
+
+    async def swap_pointer(self, entry: EntryId, *, expected: str, new: str) -> bool:
+        """Move a pointer if it still is where expected."""
+        return await self.move_pointers([Move(entry, expected, new)])
+
+    async def move_pointers(self, moves: Sequence[Move]) -> bool:
+        """Make all moves, or none."""
+        for move in moves:
+            if move.expected is None:
+                self._check_free(move.entry)
+            elif self._pointer(move.entry) != move.expected:
+                return False
+        for move in moves:
+            self._entries[_key(move.entry)] = (move.entry, move.new)
+        return True
+
+    async def put_entry(self, entry: EntryId, location: str) -> None:
+        """Point a table or view at metadata, whether or not it existed."""
+        if self._pointer(entry) is None:
+            self._create(entry, location)
+        self._entries[_key(entry)] = (entry, location)
+
+    async def rename_entry(self, source: EntryId, destination: EntryId) -> None:
+        """Give a table or view another name."""
+        location = self._pointer(source)
+        if location is None:
+            raise no_such_entry(source)
+        if source == destination:
+            return
+        self._properties(destination.namespace)
+        found = self._entries.get(_key(destination))
+        if found is not None:
+            raise AlreadyExists(f"Cannot rename {source} to {destination}. {found[0].kind} already exists")
+        del self._entries[_key(source)]
+        self._entries[_key(destination)] = (destination, location)
+
+    async def drop_entry(self, entry: EntryId) -> str:
+        """Forget a table or view and return where its last metadata is."""
+        location = self._pointer(entry)
+        if location is None:
+            raise no_such_entry(entry)
+        del self._entries[_key(entry)]
+        return location
+
+    def _properties(self, namespace: Namespace) -> dict[str, str]:
+        if namespace not in self._namespaces:
+            raise NoSuchNamespace(f"Namespace does not exist: {dotted(namespace)}")
+        return self._namespaces[namespace]
+
+    def _pointer(self, entry: EntryId) -> str | None:
+        found = self._entries.get(_key(entry))
+        return found[1] if found is not None and found[0] == entry else None
+
+    def _check_free(self, entry: EntryId) -> None:
+        self._properties(entry.namespace)
+        found = self._entries.get(_key(entry))
+        if found is not None:
+            raise name_is_taken(entry, found[0].kind)
+
+    def _create(self, entry: EntryId, location: str) -> None:
+        self._check_free(entry)
+        self._entries[_key(entry)] = (entry, location)
+
+    def _list(self, kind: type[_Entry], namespace: Namespace, *, after: str, limit: int | None) -> list[_Entry]:
+        self._properties(namespace)
+        held = (entry for entry, _ in self._entries.values())
+        found = [e for e in held if isinstance(e, kind) and e.namespace == namespace and e.name > after]
+        return sorted(found)[:limit]
+
+
+def _key(entry: EntryId) -> tuple[Namespace, str]:
+    return entry.namespace, entry.name

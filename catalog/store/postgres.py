@@ -1,0 +1,307 @@
+"""The store on PostgreSQL. Owns the SQL schema, its version and the pool of connections.
+
+Any number of catalog processes may share one database: pointers are compared and swapped in SQL, names are kept apart
+by the primary key, and foreign keys keep a namespace from being dropped under what is being created in it.
+
+    namespaces  name (levels joined by 0x1F) | parent (all but the last level, NULL at the top) | properties (JSON)
+    entries     namespace | name | kind (Table or View) | metadata_location
+
+Names are compared byte by byte (COLLATE "C"), as pages of lists rely on it. Migrations run forward only, at open,
+under a lock that all processes take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import asyncpg
+import orjson
+
+from catalog.errors import AlreadyExists, NamespaceNotEmpty, NoSuchNamespace, StoreFailed, StoreUnusable
+from catalog.names import SEPARATOR, EntryId, Namespace, TableId, ViewId, dotted
+from catalog.store.protocol import Move, name_is_taken, no_such_entry
+
+# Beside other things that may live in the database.
+_SEARCH_PATH = {"search_path": "lakefeed_catalog"}
+
+# Statements that lead from each version to the next; a new database goes through all of them.
+_MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """CREATE TABLE namespaces (
+            name TEXT COLLATE "C" PRIMARY KEY,
+            parent TEXT COLLATE "C" REFERENCES namespaces (name),
+            properties TEXT NOT NULL
+        )""",
+        "CREATE UNIQUE INDEX namespaces_by_parent ON namespaces (parent, name)",
+        """CREATE TABLE entries (
+            namespace TEXT COLLATE "C" NOT NULL REFERENCES namespaces (name),
+            name TEXT COLLATE "C" NOT NULL,
+            kind TEXT COLLATE "C" NOT NULL,
+            metadata_location TEXT NOT NULL,
+            PRIMARY KEY (namespace, name)
+        )""",
+    ),
+)
+SCHEMA_VERSION = len(_MIGRATIONS)
+
+# Any number, as long as all processes take the same: who migrates, the others wait.
+_MIGRATION_LOCK = 5_213_207_411
+
+_POOL_MAX_CONNECTIONS = 8
+
+_Entry = TypeVar("_Entry", bound=EntryId)
+
+
+class _PointerMoved(Exception):
+    """A pointer is not where it was expected; ends the transaction."""
+
+
+class PostgresStore:
+    """Names and pointers in one PostgreSQL database."""
+
+    def __init__(self, url: str, *, timeout_s: float) -> None:
+        self._url = url
+        self._timeout_s = timeout_s
+        self._pool: asyncpg.Pool | None = None
+
+    async def open(self) -> None:
+        """Connect, and make or check the schema."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                self._pool = await asyncpg.create_pool(
+                    self._url, min_size=1, max_size=_POOL_MAX_CONNECTIONS, server_settings=_SEARCH_PATH
+                )
+        except (OSError, asyncpg.PostgresError, ValueError) as error:
+            raise StoreUnusable(f"cannot connect to the catalog's database: {error}") from error
+        async with self._transaction() as db:
+            await _prepare_schema(db)
+
+    async def close(self) -> None:
+        """Close the connections after running work."""
+        if self._pool is not None:
+            await self._pool.close()
+
+    async def create_namespace(self, namespace: Namespace, properties: Mapping[str, str]) -> None:
+        """Create a namespace below an existing parent."""
+        parent = _key(namespace[:-1]) if len(namespace) > 1 else None
+        sql = "INSERT INTO namespaces VALUES ($1, $2, $3) ON CONFLICT DO NOTHING"
+        async with self._transaction() as db:
+            try:
+                done = await db.execute(sql, _key(namespace), parent, orjson.dumps(dict(properties)).decode())
+            except asyncpg.ForeignKeyViolationError as error:
+                raise _no_namespace(namespace[:-1]) from error
+        if _rows(done) == 0:
+            raise AlreadyExists(f"Namespace already exists: {dotted(namespace)}")
+
+    async def load_namespace(self, namespace: Namespace) -> dict[str, str]:
+        """Return a namespace's properties."""
+        async with self._connection() as db:
+            return await _load_namespace(db, namespace)
+
+    async def list_namespaces(self, parent: Namespace, *, after: str, limit: int | None) -> list[Namespace]:
+        """Return one page of the namespaces directly below a parent."""
+        sql = "SELECT name FROM namespaces WHERE parent IS NOT DISTINCT FROM $1 AND name > $2 ORDER BY name LIMIT $3"
+        async with self._connection() as db:
+            if parent:
+                await _load_namespace(db, parent)
+            rows = await db.fetch(sql, _key(parent) if parent else None, _key((*parent, after)), limit)
+        return [tuple(row["name"].split(SEPARATOR)) for row in rows]
+
+    async def update_namespace(
+        self, namespace: Namespace, *, removals: Collection[str], updates: Mapping[str, str]
+    ) -> list[str]:
+        """Remove and set properties; return which of the removals were there."""
+        async with self._transaction() as db:
+            properties = await _load_namespace(db, namespace, for_update=True)
+            removed = [name for name in removals if properties.pop(name, None) is not None]
+            text = orjson.dumps(properties | dict(updates)).decode()
+            await db.execute("UPDATE namespaces SET properties = $1 WHERE name = $2", text, _key(namespace))
+        return removed
+
+    async def drop_namespace(self, namespace: Namespace) -> None:
+        """Drop an empty namespace."""
+        async with self._transaction() as db:
+            try:
+                done = await db.execute("DELETE FROM namespaces WHERE name = $1", _key(namespace))
+            except asyncpg.ForeignKeyViolationError as error:
+                held = "namespaces" if error.table_name == "namespaces" else "tables or views"
+                raise NamespaceNotEmpty(f"Namespace {dotted(namespace)} is not empty: it contains {held}") from error
+        if _rows(done) == 0:
+            raise _no_namespace(namespace)
+
+    async def list_tables(self, namespace: Namespace, *, after: str, limit: int | None) -> list[TableId]:
+        """Return one page of a namespace's tables."""
+        return await self._list(TableId, namespace, after=after, limit=limit)
+
+    async def list_views(self, namespace: Namespace, *, after: str, limit: int | None) -> list[ViewId]:
+        """Return one page of a namespace's views."""
+        return await self._list(ViewId, namespace, after=after, limit=limit)
+
+    async def load_pointer(self, entry: EntryId) -> str | None:
+        """Return where the current metadata of a table or view is, or None."""
+        async with self._connection() as db:
+            return await _load_pointer(db, entry)
+
+    async def create_entry(self, entry: EntryId, location: str) -> None:
+        """Create a table or view that points at its first metadata."""
+        async with self._transaction() as db:
+            await _create_entry(db, entry, location)
+
+    async def swap_pointer(self, entry: EntryId, *, expected: str, new: str) -> bool:
+        """Move a pointer if it still is where expected."""
+        async with self._connection() as db:
+            return await _swap_pointer(db, Move(entry, expected, new))
+
+    async def move_pointers(self, moves: Sequence[Move]) -> bool:
+        """Make all moves in one transaction, or none."""
+        try:
+            async with self._transaction() as db:
+                await _move_pointers(db, moves)
+        except _PointerMoved:
+            return False
+        return True
+
+    async def put_entry(self, entry: EntryId, location: str) -> None:
+        """Point a table or view at metadata, whether or not it existed."""
+        sql = "UPDATE entries SET metadata_location = $1 WHERE namespace = $2 AND name = $3 AND kind = $4"
+        async with self._transaction() as db:
+            if _rows(await db.execute(sql, location, *_entry_key(entry))) == 0:
+                await _create_entry(db, entry, location)
+
+    async def rename_entry(self, source: EntryId, destination: EntryId) -> None:
+        """Give a table or view another name."""
+        sql = "UPDATE entries SET namespace = $1, name = $2 WHERE namespace = $3 AND name = $4 AND kind = $5"
+        async with self._transaction() as db:
+            if await _load_pointer(db, source) is None:
+                raise no_such_entry(source)
+            if source == destination:
+                return
+            await _load_namespace(db, destination.namespace)
+            kind = await _kind_at(db, destination)
+            if kind is not None:
+                raise AlreadyExists(f"Cannot rename {source} to {destination}. {kind} already exists")
+            try:
+                done = await db.execute(sql, _key(destination.namespace), destination.name, *_entry_key(source))
+            except asyncpg.UniqueViolationError as error:
+                message = f"Cannot rename {source} to {destination}. {destination.kind} already exists"
+                raise AlreadyExists(message) from error
+            except asyncpg.ForeignKeyViolationError as error:
+                raise _no_namespace(destination.namespace) from error
+            if _rows(done) == 0:
+                raise no_such_entry(source)
+
+    async def drop_entry(self, entry: EntryId) -> str:
+        """Forget a table or view and return where its last metadata is."""
+        sql = "DELETE FROM entries WHERE namespace = $1 AND name = $2 AND kind = $3 RETURNING metadata_location"
+        async with self._connection() as db:
+            location: str | None = await db.fetchval(sql, *_entry_key(entry))
+        if location is None:
+            raise no_such_entry(entry)
+        return location
+
+    async def _list(self, kind: type[_Entry], namespace: Namespace, *, after: str, limit: int | None) -> list[_Entry]:
+        sql = "SELECT name FROM entries WHERE namespace = $1 AND kind = $2 AND name > $3 ORDER BY name LIMIT $4"
+        async with self._connection() as db:
+            await _load_namespace(db, namespace)
+            rows = await db.fetch(sql, _key(namespace), kind.kind, after, limit)
+        return [kind(namespace, row["name"]) for row in rows]
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Any]:
+        """Lend a connection; every statement on it is a transaction of its own."""
+        assert self._pool is not None, "store is not open"
+        try:
+            async with asyncio.timeout(self._timeout_s), self._pool.acquire() as connection:
+                yield connection
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:  # TimeoutError is an OSError
+            raise StoreFailed(f"Catalog database failed: {error or type(error).__name__}") from error
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Any]:
+        async with self._connection() as connection, connection.transaction():
+            yield connection
+
+
+async def _prepare_schema(db: Any) -> None:
+    await db.execute("SELECT pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
+    await db.execute("CREATE SCHEMA IF NOT EXISTS lakefeed_catalog")
+    await db.execute("CREATE TABLE IF NOT EXISTS catalog_schema (version INTEGER NOT NULL)")
+    version = await db.fetchval("SELECT version FROM catalog_schema") or 0
+    if version > SCHEMA_VERSION:
+        raise StoreUnusable(f"catalog database is of a newer version: found={version} known={SCHEMA_VERSION}")
+    for statements in _MIGRATIONS[version:]:
+        for statement in statements:
+            await db.execute(statement)
+    await db.execute("DELETE FROM catalog_schema")
+    await db.execute("INSERT INTO catalog_schema VALUES ($1)", SCHEMA_VERSION)
+
+
+async def _load_namespace(db: Any, namespace: Namespace, *, for_update: bool = False) -> dict[str, str]:
+    sql = "SELECT properties FROM namespaces WHERE name = $1"
+    text = await db.fetchval(f"{sql} FOR UPDATE" if for_update else sql, _key(namespace))
+    if text is None:
+        raise _no_namespace(namespace)
+    properties: dict[str, str] = orjson.loads(text)
+    return properties
+
+
+async def _load_pointer(db: Any, entry: EntryId) -> str | None:
+    sql = "SELECT metadata_location FROM entries WHERE namespace = $1 AND name = $2 AND kind = $3"
+    location: str | None = await db.fetchval(sql, *_entry_key(entry))
+    return location
+
+
+async def _kind_at(db: Any, entry: EntryId) -> str | None:
+    """Tell what has a name now, whichever kind is asked for."""
+    sql = "SELECT kind FROM entries WHERE namespace = $1 AND name = $2"
+    kind: str | None = await db.fetchval(sql, _key(entry.namespace), entry.name)
+    return kind
+
+
+async def _create_entry(db: Any, entry: EntryId, location: str) -> None:
+    sql = (
+        "INSERT INTO entries (namespace, name, kind, metadata_location) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING"
+    )
+    try:
+        done = await db.execute(sql, *_entry_key(entry), location)
+    except asyncpg.ForeignKeyViolationError as error:
+        raise _no_namespace(entry.namespace) from error
+    if _rows(done) == 0:
+        raise name_is_taken(entry, await _kind_at(db, entry) or entry.kind)
+
+
+async def _swap_pointer(db: Any, move: Move) -> bool:
+    sql = (
+        "UPDATE entries SET metadata_location = $1"
+        " WHERE namespace = $2 AND name = $3 AND kind = $4 AND metadata_location = $5"
+    )
+    return _rows(await db.execute(sql, move.new, *_entry_key(move.entry), move.expected)) == 1
+
+
+async def _move_pointers(db: Any, moves: Sequence[Move]) -> None:
+    # In the order of names: two transactions that lock the same rows never wait in a circle.
+    for move in sorted(moves, key=lambda each: (each.entry.namespace, each.entry.name)):
+        if move.expected is None:
+            await _create_entry(db, move.entry, move.new)
+        elif not await _swap_pointer(db, move):
+            raise _PointerMoved
+
+
+def _key(namespace: Namespace) -> str:
+    return SEPARATOR.join(namespace)
+
+
+def _entry_key(entry: EntryId) -> tuple[str, str, str]:
+    return _key(entry.namespace), entry.name, entry.kind
+
+
+def _no_namespace(namespace: Namespace) -> NoSuchNamespace:
+    return NoSuchNamespace(f"Namespace does not exist: {dotted(namespace)}")
+
+
+def _rows(tag: str) -> int:
+    """Read how many rows a statement touched from the words that it was answered with: `UPDATE 1`."""
+    return int(tag.rpartition(" ")[2])

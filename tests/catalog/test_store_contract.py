@@ -1,0 +1,203 @@
+"""What every store promises, on all of them: SQLite, a real PostgreSQL, and memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from catalog.config import MEMORY_DATABASE, CatalogConfig
+from catalog.errors import (
+    AlreadyExists,
+    CatalogError,
+    NamespaceNotEmpty,
+    NoSuchNamespace,
+    NoSuchTable,
+    NoSuchView,
+    StoreUnusable,
+)
+from catalog.names import TableId, ViewId
+from catalog.store.choice import build_store
+from catalog.store.postgres import PostgresStore
+from catalog.store.protocol import Move, Store
+
+DB = ("db",)
+TABLE, OTHER, VIEW = TableId(DB, "t"), TableId(DB, "u"), ViewId(DB, "v")
+
+
+@pytest_asyncio.fixture(params=["sqlite", "postgres", "memory"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    if request.param == "postgres":
+        database = await asyncio.to_thread(request.getfixturevalue("make_postgres"))
+    else:
+        database = MEMORY_DATABASE if request.param == "memory" else ""
+    opened = build_store(CatalogConfig(database=database), tmp_path / "catalog.db")
+    await opened.open()
+    await opened.create_namespace(DB, {"owner": "me"})
+    yield opened
+    await opened.close()
+
+
+async def test_namespaces_nest_and_are_listed_level_by_level(store: Store):
+    await store.create_namespace(("db", "in"), {})
+    await store.create_namespace(("db", "in", "deep"), {})
+    await store.create_namespace(("é",), {})
+    assert await store.list_namespaces((), after="", limit=None) == [DB, ("é",)]
+    assert await store.list_namespaces(DB, after="", limit=None) == [("db", "in")]
+    assert await store.list_namespaces((), after="db", limit=1) == [("é",)]
+    with pytest.raises(NoSuchNamespace, match="none"):
+        await store.list_namespaces(("none",), after="", limit=None)
+    with pytest.raises(NoSuchNamespace, match="none"):
+        await store.create_namespace(("none", "child"), {})
+    with pytest.raises(AlreadyExists, match="Namespace already exists: db"):
+        await store.create_namespace(DB, {})
+
+
+async def test_namespace_properties_are_set_removed_and_kept(store: Store):
+    assert await store.load_namespace(DB) == {"owner": "me"}
+    assert await store.update_namespace(DB, removals=["owner", "none"], updates={"a": "ü"}) == ["owner"]
+    assert await store.load_namespace(DB) == {"a": "ü"}
+    for missing in (store.load_namespace(("x",)), store.update_namespace(("x",), removals=[], updates={})):
+        with pytest.raises(NoSuchNamespace):
+            await missing
+
+
+@pytest.mark.parametrize("held", [TABLE, VIEW, ("db", "in")])
+async def test_only_an_empty_namespace_is_dropped(store: Store, held: TableId | ViewId | tuple[str, ...]):
+    if isinstance(held, tuple):
+        await store.create_namespace(held, {})
+    else:
+        await store.create_entry(held, "here")
+    with pytest.raises(NamespaceNotEmpty, match="db is not empty"):
+        await store.drop_namespace(DB)
+    await (store.drop_namespace(held) if isinstance(held, tuple) else store.drop_entry(held))
+    await store.drop_namespace(DB)
+    with pytest.raises(NoSuchNamespace):
+        await store.drop_namespace(DB)
+
+
+async def test_tables_and_views_share_their_names_but_not_their_lists(store: Store):
+    await store.create_entry(TABLE, "table")
+    await store.create_entry(VIEW, "view")
+    assert await store.list_tables(DB, after="", limit=None) == [TABLE]
+    assert await store.list_views(DB, after="", limit=None) == [VIEW]
+    assert await store.load_pointer(ViewId(DB, "t")) is None
+    with pytest.raises(AlreadyExists, match=r"^Table already exists: db\.t$"):
+        await store.create_entry(TABLE, "again")
+    for put in (store.create_entry, store.put_entry):
+        with pytest.raises(AlreadyExists, match=r"^View with same name already exists: db\.v$"):
+            await put(TableId(DB, "v"), "other")
+    with pytest.raises(NoSuchNamespace):
+        await store.create_entry(TableId(("none",), "t"), "here")
+    assert await store.load_pointer(VIEW) == "view"
+
+
+async def test_lists_are_paged_by_name_byte_by_byte(store: Store):
+    names = ["B", "a", "a_b", "aa", "b", "é"]
+    for name in reversed(names):
+        await store.create_entry(TableId(DB, name), name)
+    assert [table.name for table in await store.list_tables(DB, after="", limit=None)] == names
+    assert [table.name for table in await store.list_tables(DB, after="a", limit=2)] == ["a_b", "aa"]
+    with pytest.raises(NoSuchNamespace):
+        await store.list_tables(("none",), after="", limit=None)
+
+
+async def test_pointer_moves_only_from_where_it_is_expected(store: Store):
+    await store.create_entry(TABLE, "one")
+    assert not await store.swap_pointer(TABLE, expected="none", new="two")
+    assert await store.load_pointer(TABLE) == "one"
+    assert await store.swap_pointer(TABLE, expected="one", new="two")
+    assert not await store.swap_pointer(OTHER, expected="two", new="three")
+    assert await store.load_pointer(TABLE) == "two"
+
+
+async def test_of_many_swaps_from_one_place_one_is_made(store: Store):
+    await store.create_entry(TABLE, "one")
+    done = await asyncio.gather(*(store.swap_pointer(TABLE, expected="one", new=f"{n}") for n in range(20)))
+    assert done.count(True) == 1
+    assert await store.load_pointer(TABLE) == f"{done.index(True)}"
+
+
+async def test_of_many_creates_of_one_name_one_is_made(store: Store):
+    made = await asyncio.gather(*(store.create_entry(TABLE, f"{n}") for n in range(20)), return_exceptions=True)
+    assert [error for error in made if error is not None and not isinstance(error, AlreadyExists)] == []
+    assert made.count(None) == 1
+
+
+async def test_several_pointers_move_together_or_not_at_all(store: Store):
+    await store.create_entry(TABLE, "one")
+    assert not await store.move_pointers([Move(OTHER, None, "new"), Move(TABLE, "elsewhere", "two")])
+    assert await store.load_pointer(OTHER) is None
+    with pytest.raises(AlreadyExists):
+        await store.move_pointers([Move(TABLE, "one", "two"), Move(TableId(DB, "t"), None, "again")])
+    assert await store.load_pointer(TABLE) == "one"
+    assert await store.move_pointers([Move(TABLE, "one", "two"), Move(OTHER, None, "new")])
+    assert [await store.load_pointer(entry) for entry in (TABLE, OTHER)] == ["two", "new"]
+
+
+async def test_entry_is_renamed_into_another_namespace(store: Store):
+    await store.create_namespace(("other",), {})
+    await store.create_entry(TABLE, "here")
+    await store.create_entry(VIEW, "view")
+    moved = TableId(("other",), "t")
+    await store.rename_entry(TABLE, moved)
+    await store.rename_entry(moved, moved)
+    assert await store.load_pointer(moved) == "here"
+    assert await store.load_pointer(TABLE) is None
+    with pytest.raises(AlreadyExists, match=r"Cannot rename other.t to db.v. View already exists"):
+        await store.rename_entry(moved, TableId(DB, "v"))
+    with pytest.raises(NoSuchNamespace):
+        await store.rename_entry(moved, TableId(("none",), "t"))
+    with pytest.raises(NoSuchTable):
+        await store.rename_entry(TABLE, OTHER)
+
+
+async def test_dropped_entry_says_where_it_was(store: Store):
+    await store.create_entry(TABLE, "here")
+    with pytest.raises(NoSuchView):
+        await store.drop_entry(ViewId(DB, "t"))
+    assert await store.drop_entry(TABLE) == "here"
+    with pytest.raises(NoSuchTable):
+        await store.drop_entry(TABLE)
+
+
+async def test_entry_is_put_whether_or_not_it_is_there(store: Store):
+    await store.put_entry(TABLE, "one")
+    await store.put_entry(TABLE, "two")
+    assert await store.load_pointer(TABLE) == "two"
+    with pytest.raises(NoSuchNamespace):
+        await store.put_entry(TableId(("none",), "t"), "here")
+
+
+async def test_two_processes_may_open_one_new_postgres_at_once(make_postgres):
+    url = await asyncio.to_thread(make_postgres)
+    stores = [PostgresStore(url, timeout_s=30) for _ in range(4)]
+    await asyncio.gather(*(each.open() for each in stores))
+    await stores[0].create_namespace(DB, {})
+    await stores[1].create_entry(TABLE, "here")
+    assert await stores[2].load_pointer(TABLE) == "here"
+    for each in stores:
+        await each.close()
+
+
+async def test_postgres_of_a_newer_version_is_left_alone(make_postgres):
+    url = await asyncio.to_thread(make_postgres)
+    store = PostgresStore(url, timeout_s=30)
+    await store.open()
+    async with store._transaction() as db:
+        await db.execute("UPDATE catalog_schema SET version = 99")
+    await store.close()
+    newer = PostgresStore(url, timeout_s=30)
+    with pytest.raises(StoreUnusable, match="found=99 known=1"):
+        await newer.open()
+    await newer.close()
+
+
+async def test_postgres_that_cannot_be_reached_is_said_so():
+    store = PostgresStore("postgresql://127.0.0.1:1/none", timeout_s=5)
+    with pytest.raises(CatalogError, match="cannot connect to the catalog's database"):
+        await store.open()
+    await store.close()
