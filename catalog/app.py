@@ -48,8 +48,12 @@ def build_catalog(config: CatalogConfig, warehouse: Warehouse, database: Path) -
     It opens when the application that it is mounted on starts.
     """
     store = build_store(config, database)
-    files = LocalFiles() if warehouse.is_local else S3Files(warehouse.s3, timeout_s=config.storage_timeout_s)
-    return build_app(config, warehouse, store=store, files=files)
+    return build_app(config, warehouse, store=store, files=build_files(config, warehouse))
+
+
+def build_files(config: CatalogConfig, warehouse: Warehouse) -> Files:
+    """Build the storage of the warehouse, not yet connected."""
+    return LocalFiles() if warehouse.is_local else S3Files(warehouse.s3, timeout_s=config.storage_timeout_s)
 
 
 def build_app(config: CatalogConfig, warehouse: Warehouse, *, store: Store, files: Files) -> web.Application:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from catalog.errors import AlreadyExists, NamespaceNotEmpty, NoSuchNamespace
 from catalog.names import EntryId, Namespace, TableId, ViewId, dotted
-from catalog.store.protocol import Move, name_is_taken, no_such_entry
+from catalog.store.protocol import Contents, Move, check_empty, name_is_taken, no_such_entry
 
 _Entry = TypeVar("_Entry", bound=EntryId)
 
@@ -27,6 +27,23 @@ class MemoryStore:
 
     async def close(self) -> None:
         """Nothing to close."""
+
+    async def migrate(self) -> tuple[int, int]:
+        """Nothing to bring up to date."""
+        return (0, 0)
+
+    async def export(self) -> Contents:
+        """Copy everything."""
+        return Contents(
+            {name: dict(properties) for name, properties in sorted(self._namespaces.items())},
+            dict(sorted(self._entries.values(), key=lambda held: _key(held[0]))),
+        )
+
+    async def restore(self, contents: Contents) -> None:
+        """Fill the store, if it is empty."""
+        check_empty(bool(self._namespaces))
+        self._namespaces = {name: dict(properties) for name, properties in contents.namespaces.items()}
+        self._entries = {_key(entry): (entry, location) for entry, location in contents.entries.items()}
 
     async def create_namespace(self, namespace: Namespace, properties: Mapping[str, str]) -> None:
         """Create a namespace below an existing parent."""

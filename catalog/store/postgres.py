@@ -6,8 +6,8 @@ by the primary key, and foreign keys keep a namespace from being dropped under w
     namespaces  name (levels joined by 0x1F) | parent (all but the last level, NULL at the top) | properties (JSON)
     entries     namespace | name | kind (Table or View) | metadata_location
 
-Names are compared byte by byte (COLLATE "C"), as pages of lists rely on it. Migrations run forward only, at open,
-under a lock that all processes take.
+Names are compared byte by byte (COLLATE "C"), as pages of lists rely on it. Migrations run forward only, and only when
+asked to, under a lock that all processes take; a new database goes through all of them at its first open.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import orjson
 
 from catalog.errors import AlreadyExists, NamespaceNotEmpty, NoSuchNamespace, StoreFailed, StoreUnusable
 from catalog.names import SEPARATOR, EntryId, Namespace, TableId, ViewId, dotted
-from catalog.store.protocol import Move, name_is_taken, no_such_entry
+from catalog.store.protocol import Contents, Move, check_empty, check_version, entry_of, name_is_taken, no_such_entry
 
 # Beside other things that may live in the database.
 _SEARCH_PATH = {"search_path": "lakefeed_catalog"}
@@ -69,6 +69,12 @@ class PostgresStore:
 
     async def open(self) -> None:
         """Connect, and make or check the schema."""
+        await self._connect()
+        async with self._transaction() as db:
+            version = await _prepare_schema(db)
+        check_version(version, SCHEMA_VERSION)
+
+    async def _connect(self) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
                 self._pool = await asyncpg.create_pool(
@@ -76,8 +82,42 @@ class PostgresStore:
                 )
         except (OSError, asyncpg.PostgresError, ValueError) as error:
             raise StoreUnusable(f"cannot connect to the catalog's database: {error}") from error
+
+    async def migrate(self) -> tuple[int, int]:
+        """Bring the database up to date."""
+        await self._connect()
+        try:
+            async with self._transaction() as db:
+                await _lock_schema(db)
+                return await _migrate(db), SCHEMA_VERSION
+        finally:
+            await self.close()
+
+    async def export(self) -> Contents:
+        """Read everything in one transaction."""
+        async with self._connection() as db, db.transaction(isolation="repeatable_read", readonly=True):
+            namespaces = await db.fetch("SELECT name, properties FROM namespaces ORDER BY name")
+            entries = await db.fetch(
+                "SELECT kind, namespace, name, metadata_location FROM entries ORDER BY namespace, name"
+            )
+        return Contents(
+            {_levels(name): orjson.loads(properties) for name, properties in namespaces},
+            {entry_of(kind, _levels(space), name): location for kind, space, name, location in entries},
+        )
+
+    async def restore(self, contents: Contents) -> None:
+        """Fill an empty store."""
+        namespaces = [
+            (_key(name), _key(name[:-1]) or None, orjson.dumps(dict(properties)).decode())
+            for name, properties in contents.namespaces.items()
+        ]
+        entries = [(*_entry_key(entry), location) for entry, location in contents.entries.items()]
         async with self._transaction() as db:
-            await _prepare_schema(db)
+            check_empty(await db.fetchval("SELECT EXISTS (SELECT 1 FROM namespaces)"))
+            await db.executemany("INSERT INTO namespaces VALUES ($1, $2, $3)", namespaces)
+            await db.executemany(
+                "INSERT INTO entries (namespace, name, kind, metadata_location) VALUES ($1, $2, $3, $4)", entries
+            )
 
     async def close(self) -> None:
         """Close the connections after running work."""
@@ -108,7 +148,7 @@ class PostgresStore:
             if parent:
                 await _load_namespace(db, parent)
             rows = await db.fetch(sql, _key(parent) if parent else None, _key((*parent, after)), limit)
-        return [tuple(row["name"].split(SEPARATOR)) for row in rows]
+        return [_levels(row["name"]) for row in rows]
 
     async def update_namespace(
         self, namespace: Namespace, *, removals: Collection[str], updates: Mapping[str, str]
@@ -225,18 +265,32 @@ class PostgresStore:
             yield connection
 
 
-async def _prepare_schema(db: Any) -> None:
+async def _lock_schema(db: Any) -> None:
     await db.execute("SELECT pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
+
+
+async def _prepare_schema(db: Any) -> int:
+    """Make the schema of a new database; return the version."""
+    await _lock_schema(db)
+    if await db.fetchval("SELECT to_regclass('lakefeed_catalog.catalog_schema')") is None:
+        await _migrate(db)
+    version: int = await db.fetchval("SELECT version FROM catalog_schema")
+    return version
+
+
+async def _migrate(db: Any) -> int:
+    """Go through the migrations that a database has not seen; return the version that it had."""
     await db.execute("CREATE SCHEMA IF NOT EXISTS lakefeed_catalog")
     await db.execute("CREATE TABLE IF NOT EXISTS catalog_schema (version INTEGER NOT NULL)")
-    version = await db.fetchval("SELECT version FROM catalog_schema") or 0
+    version: int = await db.fetchval("SELECT version FROM catalog_schema") or 0
     if version > SCHEMA_VERSION:
-        raise StoreUnusable(f"catalog database is of a newer version: found={version} known={SCHEMA_VERSION}")
+        check_version(version, SCHEMA_VERSION)
     for statements in _MIGRATIONS[version:]:
         for statement in statements:
             await db.execute(statement)
     await db.execute("DELETE FROM catalog_schema")
     await db.execute("INSERT INTO catalog_schema VALUES ($1)", SCHEMA_VERSION)
+    return version
 
 
 async def _load_namespace(db: Any, namespace: Namespace, *, for_update: bool = False) -> dict[str, str]:
@@ -292,6 +346,10 @@ async def _move_pointers(db: Any, moves: Sequence[Move]) -> None:
 
 def _key(namespace: Namespace) -> str:
     return SEPARATOR.join(namespace)
+
+
+def _levels(key: str) -> Namespace:
+    return tuple(key.split(SEPARATOR))
 
 
 def _entry_key(entry: EntryId) -> tuple[str, str, str]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from catalog.errors import AlreadyExists, CatalogError, NoSuchTable, NoSuchView
+from catalog.errors import AlreadyExists, CatalogError, NoSuchTable, NoSuchView, StoreUnusable
 from catalog.names import EntryId, Namespace, TableId, ViewId
 
 
@@ -26,6 +26,32 @@ def name_is_taken(entry: EntryId, by_kind: str) -> CatalogError:
     return AlreadyExists(f"{by_kind} {'already exists' if same else 'with same name already exists'}: {entry}")
 
 
+def check_version(found: int, known: int) -> None:
+    """Check that a database is of the version that this program works with.
+
+    Raises: StoreUnusable.
+    """
+    facts = f"found={found} known={known}"
+    if found > known:
+        raise StoreUnusable(f"catalog database is of a newer version, made by a newer lakefeed: {facts}")
+    if found < known:
+        raise StoreUnusable(f"catalog database is of an older version, run `lakefeed catalog migrate`: {facts}")
+
+
+def check_empty(is_filled: bool) -> None:
+    """Check that nothing would be overwritten.
+
+    Raises: StoreUnusable.
+    """
+    if is_filled:
+        raise StoreUnusable("catalog database is not empty: restore into a new one")
+
+
+def entry_of(kind: str, namespace: Namespace, name: str) -> EntryId:
+    """Name a table or view by the kind that a store keeps."""
+    return (ViewId if kind == ViewId.kind else TableId)(namespace, name)
+
+
 @dataclass(frozen=True, slots=True)
 class Move:
     """A pointer that goes from one place to another; without `expected` the entry is created."""
@@ -35,13 +61,36 @@ class Move:
     new: str
 
 
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Everything that a store holds, as of one moment: namespaces, parents first, and entries with their pointers."""
+
+    namespaces: Mapping[Namespace, Mapping[str, str]]
+    entries: Mapping[EntryId, str]
+
+
 class Store(Protocol):
     """Names and pointers."""
 
     async def open(self) -> None:
-        """Connect, and make or check the schema.
+        """Connect; make the schema of a new database, and check that of an old one.
+
+        Raises: StoreUnusable, also for a database that `migrate` would have to bring up to date.
+        """
+
+    async def migrate(self) -> tuple[int, int]:
+        """Bring a database up to date, before it is opened; return its version before and after.
 
         Raises: StoreUnusable.
+        """
+
+    async def export(self) -> Contents:
+        """Read everything in one transaction, while others go on."""
+
+    async def restore(self, contents: Contents) -> None:
+        """Fill an empty store in one transaction.
+
+        Raises: StoreUnusable if it is not empty.
         """
 
     async def close(self) -> None:

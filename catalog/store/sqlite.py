@@ -8,7 +8,7 @@ the same file; the pointer swap compares in SQL, so that is safe, if slow.
     namespaces  name (levels joined by 0x1F) | parent (all but the last level, '' at the top) | properties (JSON)
     entries     namespace | name | kind (Table or View) | metadata_location
 
-Migrations run forward only, at open: a file of an older version is brought up to date, one of a newer is refused.
+Migrations run forward only, and only when asked to; a new file goes through all of them at its first open.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from catalog.errors import (
     NamespaceNotEmpty,
     NoSuchNamespace,
     StoreFailed,
-    StoreUnusable,
 )
 from catalog.names import SEPARATOR, EntryId, Namespace, TableId, ViewId, dotted
-from catalog.store.protocol import Move, name_is_taken, no_such_entry
+from catalog.store.protocol import Contents, Move, check_empty, check_version, entry_of, name_is_taken, no_such_entry
 
 # How long to wait for another process that writes; ours never collide, having one writer.
 _BUSY_TIMEOUT_S = 10.0
@@ -109,9 +108,26 @@ class SqliteStore:
         """Open the file, and make or check its schema."""
         await asyncio.to_thread(lambda: self._path.parent.mkdir(parents=True, exist_ok=True))
         await self._writer.open(self._path)
-        await self._write(_prepare_schema)
+        check_version(await self._write(_prepare_schema), SCHEMA_VERSION)
         await self._reader.open(self._path)
         self._pointers = _connect(self._path)
+
+    async def migrate(self) -> tuple[int, int]:
+        """Bring the file up to date."""
+        line = _Line("migrate")
+        await line.open(self._path)
+        try:
+            return await line.run(lambda db: _in_transaction(db, _migrate)), SCHEMA_VERSION
+        finally:
+            await line.close()
+
+    async def export(self) -> Contents:
+        """Read everything in one transaction."""
+        return await self._reader.run(lambda db: _in_transaction(db, _export, begin="BEGIN"))
+
+    async def restore(self, contents: Contents) -> None:
+        """Fill an empty store."""
+        await self._write(lambda db: _restore(db, contents))
 
     async def close(self) -> None:
         """Close the connections after running work."""
@@ -203,8 +219,10 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _in_transaction(db: sqlite3.Connection, work: Callable[[sqlite3.Connection], _T]) -> _T:
-    db.execute("BEGIN IMMEDIATE")
+def _in_transaction(
+    db: sqlite3.Connection, work: Callable[[sqlite3.Connection], _T], *, begin: str = "BEGIN IMMEDIATE"
+) -> _T:
+    db.execute(begin)
     try:
         result = work(db)
         db.execute("COMMIT")
@@ -215,17 +233,48 @@ def _in_transaction(db: sqlite3.Connection, work: Callable[[sqlite3.Connection],
     return result
 
 
-def _prepare_schema(db: sqlite3.Connection) -> None:
+def _prepare_schema(db: sqlite3.Connection) -> int:
+    """Make the schema of a new file; return the version."""
+    if db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'catalog_schema'").fetchone() is None:
+        _migrate(db)
+    (version,) = db.execute("SELECT version FROM catalog_schema").fetchone()
+    return int(version)
+
+
+def _migrate(db: sqlite3.Connection) -> int:
+    """Go through the migrations that a file has not seen; return the version that it had."""
     db.execute("CREATE TABLE IF NOT EXISTS catalog_schema (version INTEGER NOT NULL) STRICT")
     row = db.execute("SELECT version FROM catalog_schema").fetchone()
-    version = 0 if row is None else row[0]
+    version = 0 if row is None else int(row[0])
     if version > SCHEMA_VERSION:
-        raise StoreUnusable(f"catalog database is of a newer version: found={version} known={SCHEMA_VERSION}")
+        check_version(version, SCHEMA_VERSION)
     for statements in _MIGRATIONS[version:]:
         for statement in statements:
             db.execute(statement)
     db.execute("DELETE FROM catalog_schema")
     db.execute("INSERT INTO catalog_schema VALUES (?)", (SCHEMA_VERSION,))
+    return version
+
+
+def _export(db: sqlite3.Connection) -> Contents:
+    namespaces = db.execute("SELECT name, properties FROM namespaces ORDER BY name")
+    entries = db.execute("SELECT kind, namespace, name, metadata_location FROM entries ORDER BY namespace, name")
+    return Contents(
+        {_levels(name): orjson.loads(properties) for name, properties in namespaces},
+        {entry_of(kind, _levels(space), name): location for kind, space, name, location in entries},
+    )
+
+
+def _restore(db: sqlite3.Connection, contents: Contents) -> None:
+    check_empty(db.execute("SELECT 1 FROM namespaces LIMIT 1").fetchone() is not None)
+    for namespace, properties in contents.namespaces.items():
+        _create_namespace(db, namespace, properties)
+    for entry, location in contents.entries.items():
+        _create_entry(db, entry, location)
+
+
+def _levels(key: str) -> Namespace:
+    return tuple(key.split(SEPARATOR))
 
 
 def _key(namespace: Namespace) -> str:
@@ -261,7 +310,7 @@ def _list_namespaces(db: sqlite3.Connection, parent: Namespace, *, after: str, l
         "SELECT name FROM namespaces WHERE parent = ? AND name > ? ORDER BY name LIMIT ?",
         (_key(parent), _key((*parent, after)), _UNLIMITED if limit is None else limit),
     )
-    return [tuple(name.split(SEPARATOR)) for (name,) in rows]
+    return [_levels(name) for (name,) in rows]
 
 
 def _update_namespace(

@@ -48,6 +48,11 @@ async def test_database_of_the_first_version_is_brought_up_to_date(tmp_path: Pat
             """
         )
     database.close()
+    old = SqliteStore(path)
+    with pytest.raises(StoreUnusable, match=r"run `lakefeed catalog migrate`: found=1 known=2"):
+        await old.open()
+    await old.close()
+    assert await SqliteStore(path).migrate() == (1, 2)
     for _ in range(2):
         store = SqliteStore(path)
         await store.open()

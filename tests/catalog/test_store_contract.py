@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from catalog.backup import decode_backup, encode_backup
 from catalog.config import MEMORY_DATABASE, CatalogConfig
 from catalog.errors import (
     AlreadyExists,
+    BadRequest,
     CatalogError,
     NamespaceNotEmpty,
     NoSuchNamespace,
@@ -21,8 +23,10 @@ from catalog.errors import (
 )
 from catalog.names import TableId, ViewId
 from catalog.store.choice import build_store
+from catalog.store.memory import MemoryStore
 from catalog.store.postgres import PostgresStore
-from catalog.store.protocol import Move, Store
+from catalog.store.protocol import Contents, Move, Store
+from catalog.store.sqlite import SqliteStore
 
 DB = ("db",)
 TABLE, OTHER, VIEW = TableId(DB, "t"), TableId(DB, "u"), ViewId(DB, "v")
@@ -170,6 +174,46 @@ async def test_entry_is_put_whether_or_not_it_is_there(store: Store):
     assert await store.load_pointer(TABLE) == "two"
     with pytest.raises(NoSuchNamespace):
         await store.put_entry(TableId(("none",), "t"), "here")
+
+
+async def test_what_is_exported_fills_any_other_store(store: Store, tmp_path: Path):
+    await store.create_namespace(("db", "in"), {"a": "b"})
+    await store.create_entry(TABLE, "table")
+    await store.create_entry(VIEW, "view")
+    contents = await store.export()
+    assert contents == Contents({DB: {"owner": "me"}, ("db", "in"): {"a": "b"}}, {TABLE: "table", VIEW: "view"})
+    assert decode_backup(encode_backup(contents)) == contents
+    with pytest.raises(StoreUnusable, match="not empty"):
+        await store.restore(contents)
+    for other in (MemoryStore(), SqliteStore(tmp_path / "other.db")):
+        await other.open()
+        await other.restore(contents)
+        assert await other.export() == contents
+        await other.close()
+
+
+async def test_empty_store_is_filled_from_an_export(make_postgres, tmp_path: Path):
+    contents = Contents({DB: {}, ("db", "in"): {"a": "b"}}, {TABLE: "table", VIEW: "view"})
+    url = await asyncio.to_thread(make_postgres)
+    empty = PostgresStore(url, timeout_s=30)
+    await empty.open()
+    await empty.restore(contents)
+    assert await empty.export() == contents
+    await empty.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"", "lakefeed-catalog-backup"),
+        (b'{"lakefeed-catalog-backup":2}', "unknown version"),
+        (b'{"lakefeed-catalog-backup":1}\n{"namespace":[]}', "line=2"),
+        (b'{"lakefeed-catalog-backup":1}\n{"kind":"Table","namespace":["a"],"name":"t"}', "does not come before"),
+    ],
+)
+def test_backup_that_cannot_be_read_is_refused_with_its_line(text: bytes, words: str):
+    with pytest.raises(BadRequest, match=words):
+        decode_backup(text)
 
 
 async def test_two_processes_may_open_one_new_postgres_at_once(make_postgres):

@@ -325,3 +325,22 @@ def test_namespaces_have_no_functions(db: Client):
     assert db.get("namespaces/db/functions") == (200, {"identifiers": [], "next-page-token": None})
     assert error_of(db.get("namespaces/db/functions/f"))[:2] == (404, "NoSuchFunctionException")
     assert error_of(db.get("namespaces/none/functions"))[:2] == (404, "NoSuchNamespaceException")
+
+
+@pytest.mark.parametrize("preference", ["return=minimal", "respond-async, Return=Minimal; foo=bar"])
+def test_commit_answers_without_the_history_where_the_client_prefers_so(client: Client, preference: str):
+    client.post("namespaces", {"namespace": ["db"]})
+    client.post("namespaces/db/tables", create_body())
+    body = {"requirements": [], "updates": append(1, 1)}
+    answer = client.send("POST", "namespaces/db/tables/t", body, headers={"Prefer": preference})
+    location = client.get("namespaces/db/tables/t")[1]["metadata-location"]
+    assert (answer.status_code, answer.json()) == (200, {"metadata-location": location})
+    assert answer.headers["Preference-Applied"] == "return=minimal"
+
+
+def test_commit_answers_with_the_history_to_everybody_else(client: Client):
+    client.post("namespaces", {"namespace": ["db"]})
+    client.post("namespaces/db/tables", create_body())
+    body = {"requirements": [], "updates": append(1, 1)}
+    answer = client.send("POST", "namespaces/db/tables/t", body, headers={"Prefer": "return=representation"})
+    assert answer.json()["metadata"]["snapshots"][0]["snapshot-id"] == 1

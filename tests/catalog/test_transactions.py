@@ -195,3 +195,25 @@ def test_moves_whose_answer_is_lost_are_looked_up_and_no_file_is_deleted(
     assert answer.status_code == status
     assert len(files_under(warehouse)) == before + 2
     assert [current(client, name) for name in ("a", "b")] == ([10, 10] if lands else [None, None])
+
+
+class OvertakenStore(SqliteStore):
+    """Whose pointers another process has always just moved."""
+
+    async def move_pointers(self, moves):
+        return False
+
+
+def test_a_transaction_that_another_process_always_overtakes_is_refused_and_leaves_no_file(
+    start_server, connect, warehouse: Warehouse, tmp_path: Path
+):
+    store = OvertakenStore(tmp_path / "catalog.db")
+    client = connect(start_server(build_app(CatalogConfig(), warehouse, store=store, files=LocalFiles())))
+    client.post("namespaces", {"namespace": ["db"]})
+    for name in ("a", "b"):
+        client.post("namespaces/db/tables", create_body(name))
+    before = files_under(warehouse)
+    status, body = client.post(COMMIT, {"table-changes": [change("a", 10), {**change("b", 10), "updates": []}]})
+    assert (status, body["error"]["type"]) == (409, "CommitFailedException")
+    assert files_under(warehouse) == before
+    assert [current(client, name) for name in ("a", "b")] == [None, None]

@@ -1,0 +1,42 @@
+"""Whether the metadata behind every name exists and can be read. Owns the check; changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from catalog.config import CatalogConfig
+from catalog.errors import CatalogError
+from catalog.metadata.documents import check_document, parse_document
+from catalog.metadata.views import parse_view_document
+from catalog.metadata_files import unpack
+from catalog.names import EntryId, ViewId
+from catalog.storage import Files
+from catalog.store.protocol import Contents
+
+# Files that are read at once: enough to hide a far store's delay, few enough to hold in memory.
+PARALLEL_READS = 8
+
+
+async def find_problems(contents: Contents, files: Files, config: CatalogConfig) -> AsyncIterator[str | None]:
+    """Yield for every table and view what is wrong with it, None if nothing is, in any order."""
+    limit = asyncio.Semaphore(PARALLEL_READS)
+
+    async def look(entry: EntryId, location: str) -> str | None:
+        async with limit:
+            try:
+                raw = await files.read(location, max_bytes=config.metadata_max_bytes)
+                _check(entry, unpack(location, raw, config.metadata_max_bytes))
+            except CatalogError as error:
+                return f"{entry.kind} {entry}: {error}: metadata_location={location}"
+        return None
+
+    for done in asyncio.as_completed([look(entry, location) for entry, location in contents.entries.items()]):
+        yield await done
+
+
+def _check(entry: EntryId, raw: bytes) -> None:
+    if isinstance(entry, ViewId):
+        parse_view_document(raw)
+    else:
+        check_document(parse_document(raw))
