@@ -2,6 +2,7 @@
 
     connection  total, per source, per address and subnet, per second   -> a Slot, or TurnedAway (HTTP 429)
     message     per connection and second, bytes per source, load       -> admitted, or Refused (a nack, to be retried)
+    request     per source and second, bytes per source                 -> admitted, or how long to wait
 
 Sockets, headers and answers belong to others. Time comes in as `now` in seconds since 1970, chance as a function; a
 limit of 0 is no limit.
@@ -221,9 +222,10 @@ class MessageLimits:
 
 @dataclass(slots=True)
 class SourceRates:
-    """The byte buckets of sources, which outlive connections: coming again must not give a new one."""
+    """Buckets of sources, which outlive connections: coming again must not give a new one. By default of one second."""
 
-    bytes_per_s: float
+    per_s: float
+    burst: float | None = None
     _buckets: dict[str, TokenBucket] = field(default_factory=dict)
 
     def bucket(self, source: str, now: float) -> TokenBucket:
@@ -232,12 +234,36 @@ class SourceRates:
         if found is None:
             if len(self._buckets) >= SOURCE_BUCKETS_MAX:
                 self._forget_full(now)
-            found = self._buckets[source] = TokenBucket.full(self.bytes_per_s, self.bytes_per_s, now)
+            burst = self.per_s if self.burst is None else self.burst
+            found = self._buckets[source] = TokenBucket.full(self.per_s, burst, now)
         return found
 
     def _forget_full(self, now: float) -> None:
         kept = {source: bucket for source, bucket in self._buckets.items() if not bucket.has(bucket.burst, now)}
         self._buckets = dict(list(kept.items())[-SOURCE_BUCKETS_MAX // 2 :])
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRates:
+    """What a source may send in requests, where there is no connection to count for; None is no limit."""
+
+    requests: SourceRates | None = None
+    bytes: SourceRates | None = None
+
+    def admit(self, source: str, size_bytes: int, now: float) -> float:
+        """Take a request if its source may send it now, and give 0; else take nothing and give how long to wait."""
+        rates = ((self.requests, 1), (self.bytes, size_bytes))
+        costs = [(rate.bucket(source, now), cost) for rate, cost in rates if rate is not None]
+        wait_s = max((bucket.wait_s(cost) for bucket, cost in costs if not bucket.has(cost, now)), default=0.0)
+        if not wait_s:
+            for bucket, cost in costs:
+                bucket.take(cost)
+        return wait_s
+
+    def correct(self, source: str, more_bytes: int, now: float) -> None:
+        """Count what a request was larger, or smaller, than it was admitted for."""
+        if self.bytes is not None:
+            self.bytes.bucket(source, now).take(more_bytes)
 
 
 @dataclass(slots=True)

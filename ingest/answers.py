@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ingest.buckets import Allowance
@@ -33,6 +34,14 @@ SLOW_DOWN_MAX_DELAY_MS = 500
 ENCODINGS = ["json", "arrow"]
 
 
+@dataclass(frozen=True, slots=True)
+class FlushTimes:
+    """When tables were last flushed and will be next, in ms since 1970; None where there is none."""
+
+    last_ms: int | None
+    next_ms: int | None
+
+
 def status(
     message: Connect,
     *,
@@ -41,7 +50,7 @@ def status(
     buffer: BufferStats,
     connected_sources: int,
     limits: Limits,
-    last_flush_time_ms: int | None,
+    flushes: FlushTimes,
     now: float,
 ) -> Status:
     """Answer connect with the resume point. Positions of an earlier epoch say nothing about this one."""
@@ -51,18 +60,14 @@ def status(
         buffer=buffer,
         connected_sources=connected_sources,
         limits=limits,
-        last_flush_time=last_flush_time_ms,
+        last_flush_time=flushes.last_ms,
+        next_flush_time=flushes.next_ms,
         encodings=ENCODINGS,
         epoch=message.epoch,
         last_durable_sequence=_sequence_in(durable, message.epoch),
         last_committed_sequence=_sequence_in(committed, message.epoch),
         correlation_id=message.correlation_id,
     )
-
-
-def buffer_stats(*, log_bytes: int, log_max_bytes: int) -> BufferStats:
-    """Tell how full the log is."""
-    return BufferStats(total_size_bytes=log_bytes, utilization=log_bytes / log_max_bytes)
 
 
 def limits(config: IngestConfig) -> Limits:
@@ -77,9 +82,14 @@ def ack(
     changes: int,
     correlation_id: str | None,
     utilization: float,
+    time_until_flush_ms: int,
+    is_jump: bool,
     now: float,
 ) -> Ack:
-    """Acknowledge a batch of so many changes that is durable; None stands for a batch without changes."""
+    """Acknowledge a batch of so many changes that is durable; None stands for a batch without changes.
+
+    Of a source that jumps back, a duplicate says why it is one.
+    """
     if isinstance(verdict, Duplicate):
         return Ack(
             timestamp=_ms(now),
@@ -87,6 +97,7 @@ def ack(
             status="duplicate",
             correlation_id=correlation_id,
             last_durable_sequence=verdict.mark_sequence,
+            details=_jump_details(verdict, changes, utilization) if is_jump else None,
         )
     slow_down = utilization > SLOW_DOWN_UTILIZATION
     new = verdict.changes if verdict is not None else 0
@@ -99,9 +110,20 @@ def ack(
         details=AckDetails(
             events_processed=new,
             buffer_utilization=round(utilization, 4),
+            time_until_flush=time_until_flush_ms,
             duplicates=changes - new or None,
             suggested_delay_ms=int(utilization * SLOW_DOWN_MAX_DELAY_MS) if slow_down else None,
         ),
+    )
+
+
+def _jump_details(verdict: Duplicate, changes: int, utilization: float) -> AckDetails:
+    return AckDetails(
+        events_processed=0,
+        buffer_utilization=round(utilization, 4),
+        duplicates=changes,
+        message="all sequences are at or below what is durable, so nothing was taken; a source that starts over has to"
+        f" connect with a higher epoch: lastDurableSequence={verdict.mark_sequence}",
     )
 
 

@@ -13,6 +13,7 @@ from ingest.offers import NackReason
 from writer.arrow.frames import ArrowFrame, ArrowHead, RowTooLarge
 from writer.envelope import BatchHead, BatchMalformed, decode_batch
 from writer.frames import Encoding
+from writer.quarantine import names as quarantine
 
 # Longer names do not fit the object keys and file names that are built from them.
 NAME_MAX_CHARS = 255
@@ -20,7 +21,8 @@ NAME_MAX_CHARS = 255
 _NAME_PART = re.compile(r"[^\x00-\x1f\x7f./\\%?#]{1,255}")
 _NAME_RULE = (
     f"expected a name of at most {NAME_MAX_CHARS} characters, "
-    "its parts between dots not empty and without control characters or any of / \\ % ? #"
+    "its parts between dots not empty and without control characters or any of / \\ % ? #, "
+    f"the last one not {quarantine.TABLE}"
 )
 
 # A batch whose head is decoded.
@@ -96,7 +98,9 @@ def _check_table_name(batch: BatchHead, table: str) -> None:
 
 
 def _is_table_name(table: str) -> bool:
-    return len(table) <= NAME_MAX_CHARS and all(_NAME_PART.fullmatch(part) for part in table.split("."))
+    parts = table.split(".")
+    is_ours = parts[-1] == quarantine.TABLE  # where rows go that other tables cannot take
+    return len(table) <= NAME_MAX_CHARS and not is_ours and all(_NAME_PART.fullmatch(part) for part in parts)
 
 
 def _check_event_sizes(body: bytes, event_max_bytes: int) -> None:

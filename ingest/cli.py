@@ -21,16 +21,28 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 from rich.table import Table
 
+from ingest.auth import bearer_headers
+from ingest.auth_settings import CLIENT_TOKEN_VARIABLE
+from ingest.catalog_commands import catalog
+from ingest.command_errors import readable_errors
 from ingest.config import Loaded, load_config, section_types
-from ingest.errors import ConfigError, IngestError
+from ingest.errors import IngestError
 from ingest.logs import set_up_logging
 from ingest.push import PushReport, PushRequest, push
+from ingest.quarantine_commands import quarantine
 from ingest.wal_commands import wal
-from writer.errors import WriterError
 
 DEFAULT_URL = "http://127.0.0.1:8181"
 DEFAULT_WS_URL = "ws://127.0.0.1:8182/ws"
 REQUEST_TIMEOUT_S = 150.0
+
+_token_option = click.option(
+    "--token",
+    default="",
+    envvar=CLIENT_TOKEN_VARIABLE,
+    show_envvar=True,
+    help="Bearer token, where the service asks for one.",
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -65,7 +77,7 @@ def serve(config_path: Path | None, log_level: str, **flags: Any) -> None:
     from ingest.service import run_service  # noqa: PLC0415  (pyarrow and the servers: not needed by the other commands)
 
     set_up_logging(log_level)
-    with _readable_errors():
+    with readable_errors():
         loaded = load_config(config_path, os.environ, {f"server.{name}": value for name, value in flags.items()})
         sys.exit(asyncio.run(run_service(loaded.config, announce=_announce)))
 
@@ -97,8 +109,9 @@ def _url_option(ws_url: str) -> str:
 @click.option("--source", help="Name of this source. Pushing again under the same name sends only new lines.")
 @click.option("--key", default="id", show_default=True, help="Column that identifies a row, for `_cdc_row_id`.")
 @click.option("--url", default=DEFAULT_WS_URL, show_default=True, help="WebSocket address of the service.")
+@_token_option
 @click.option("--flush/--no-flush", default=True, show_default=True, help="Wait until everything is committed.")
-def push_command(file: BinaryIO, *, table: str | None, source: str | None, key: str, url: str, flush: bool) -> None:
+def push_command(file: BinaryIO, *, source: str | None, **options: Any) -> None:
     """Send a file of JSON lines (- for standard input), rows or changes, over the WebSocket.
 
     A line with an `operation` and an `after` or `before` is a change; any other object is a row to insert.
@@ -108,11 +121,11 @@ def push_command(file: BinaryIO, *, table: str | None, source: str | None, key: 
       lakefeed push users.ndjson --table users
       lakefeed push changes.ndjson --source shop-db     # run it again: only new lines are sent
     """
-    request = PushRequest(url=url, source=source or f"push-{uuid.uuid4()}", table=table, key=key, flush=flush)
-    with _readable_errors(), _progress(file) as advance:
+    request = PushRequest(source=source or f"push-{uuid.uuid4()}", **options)
+    with readable_errors(), _progress(file) as advance:
         report = asyncio.run(push(request, file, advance))
     _print_push(report)
-    if flush and not report.committed:
+    if request.flush and not report.committed:
         raise click.ClickException("durable, but not all committed yet: see `lakefeed status`")
 
 
@@ -154,11 +167,12 @@ def _size_of(file: BinaryIO) -> int | None:
 
 @main.command()
 @click.option("--url", default=DEFAULT_URL, show_default=True, help="Control plane of the service.")
+@_token_option
 @click.option("--json", "as_json", is_flag=True, help="Print the whole answer as JSON.")
-def status(url: str, *, as_json: bool) -> None:
+def status(url: str, *, token: str, as_json: bool) -> None:
     """Show sources, tables, log and problems of a running service."""
-    with _readable_errors():
-        code, answer = asyncio.run(_request("GET", f"{url}/status"))
+    with readable_errors():
+        code, answer = asyncio.run(_request("GET", f"{url}/status", token=token))
     if code != 200:  # noqa: PLR2004
         raise click.ClickException(f"the service answered {code}: {answer}")
     if as_json:
@@ -197,11 +211,12 @@ def _print_rows(console: Console, title: str, rows: list[dict[str, Any]], names:
 @main.command()
 @click.option("--table", help="Only this table (namespace.name); all without it.")
 @click.option("--url", default=DEFAULT_URL, show_default=True, help="Control plane of the service.")
-def flush(table: str | None, url: str) -> None:
+@_token_option
+def flush(table: str | None, url: str, *, token: str) -> None:
     """Commit everything that is durable now, and wait for it."""
     query = {"table": table} if table else {}
-    with _readable_errors():
-        code, answer = asyncio.run(_request("POST", f"{url}/flush", params=query))
+    with readable_errors():
+        code, answer = asyncio.run(_request("POST", f"{url}/flush", token=token, params=query))
     if code != 200 or not answer.get("success"):  # noqa: PLR2004
         raise click.ClickException(answer.get("error", f"the service answered {code}"))
     for name, flushed in answer["tables"].items():
@@ -217,7 +232,7 @@ def flush(table: str | None, url: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print values only, as JSON.")
 def config(config_path: Path | None, *, as_json: bool) -> None:
     """Print every setting: its effective value, where it came from, and why it is there."""
-    with _readable_errors():
+    with readable_errors():
         loaded = load_config(config_path, os.environ)
     rows = list(_settings(loaded))
     if as_json:
@@ -236,9 +251,15 @@ def _settings(loaded: Loaded) -> Iterator[tuple[str, Any, str, str]]:
             value = getattr(getattr(loaded.config, section), item.name)
             shown = "(set)" if item.metadata.get("secret") and value else value
             yield key, shown, loaded.origins.get(key, "default"), item.metadata["why"]
+    for pattern, values in loaded.config.tables.sections.items():
+        for name, value in values.items():
+            key = f'tables."{pattern}".{name}'
+            yield key, value, loaded.origins[key], f"{name} of the tables that this matches"
 
 
+main.add_command(catalog)
 main.add_command(wal)
+main.add_command(quarantine)
 
 
 @main.command()
@@ -251,11 +272,13 @@ def _version() -> str:
     return importlib.metadata.version("lakefeed")
 
 
-async def _request(method: str, url: str, params: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
+async def _request(
+    method: str, url: str, *, token: str, params: dict[str, str] | None = None
+) -> tuple[int, dict[str, Any]]:
     timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
     try:
         async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
+            aiohttp.ClientSession(timeout=timeout, headers=bearer_headers(token)) as session,
             session.request(method, url, params=params) as answer,
         ):
             code, document = answer.status, await answer.json(content_type=None)
@@ -266,14 +289,3 @@ async def _request(method: str, url: str, params: dict[str, str] | None = None) 
     if not isinstance(document, dict):
         raise IngestError(f"not a Lakefeed service: url={url}")
     return code, document
-
-
-@contextmanager
-def _readable_errors() -> Iterator[None]:
-    """Show errors that a user can act on without a traceback."""
-    try:
-        yield
-    except ConfigError as error:
-        raise click.UsageError(str(error)) from error
-    except (IngestError, WriterError) as error:
-        raise click.ClickException(str(error)) from error

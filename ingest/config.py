@@ -1,7 +1,8 @@
 """The whole configuration: every part's settings, and where each value came from. Owns the sections and the loading.
 
 Later origins win: defaults, then the TOML file, then LAKEFEED_<SECTION>_<KEY> in the environment, then flags. A key
-that nobody knows is an error wherever it stands, because a misspelt setting must not be a silent default.
+that nobody knows is an error wherever it stands, because a misspelt setting must not be a silent default. Settings of
+single tables stand in the file only, as [tables."sales.orders"]; what they mean is writer/table_settings.py's.
 """
 
 from __future__ import annotations
@@ -19,21 +20,28 @@ from typing import Any
 from catalog.config import CatalogConfig
 from ingest.addresses import Network, parse_networks
 from ingest.admission import ConnectionLimits, MessageLimits
+from ingest.auth_settings import CLIENT_TOKEN_VARIABLE, AuthConfig
 from ingest.debezium.config import UNAVAILABLE_VALUE, DebeziumConfig, TableKeys
 from ingest.errors import ConfigError
 from ingest.patience import Patience
 from ingest.read_budget import FRAGMENTS_OVERHEAD_BYTES
-from writer.config import MIB, LogConfig, StorageConfig, WriterConfig, check
+from writer.config import CLOUD_SCHEMES, MIB, LogConfig, StorageConfig, WriterConfig, check
+from writer.iceberg.config import IcebergConfig
+from writer.table_settings import TableSections, per_table_keys
 
 ENVIRONMENT_PREFIX = "LAKEFEED_"
 DEFAULT_FILE = Path("lakefeed.toml")
+TABLES = "tables"
+
+# A list in the file, by commas in the environment.
+TEXTS = tuple[str, ...]
 
 _PORT_MAX = 65_535
 
 # Of what clients may send; 0 switches the other limits off.
 _MUST_BE_POSITIVE = (
     *("frame_max_bytes", "event_max_bytes", "queue_max_bytes", "in_flight_max_batches", "memory_max_bytes"),
-    *("connections_max", "connection_burst", "message_burst"),
+    *("connections_max", "connection_burst", "message_burst", "http_connections_max", "http_requests_max"),
 )
 
 _BYTES = re.compile(r"(\d+)\s*(KiB|MiB|GiB)?")
@@ -47,7 +55,8 @@ class ServerConfig:
     """Addresses, the data directory and the node's name."""
 
     host: str = field(
-        default="127.0.0.1", metadata={"why": "both listeners bind here; loopback, because nothing is protected yet"}
+        default="127.0.0.1",
+        metadata={"why": "both listeners bind here; beyond loopback set auth.tokens, or whoever reaches it gets in"},
     )
     http_port: int = field(
         default=8181, metadata={"why": "control plane and Iceberg REST catalog; 0 takes any free port"}
@@ -116,12 +125,26 @@ class IngestConfig:
     connection_burst: int = field(
         default=1_000, metadata={"why": "new connections at once, as when all clients come back after a restart"}
     )
-    message_rate_per_s: float = field(
-        default=0.0, metadata={"why": "messages of one connection a second; 0 = no limit, sockets slow clients down"}
+    http_connections_max: int = field(
+        default=1_000,
+        metadata={"why": "open connections of the control plane; each may hold 0.4 MiB that is read ahead"},
     )
-    message_burst: int = field(default=1_000, metadata={"why": "messages of one connection at once, with a rate set"})
+    http_requests_max: int = field(
+        default=256, metadata={"why": "requests of HTTP ingest that are served at a time; the others wait in line"}
+    )
+    http_requests_per_ip_max: int = field(
+        default=64, metadata={"why": "of these, of one client address, as limit_private_ips has it; 0 = no limit"}
+    )
+    message_rate_per_s: float = field(
+        default=0.0,
+        metadata={"why": "messages of one connection, and over HTTP requests of one source, a second; 0 = no limit"},
+    )
+    message_burst: int = field(
+        default=1_000, metadata={"why": "messages of one connection, requests of one source at once, with a rate set"}
+    )
     source_bytes_per_s: float = field(
-        default=0.0, metadata={"why": "bytes of one source a second, over all its connections; 0 = no limit"}
+        default=0.0,
+        metadata={"why": "bytes of one source a second, over all its connections and requests; 0 = no limit"},
     )
     heartbeat_rate_per_s: float = field(
         default=50.0, metadata={"why": "heartbeats of one connection a second, twice as many at once; 0 = no limit"}
@@ -142,6 +165,10 @@ class IngestConfig:
     )
     answers_timeout_s: float = field(
         default=60.0, metadata={"why": "a client that does not read its answers for so long is closed; 0 = never"}
+    )
+    source_metrics_max: int = field(
+        default=100,
+        metadata={"why": "sources with metrics of their own, the first by name; the others share the label `other`"},
     )
     load_shedding: bool = field(
         default=True,
@@ -247,17 +274,26 @@ class Config:
     """All sections."""
 
     server: ServerConfig = field(default_factory=ServerConfig)
+    auth: AuthConfig = field(default_factory=AuthConfig)
     ingest: IngestConfig = field(default_factory=IngestConfig)
     debezium: DebeziumSettings = field(default_factory=DebeziumSettings)
     log: LogConfig = field(default_factory=LogConfig)
     writer: WriterConfig = field(default_factory=WriterConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
     catalog: CatalogConfig = field(default_factory=CatalogConfig)
+    iceberg: IcebergConfig = field(default_factory=IcebergConfig)
+    tables: TableSections = field(default_factory=TableSections)
 
     def __post_init__(self) -> None:
+        self.tables.check(self.writer)
         check(
             self.log.segment_max_bytes >= 4 * self.ingest.frame_max_bytes,
             "log.segment_max_bytes must be at least four times ingest.frame_max_bytes",
+        )
+        check(
+            bool(self.iceberg.uri) or not self.storage.warehouse.startswith(CLOUD_SCHEMES),
+            "storage.warehouse must be local or s3:// unless iceberg.uri names a catalog: the one served here knows"
+            " no others",
         )
 
 
@@ -274,6 +310,7 @@ class _Given:
     """Values by section as they were found, before they are checked together."""
 
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
 
     def put(self, key: str, value: Any, *, origin: str) -> None:
@@ -283,8 +320,8 @@ class _Given:
 
 
 def section_types() -> dict[str, type]:
-    """Map each section's name to its dataclass."""
-    return typing.get_type_hints(Config)
+    """Map each section's name to its dataclass; those of single tables have keys of their own."""
+    return {name: kind for name, kind in typing.get_type_hints(Config).items() if name != TABLES}
 
 
 def known_keys() -> dict[str, type]:
@@ -325,6 +362,9 @@ def _take_file(path: Path | None, given: _Given) -> None:
             raise ConfigError(
                 f"settings stand in sections: file={path} key={section}{_nearest(section, _as_keys(section))}"
             )
+        if section == TABLES:
+            _take_tables(table, path, given)
+            continue
         if not table and section not in section_types():
             raise ConfigError(f"unknown section: file={path} section={section}{_nearest(section, section_types())}")
         for name, value in table.items():
@@ -332,10 +372,24 @@ def _take_file(path: Path | None, given: _Given) -> None:
             given.put(key, _checked(key, value, where=str(path)), origin=str(path))
 
 
+def _take_tables(document: Mapping[str, Any], path: Path, given: _Given) -> None:
+    kinds = per_table_keys()
+    for pattern, table in document.items():
+        if not isinstance(table, dict):
+            raise ConfigError(f"settings of tables stand in sections of theirs: file={path} key={TABLES}.{pattern}")
+        section = given.tables.setdefault(pattern, {})
+        for name, value in table.items():
+            key = f'{TABLES}."{pattern}".{name}'
+            if name not in kinds:
+                raise ConfigError(f"unknown setting of a table: key={key} in={path}{_nearest(name, kinds)}")
+            section[name] = _checked_as(kinds[name], key, value, where=str(path))
+            given.origins[key] = str(path)
+
+
 def _take_environment(environ: Mapping[str, str], given: _Given) -> None:
     by_variable = {f"{ENVIRONMENT_PREFIX}{key.replace('.', '_').upper()}": key for key in known_keys()}
     for variable, text in environ.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX):
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable == CLIENT_TOKEN_VARIABLE:
             continue
         if variable not in by_variable:
             raise ConfigError(f"unknown setting: environment={variable}{_nearest(variable, by_variable)}")
@@ -351,30 +405,42 @@ def _build(given: _Given) -> Config:
         except ValueError as error:
             raise ConfigError(f"{section}.{error}") from error
     try:
-        return Config(**sections)
+        return Config(**sections, tables=TableSections(given.tables))
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
 
 def _checked(key: str, value: Any, *, where: str) -> Any:
-    kind = _kind_of(key, where)
+    return _checked_as(_kind_of(key, where), key, value, where=where)
+
+
+def _checked_as(kind: type, key: str, value: Any, *, where: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if kind is int and isinstance(value, str):
-        return _parsed(key, value, where=where)
+        return _parsed_as(kind, key, value, where=where)
+    if kind == TEXTS and isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return tuple(value)
     if type(value) is not kind:
-        raise ConfigError(f"wrong type: key={key} in={where} expected={kind.__name__} got={type(value).__name__}")
+        raise ConfigError(f"wrong type: key={key} in={where} expected={_kind_name(kind)} got={type(value).__name__}")
     return value
 
 
 def _parsed(key: str, text: str, *, where: str) -> Any:
-    kind = _kind_of(key, where)
+    return _parsed_as(_kind_of(key, where), key, text, where=where)
+
+
+def _parsed_as(kind: type, key: str, text: str, *, where: str) -> Any:
     if kind is str:
         return text
     try:
         return _PARSERS[kind](text)
     except ValueError as error:
-        raise ConfigError(f"wrong value: key={key} in={where} expected={kind.__name__}") from error
+        raise ConfigError(f"wrong value: key={key} in={where} expected={_kind_name(kind)}") from error
+
+
+def _kind_name(kind: type) -> str:
+    return "list of text" if kind == TEXTS else kind.__name__
 
 
 def _kind_of(key: str, where: str) -> type:
@@ -411,4 +477,8 @@ def _parse_bool(text: str) -> bool:
     raise ValueError(text)
 
 
-_PARSERS: Mapping[type, Any] = {int: _parse_int, float: float, bool: _parse_bool}
+def _parse_texts(text: str) -> tuple[str, ...]:
+    return tuple(item.strip() for item in text.split(",") if item.strip())
+
+
+_PARSERS: Mapping[Any, Any] = {int: _parse_int, float: float, bool: _parse_bool, TEXTS: _parse_texts}

@@ -3,7 +3,8 @@
     body --read_events--> events --Positions.plan--> new changes --numbered--> a batch like any other --> intake
 
 One request of a source at a time: what is new depends on what the request before made durable. The plan's state
-becomes durable in the same record as its changes (origins.py), so a crash forgets neither or both.
+becomes durable in the same record as its changes (origins.py), so a crash forgets neither or both. What waits is the
+body alone: events are read when there is room for what they become, and take many times their bytes.
 """
 
 from __future__ import annotations
@@ -87,6 +88,15 @@ class DebeziumReceipt:
     repeated: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A request that was read: what to write, what is new in it, and what it says of transactions."""
+
+    offer: Offer
+    plan: Plan
+    reports: Sequence[Report]
+
+
 class DebeziumIntake:
     """Takes Debezium's requests, each source's in order."""
 
@@ -108,22 +118,32 @@ class DebeziumIntake:
 
         Raises: DebeziumMalformed, or ProtocolError if the source has no numbers left.
         """
-        events = read_events(body, headers, self._config)
-        run_id = read_context(headers).run_id
         turn = self._turns.setdefault(source, asyncio.Lock())
         async with turn:
             if (abandoned := self._verdicts.get(source)) is not None:
                 await asyncio.wait([abandoned])  # whoever waited for it was cancelled: it may be durable by now
-            now_us = int(self._clock() * 1_000_000)
-            first = next_position(self._intake, source, count=len(events), now_us=now_us)
-            state = self._load_state(source, first)
-            plan = state.positions.plan(events, digest=digest_of(body), run_id=run_id)
-            if plan.is_retry:
-                return self._known(events)
-            reports = _observe(state.tally, events, plan)
-            origin = _encode(_State(plan.after, state.tally)).decode()
-            offer = _offer_of(source, events, plan, first=first, origin=origin, received_at_us=now_us)
-            return DebeziumReceipt(await self._make_durable(offer, plan, reports), len(plan.fresh), len(plan.repeated))
+            if (unmet := await self._intake.meet(source)) is not None:
+                return DebeziumReceipt(unmet, 0, 0)
+            await self._intake.wait_for_room()
+            request = self._read(source, body, headers)
+            if isinstance(request, DebeziumReceipt):
+                return request
+            plan = request.plan
+            return DebeziumReceipt(await self._make_durable(request), len(plan.fresh), len(plan.repeated))
+
+    def _read(self, source: SourceId, body: bytes, headers: Mapping[str, str]) -> _Request | DebeziumReceipt:
+        """Read a request and decide what is new in it; nothing has changed yet. One sent again has its receipt."""
+        events = read_events(body, headers, self._config)
+        now_us = int(self._clock() * 1_000_000)
+        first = next_position(self._intake, source, count=len(events), now_us=now_us)
+        state = self._load_state(source, first)
+        plan = state.positions.plan(events, digest=digest_of(body), run_id=read_context(headers).run_id)
+        if plan.is_retry:
+            return self._known(events)
+        reports = _observe(state.tally, events, plan)
+        origin = _encode(_State(plan.after, state.tally)).decode()
+        offer = _offer_of(source, events, plan, first=first, origin=origin, received_at_us=now_us)
+        return _Request(offer, plan, reports)
 
     def _known(self, events: Sequence[DebeziumEvent]) -> DebeziumReceipt:
         repeated = sum(isinstance(event, Change) for event in events)
@@ -138,12 +158,13 @@ class DebeziumIntake:
         state.positions = replace(state.positions, taken=first.sequence - 1)
         return state
 
-    async def _make_durable(self, offer: Offer, plan: Plan, reports: Sequence[Report]) -> Verdict:
+    async def _make_durable(self, request: _Request) -> Verdict:
+        offer = request.offer
         if not self._intake.has_room_for_origin(offer.source, offer.origin):
             return Refused(NackReason.BUFFER_FULL, "no room for the positions of another source", retry=False)
         future = await self._intake.offer(offer)
         self._verdicts[offer.source] = future
-        future.add_done_callback(functools.partial(self._note, offer.source, plan, reports))
+        future.add_done_callback(functools.partial(self._note, offer.source, request.plan, request.reports))
         verdict = await asyncio.shield(future)
         if isinstance(verdict, Duplicate):
             # Nothing of it was written. Sent again, it is numbered behind what the other client wrote.

@@ -3,8 +3,8 @@
 A change is new if its position is above its source's mark. Deciding changes nothing: a mark moves in `record`, which
 the intake calls only after the log is synced, so a batch that failed to become durable is still new when it returns.
 
-A refused batch leaves a *gap*: changes behind it would lift the mark over it, and its return would look like a
-duplicate. So the source is held at each refused batch until it sends that batch again or connects anew.
+A refused batch leaves a *gap* (gaps.py): changes behind it would lift the mark over it, and its return would look like
+a duplicate. So the source is held at each refused batch until it has sent all of it again, or connects anew.
 """
 
 from __future__ import annotations
@@ -12,14 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ingest.gaps import BEFORE_ALL, Gap, Gaps
 from ingest.offers import Duplicate, NackReason, Offer, Refused
 from writer.changes import Position, SourceId
-
-# Below every sequence, so that a new source's first change is above its mark.
-BEFORE_ALL = -1
-
-# Refused batches that are remembered per source: more than a connection has in flight. Of further ones the first stay.
-GAPS_MAX_PER_SOURCE = 1024
 
 # All marks together, as bytes at the head of a segment: room for a quarter of a million sources with usual names.
 MARKS_MAX_BYTES = 32 * 1024 * 1024
@@ -61,7 +56,7 @@ class Dedup:
     marks_max_bytes: int = MARKS_MAX_BYTES
     _marks_bytes: int = 0
     _marks: dict[SourceId, Position] = field(default_factory=dict)
-    _gaps: dict[SourceId, list[Position]] = field(default_factory=dict)
+    _gaps: Gaps = field(default_factory=Gaps)
 
     def mark(self, source: SourceId) -> Position | None:
         """Tell how far a source is durable, or None if it is not known."""
@@ -88,61 +83,54 @@ class Dedup:
                 f"epoch is over: epoch={offer.epoch} known={mark.epoch}",
                 retry=False,
             )
-        gap = self._first_gap(offer, mark)
-        if gap is not None and offer.sequences and offer.first_sequence > gap:
-            return Refused(
-                NackReason.INVALID_SEQUENCE,
-                f"an earlier batch was refused and must come first: expected_sequence={gap}"
-                f" first_sequence={offer.first_sequence}",
-                retry=True,
-            )
         after = mark.sequence if mark.epoch == offer.epoch else BEFORE_ALL
         if not offer.sequences:
             return Fresh(offer, after)
         if offer.last_sequence <= after:
             return Duplicate(after)
+        gap = self._gaps.first_passed(offer, after)
+        if gap is not None:
+            return _refuse_to_pass(gap, offer, after)
         ahead.marks[offer.source] = Position(offer.epoch, offer.last_sequence)
         ahead.marks_bytes += added_bytes
         return Fresh(offer, after)
 
-    def _first_gap(self, offer: Offer, mark: Position) -> int | None:
-        """Find the first refused sequence above the mark; a source that started over is not held by its past."""
-        gaps = self._gaps.get(offer.source, ())
-        return next((gap.sequence for gap in gaps if gap > mark and gap.epoch == offer.epoch), None)
-
     def record(self, fresh: Iterable[Fresh]) -> None:
         """Lift the marks over offers that are now durable, and close the gaps they fill."""
         for item in fresh:
-            position = item.position
-            self._set_mark(item.offer.source, position)
-            if gaps := self._gaps.pop(item.offer.source, None):
-                self._keep_gaps(item.offer.source, [gap for gap in gaps if gap > position])
+            self._set_mark(item.offer.source, item.position)
+            self._gaps.close(item.offer.source, item.position)
 
-    def hold(self, refused: Iterable[Offer], *, ahead: Position | None = None) -> None:
-        """Remember where the new changes of refused offers begin, so that nothing overtakes them.
+    def hold(self, refused: Iterable[Offer], *, ahead: Position | None = None) -> list[Offer]:
+        """Remember what is new of refused offers, so that nothing overtakes it; gives those there is no room for.
 
         `ahead` is where the mark will be once what was offered before them is durable.
         """
-        for offer in refused:
-            mark = max(filter(None, (self._marks.get(offer.source), ahead)), default=None)
-            new = offer.first_after(mark.sequence if mark is not None and mark.epoch == offer.epoch else BEFORE_ALL)
-            if new is not None:
-                gaps = {*self._gaps.get(offer.source, ()), Position(offer.epoch, new)}
-                self._keep_gaps(offer.source, sorted(gaps))
+        return [offer for offer in refused if not self._gaps.open(offer, self._mark_ahead(offer, ahead))]
 
-    def _keep_gaps(self, source: SourceId, gaps: list[Position]) -> None:
-        if gaps:
-            self._gaps[source] = gaps[:GAPS_MAX_PER_SOURCE]
+    def _mark_ahead(self, offer: Offer, ahead: Position | None) -> int:
+        mark = max(filter(None, (self._marks.get(offer.source), ahead)), default=None)
+        return mark.sequence if mark is not None and mark.epoch == offer.epoch else BEFORE_ALL
+
+    def is_held(self, source: SourceId) -> bool:
+        """Tell whether refused changes of a source have to come first."""
+        return self._gaps.holds(source)
 
     def release(self, source: SourceId) -> bool:
         """Forget a source's gaps: it has connected anew and been told where to resume. Tells whether there were any."""
-        return self._gaps.pop(source, None) is not None
+        return self._gaps.forget(source)
 
     def restore(self, source: SourceId, position: Position) -> None:
-        """Take a position from the log at start."""
+        """Take a position that was durable before; a mark never moves back."""
         known = self._marks.get(source)
         if known is None or position > known:
             self._set_mark(source, position)
+
+    def learn_epoch(self, source: SourceId, epoch: int) -> None:
+        """Refuse a source's epochs below this one from now on; for want of room, by taking no change of it at all."""
+        is_room = self._marks_bytes + _mark_max_bytes(source) <= self.marks_max_bytes
+        if epoch > 0 and (source in self._marks or is_room):
+            self.restore(source, Position(epoch, BEFORE_ALL))
 
     def _set_mark(self, source: SourceId, position: Position) -> None:
         if source not in self._marks:
@@ -153,3 +141,13 @@ class Dedup:
 def _mark_max_bytes(source: SourceId) -> int:
     """Bound what a source's mark takes at the head of a segment, whatever its position."""
     return _NAME_CHAR_MAX_BYTES * len(source) + _POSITION_MAX_BYTES
+
+
+def _refuse_to_pass(gap: Gap, offer: Offer, after_sequence: int) -> Refused:
+    return Refused(
+        NackReason.INVALID_SEQUENCE,
+        "an earlier batch was refused and must come first: send its changes again, or connect anew:"
+        f" expected_sequence={gap.expected(after_sequence)} refused_to={gap.last}"
+        f" first_sequence={offer.first_sequence}",
+        retry=True,
+    )

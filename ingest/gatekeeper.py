@@ -19,13 +19,16 @@ from ingest.admission import (
     Connections,
     LoadLevel,
     Messages,
+    RequestRates,
     Slot,
     SourceRates,
     load_level,
 )
+from ingest.auth import Auth
 from ingest.batch_checks import head_of
 from ingest.config import IngestConfig
 from ingest.errors import ProtocolError
+from ingest.http_gate import HttpGate
 from ingest.metrics import IngestMetrics
 from ingest.offers import NackReason, Refused
 from ingest.patience import (
@@ -34,6 +37,7 @@ from ingest.patience import (
     TOO_MANY_SIZE_VIOLATIONS,
     Closing,
     find_overdue,
+    not_authenticated,
 )
 from ingest.protocol import ClientMessage, Connect, DebeziumBatch, Disconnect, Heartbeat
 from ingest.read_budget import ReadBudget
@@ -79,14 +83,26 @@ class Gate:
 
 
 class Gatekeeper:
-    """The limits of the data plane and what is counted against them."""
+    """The limits of the data plane, of HTTP ingest too, and what is counted against them."""
 
     def __init__(
-        self, path: str, *, config: IngestConfig, metrics: IngestMetrics, jitter: Callable[[], float] = jitter
+        self,
+        path: str,
+        *,
+        config: IngestConfig,
+        metrics: IngestMetrics,
+        auth: Auth | None = None,
+        jitter: Callable[[], float] = jitter,
     ) -> None:
         self.budget = ReadBudget(config.memory_max_bytes, config.frame_max_bytes)
         self.connections = Connections(config.connection_limits(), time.time())
-        self.door = Door(path, self.connections, trusted_proxies=config.proxy_networks(), metrics=metrics)
+        self.door = Door(
+            path,
+            self.connections,
+            auth=auth or Auth(),
+            trusted_proxies=config.proxy_networks(),
+            metrics=metrics,
+        )
         self.level = LoadLevel.NORMAL
         self.config = config
         self._metrics = metrics
@@ -94,6 +110,9 @@ class Gatekeeper:
         self._message_limits = config.message_limits()
         self._patience = config.patience()
         self._source_rates = SourceRates(config.source_bytes_per_s) if config.source_bytes_per_s else None
+        message_rate = config.message_rate_per_s
+        request_rates = SourceRates(message_rate, config.message_burst) if message_rate else None
+        self.http = HttpGate(config, budget=self.budget, rates=RequestRates(request_rates, self._source_rates))
 
     def gate_of(self, client: BudgetedConnection) -> Gate:
         """Begin with a client that has got in."""
@@ -101,7 +120,10 @@ class Gatekeeper:
         assert slot is not None, "who has no place is turned away at the door"
         self._metrics.peak_connections.set(self.connections.peak)
         messages = Messages(self._message_limits, slot.is_high_priority, self._jitter, time.time())
-        return Gate(client, messages, slot)
+        gate = Gate(client, messages, slot)
+        if client.refusal is not None:
+            gate.closing = not_authenticated(client.refusal.value)
+        return gate
 
     def sheds(self, gate: Gate) -> bool:
         """Tell whether a client's batches are refused for now, so that there is no point in waiting for room."""
@@ -181,3 +203,7 @@ class Gatekeeper:
         self._metrics.load_level.set(_LEVELS.index(self.level))
         self._metrics.held_bytes.set(self.budget.used_bytes)
         self._metrics.paused_connections.set(self.budget.waiting_readers)
+        self._metrics.http_held_bytes.set(self.http.held_bytes)
+        self._metrics.http_waiting_requests.set(self.http.places.waiting)
+        for route, count in self.http.under_way.items():
+            self._metrics.http_requests_under_way.labels(route).set(count)

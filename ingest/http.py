@@ -1,4 +1,4 @@
-"""The control plane: /status, /flush, /health and /metrics. Owns their JSON; the numbers belong to the parts.
+"""The control plane: /status, /flush, /explain, /health and /metrics. Owns their JSON; the numbers belong to the parts.
 
 The Iceberg REST catalog is mounted beside them under /v1 by service.py.
 """
@@ -11,16 +11,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import orjson
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from ingest.auth import Auth
 from ingest.config import ServerConfig
+from ingest.connection import Connection
 from ingest.debezium_intake import DebeziumIntake
+from ingest.http_auth import asking_for_token
 from ingest.intake import Intake
 from ingest.metrics import IngestMetrics
 from ingest.offers import NackReason
-from ingest.server import Connection, DataPlane
+from ingest.server import DataPlane
+from writer.changes import SourceId
 from writer.feed import Feed
 
 # A flush that takes longer goes on; only the caller stops waiting.
@@ -41,6 +46,7 @@ class Parts:
     registry: CollectorRegistry
     metrics: IngestMetrics
     debezium: DebeziumIntake
+    auth: Auth
 
 
 PARTS: web.AppKey[Parts] = web.AppKey("parts", Parts)
@@ -48,11 +54,12 @@ PARTS: web.AppKey[Parts] = web.AppKey("parts", Parts)
 
 def build_control_plane(parts: Parts) -> web.Application:
     """Build the application with the control plane's own routes."""
-    app = web.Application()
+    app = web.Application(middlewares=[asking_for_token(parts.auth)])
     app[PARTS] = parts
     app.router.add_get("/", _index)
     app.router.add_get("/status", _status)
     app.router.add_post("/flush", _flush)
+    app.router.add_get("/explain/flush", _explain_flush)
     app.router.add_get("/health", _ready)
     app.router.add_get("/health/ready", _ready)
     app.router.add_get("/health/live", _live)
@@ -71,6 +78,7 @@ async def _index(request: web.Request) -> web.Response:
                 "/cdc/debezium",
                 "/status",
                 "/flush",
+                "/explain/flush",
                 "/health/live",
                 "/health/ready",
                 "/metrics",
@@ -85,8 +93,15 @@ async def _live(request: web.Request) -> web.Response:
 
 
 async def _ready(request: web.Request) -> web.Response:
-    problems = _problems(request.app[PARTS])
-    return _json({"status": "not ready" if problems else "ready", "problems": problems}, 503 if problems else 200)
+    parts = request.app[PARTS]
+    now = time.monotonic()
+    problems = _problems(parts)
+    if parts.intake.problems(now=now) or parts.feed.stands_still(
+        now=now, stalled_after_s=parts.config.stalled_after_s
+    ):
+        return _json({"status": "not ready", "problems": problems}, 503)
+    # One bad table must not take the whole service out of a load balancer.
+    return _json({"status": "degraded" if problems else "ready", "problems": problems})
 
 
 def _problems(parts: Parts) -> list[str]:
@@ -111,7 +126,15 @@ async def _flush(request: web.Request) -> web.Response:
     except TimeoutError:
         problems = parts.feed.problems(now=time.monotonic(), stalled_after_s=0)
         return _json({"success": False, "error": "not committed in time; it goes on", "problems": problems}, 504)
-    return _json(report.to_json())
+    return _json(report.to_json(), 503 if report.problems else 200)
+
+
+async def _explain_flush(request: web.Request) -> web.Response:
+    table = request.query.get("table", "")
+    told = request.app[PARTS].feed.explain_flush(table, now=time.monotonic())
+    if told is None:
+        return _json({"success": False, "error": f"no such table here: table={table}"}, 404)
+    return _json(told)
 
 
 async def _status(request: web.Request) -> web.Response:
@@ -128,9 +151,10 @@ def build_status(parts: Parts, *, now: float) -> dict[str, Any]:
         "uptimeSeconds": round(now - parts.started_at, 3),
         "connectedSources": len({c.session.source for c in connections if c.session.source}),
         "connections": len(connections),
-        "buffer": parts.feed.buffer_status(),
+        "buffer": {**msgspec.to_builtins(parts.data_plane.buffer.stats()), **parts.feed.buffer_status()},
         "log": parts.feed.log_status(),
         "lastFlushTime": parts.data_plane.last_flush_time_ms,
+        "nextFlushTime": parts.data_plane.buffer.next_flush_time_ms(),
         "sources": _sources(parts, connections),
         "sourceStates": [_source_state(parts, connection) for connection in connections if connection.session.source],
         "dedupStats": _dedup_stats(parts),
@@ -152,6 +176,13 @@ def _admission(parts: Parts) -> dict[str, Any]:
             "heldBytes": budget.used_bytes,
             "maxBytes": budget.max_bytes,
             "pausedConnections": budget.waiting_readers,
+            "httpHeldBytes": gatekeeper.http.held_bytes,
+        },
+        "httpIngest": {
+            "requests": dict(sorted(gatekeeper.http.under_way.items())),
+            "served": gatekeeper.http.places.taken,
+            "waiting": gatekeeper.http.places.waiting,
+            "maxRequests": limits.http_requests_max,
         },
         "rateLimits": {
             "connectionsPerSecond": limits.connection_rate_per_s,
@@ -206,9 +237,22 @@ def _sources(parts: Parts, connections: list[Connection]) -> list[dict[str, Any]
             else None,
             "connected": source in by_source,
             **(_connection(by_source[source]) if source in by_source else {}),
+            **_requests(parts, source),
         }
         for source, durable in sorted(parts.intake.sources().items())
     ]
+
+
+def _requests(parts: Parts, source: SourceId) -> dict[str, Any]:
+    """Tell what a source has sent over HTTP since the service started, if anything."""
+    known = parts.data_plane.gatekeeper.http.sources.get(source)
+    if known is None:
+        return {}
+    return {
+        "httpRequests": known.requests,
+        "httpEventsAccepted": known.changes,
+        "lastHttpRequestAt": int(known.last_at * 1_000),
+    }
 
 
 def _source_state(parts: Parts, connection: Connection) -> dict[str, Any]:

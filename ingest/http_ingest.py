@@ -1,8 +1,9 @@
 """Changes over HTTP: /cdc and /cdc/debezium. Owns the requests and answers; what is new is decided as for everybody.
 
-An answer of 2xx says durable: the log is synced. A log that is slow or full makes the answer late, not an error, up to
-FULL_WAIT_S: Debezium Server gives up after five errors in a row and can then lose rows, but waits a minute for an
-answer. What was not answered is sent again by the client and taken once, if it has numbers or positions of its own.
+An answer of 2xx says durable: the log is synced. Where there is no room, in the log, in memory or among the requests
+under way, the answer is late instead of an error: for /cdc up to WAIT_MAX_S, for Debezium as long as it waits, because
+Debezium Server gives up after five errors in a row and can then lose rows. What was not answered is sent again by the
+client and taken once, if it has numbers or positions of its own.
 """
 
 from __future__ import annotations
@@ -10,12 +11,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import msgspec
-import orjson
 from aiohttp import web
 
 from ingest.batch_checks import invalid
@@ -23,18 +23,27 @@ from ingest.config import IngestConfig
 from ingest.debezium import DebeziumMalformed, read_context
 from ingest.debezium_intake import DebeziumIntake, DebeziumReceipt
 from ingest.errors import ProtocolError
+from ingest.http_answers import refused, refused_by, refused_for, taken
+from ingest.http_bodies import read_body
+from ingest.http_gate import Busy, HttpGate, Visit
 from ingest.intake import Intake
 from ingest.metrics import IngestMetrics
-from ingest.ndjson import read_rows
+from ingest.ndjson import has_rows
 from ingest.offers import Duplicate, Durable, NackReason, Offer, Refused, Verdict
 from ingest.protocol import Session, describe_invalid
 from ingest.row_intake import RowIntake, Rows
-from writer.changes import SourceId
+from writer.changes import Position, SourceId
 from writer.envelope import INT64_MAX, BatchHead, decode_deeper
 
-# Below the minute that Debezium Server waits for an answer.
-FULL_WAIT_S = 45.0
+CDC, DEBEZIUM = "/cdc", "/cdc/debezium"
+ROUTES = (CDC, DEBEZIUM)
+
+# How long a request on /cdc waits for room: below the minute that clients commonly wait for an answer.
+WAIT_MAX_S = 45.0
+
+# Between two tries while the log is full: the second is soon, later ones cost reading the request again.
 FULL_PAUSE_S = 0.25
+FULL_PAUSE_MAX_S = 2.0
 
 DEFAULT_DEBEZIUM_SOURCE = "debezium"
 DEFAULT_KEY = "id"
@@ -52,49 +61,84 @@ class HttpIngest:
     config: IngestConfig
     intake: Intake
     debezium: DebeziumIntake
+    gate: HttpGate
     metrics: IngestMetrics
 
 
 HTTP_INGEST: web.AppKey[HttpIngest] = web.AppKey("http_ingest", HttpIngest)
 ROW_INTAKE: web.AppKey[RowIntake] = web.AppKey("row_intake", RowIntake)
 
+_Take: TypeAlias = Callable[[web.Request, HttpIngest], Awaitable[web.Response]]
+
 
 def add_http_ingest(app: web.Application, parts: HttpIngest) -> None:
     """Add the routes to the control plane."""
     app[HTTP_INGEST] = parts
     app[ROW_INTAKE] = RowIntake(parts.intake, event_max_bytes=parts.config.event_max_bytes, clock=time.time)
-    app.router.add_post("/cdc", _take_changes)
-    app.router.add_post("/cdc/debezium", _take_debezium)
+    app.router.add_post(CDC, functools.partial(_answered, _take_changes))
+    app.router.add_post(DEBEZIUM, functools.partial(_answered, _take_debezium))
+
+
+async def _answered(take: _Take, request: web.Request) -> web.Response:
+    """Answer a request, which by then holds nothing any more: a client that does not read is waited for alone."""
+    parts = request.app[HTTP_INGEST]
+    try:
+        response = await take(request, parts)
+    except ProtocolError as error:
+        parts.metrics.nacks.labels(error.reason).inc()
+        response = refused_for(error)
+    except DebeziumMalformed as error:
+        parts.metrics.nacks.labels(NackReason.INVALID_FORMAT.value).inc()
+        response = refused(NackReason.INVALID_FORMAT.value, str(error))
+    except ConnectionError:  # nobody is there to read it
+        return web.Response(status=400)
+    parts.metrics.http_requests.labels(request.path, str(response.status)).inc()
+    try:
+        async with asyncio.timeout(parts.config.answers_timeout_s or None):
+            await response.prepare(request)
+            await response.write_eof()
+    except TimeoutError:
+        parts.metrics.http_unread_answers.inc()
+        if request.transport is not None:
+            request.transport.abort()
+    return response
 
 
 # -- /cdc
 
 
-async def _take_changes(request: web.Request) -> web.Response:
-    parts = request.app[HTTP_INGEST]
-    try:
-        body = await _read_body(request, parts)
+async def _take_changes(request: web.Request, parts: HttpIngest) -> web.Response:
+    async with parts.gate.visit(request, wait_max_s=WAIT_MAX_S) as visit:
+        await visit.enter()
+        body = await _read_body(request, parts, visit)
         if request.content_type == _NDJSON:
-            return await _take_rows(request, body, parts)
-        return await _take_batch(request, body, parts)
-    except ProtocolError as error:
-        return _refuse(parts, error.reason, str(error), retry=error.retry)
+            return await _take_rows(request, body, parts=parts, visit=visit)
+        return await _take_batch(request, body, parts=parts, visit=visit)
 
 
-async def _take_batch(request: web.Request, body: bytes, parts: HttpIngest) -> web.Response:
+async def _take_batch(request: web.Request, body: bytes, *, parts: HttpIngest, visit: Visit) -> web.Response:
+    await parts.intake.wait_for_room()
+    offer, received = _read_batch(request, body, parts.config)
+    parts.metrics.received_changes.inc(received)
+    if offer is None:
+        return taken(received, accepted=0, is_duplicate=False)
+    if wait_s := parts.gate.rates.admit(offer.source, len(body), time.time()):
+        parts.intake.hold(offer)
+        raise _too_fast(wait_s)
+    verdict = await _until_taken(visit, lambda: _offer(parts.intake, offer))
+    return _answer_verdict(parts, verdict, source=offer.source, received=received)
+
+
+def _read_batch(request: web.Request, body: bytes, config: IngestConfig) -> tuple[Offer | None, int]:
+    """Read a batch as an offer, and count its changes. What else was decoded does not wait with it."""
     message = _decode_batch(body)
     source = message.source_do_id or _given_source(request)
     if not source:
         raise invalid("sourceDoId: expected a non-empty string, here, in the query as source or in X-Client-ID")
-    session = Session(event_max_bytes=parts.config.event_max_bytes, default_source=source)
+    session = Session(event_max_bytes=config.event_max_bytes, default_source=source)
     session.epoch = _whole_number(request, "epoch") or 0
     offer = session.on_batch(message, body, received_at_us=int(time.time() * 1_000_000))
-    received = len(message.events)
-    parts.metrics.received_changes.inc(received)
-    if offer is None:
-        return _answer(received, accepted=0, is_duplicate=False)
-    verdict = await _until_taken(request, lambda: _offer(parts.intake, offer))
-    return _answer_verdict(parts, verdict, source=offer.source, received=received)
+    return offer, len(message.events)
 
 
 def _decode_batch(body: bytes) -> BatchHead:
@@ -114,25 +158,32 @@ async def _offer(intake: Intake, offer: Offer) -> Verdict:
     return await (await intake.offer(offer))
 
 
-async def _take_rows(request: web.Request, body: bytes, parts: HttpIngest) -> web.Response:
+async def _take_rows(request: web.Request, body: bytes, *, parts: HttpIngest, visit: Visit) -> web.Response:
     rows = Rows(
         source=_checked_source(_given_source(request)),
         table=request.query.get("table", ""),
-        left=read_rows(body, key=request.query.get("key", DEFAULT_KEY), row_max_bytes=parts.config.event_max_bytes),
+        body=body,
+        key=request.query.get("key", DEFAULT_KEY),
         epoch=_whole_number(request, "epoch"),
     )
-    first, received = _whole_number(request, "sequence"), len(rows.left)
-    if first is not None and first + received - 1 > INT64_MAX:
-        raise invalid(f"sequence: expected a whole number of at most {INT64_MAX} for every row")
-    if not received:
-        return _answer(0, accepted=0, is_duplicate=False)
-    parts.metrics.received_changes.inc(received)
+    first = _whole_number(request, "sequence")
+    if not has_rows(body):
+        return taken(0, accepted=0, is_duplicate=False)
     intake = request.app[ROW_INTAKE]
+    if wait_s := parts.gate.rates.admit(rows.source, len(body), time.time()):
+        if first is not None:
+            parts.intake.hold(intake.offer_of(rows, Position(rows.epoch or 0, first)))
+        raise _too_fast(wait_s)
     take = (
         functools.partial(intake.take, rows) if first is None else functools.partial(intake.take_numbered, rows, first)
     )
-    verdict = await _until_taken(request, take)
-    return _answer_verdict(parts, verdict, source=rows.source, received=received)
+    verdict = await _until_taken(visit, take)
+    parts.metrics.received_changes.inc(rows.count or 0)
+    return _answer_verdict(parts, verdict, source=rows.source, received=rows.count or 0)
+
+
+def _too_fast(wait_s: float) -> Busy:
+    return Busy(NackReason.RATE_LIMITED, "too many requests or bytes of this source", retry_after_s=wait_s)
 
 
 def _given_source(request: web.Request) -> str:
@@ -163,8 +214,8 @@ def _whole_number(request: web.Request, name: str) -> int | None:
 # -- /cdc/debezium
 
 
-async def _take_debezium(request: web.Request) -> web.Response:
-    parts = request.app[HTTP_INGEST]
+async def _take_debezium(request: web.Request, parts: HttpIngest) -> web.Response:
+    source = _debezium_source(request)
     receipt: DebeziumReceipt | None = None
 
     async def take() -> Verdict:
@@ -172,19 +223,20 @@ async def _take_debezium(request: web.Request) -> web.Response:
         receipt = await parts.debezium.take(source, body, request.headers)
         return receipt.verdict if receipt.verdict is not None else Duplicate(0)
 
-    try:
-        body = await _read_body(request, parts)
-        source = _debezium_source(request)
-        verdict = await _until_taken(request, take)
-    except DebeziumMalformed as error:
-        return _refuse(parts, NackReason.INVALID_FORMAT.value, str(error))
-    except ProtocolError as error:
-        return _refuse(parts, error.reason, str(error), retry=error.retry)
+    async with parts.gate.visit(request, wait_max_s=None) as visit:
+        announced_bytes = request.content_length or 0
+        await visit.pace(source, announced_bytes)
+        await visit.enter()
+        body = await _read_body(request, parts, visit)
+        parts.gate.rates.correct(source, len(body) - announced_bytes, time.time())
+        verdict = await _until_taken(visit, take)
     if isinstance(verdict, Refused):
-        return _refuse(parts, verdict.reason.value, verdict.message, retry=verdict.retry, is_verdict=True)
+        parts.metrics.nacks.labels(verdict.reason.value).inc()
+        return refused_by(verdict)
     assert receipt is not None
     received = receipt.fresh + receipt.repeated
-    return _answer(received, accepted=receipt.fresh, is_duplicate=0 < received == receipt.repeated)
+    parts.gate.note_taken(source, changes=receipt.fresh)
+    return taken(received, accepted=receipt.fresh, is_duplicate=0 < received == receipt.repeated)
 
 
 def _debezium_source(request: web.Request) -> SourceId:
@@ -196,84 +248,40 @@ def _debezium_source(request: web.Request) -> SourceId:
 # -- both
 
 
-async def _read_body(request: web.Request, parts: HttpIngest) -> bytes:
-    limit = parts.config.frame_max_bytes
-    if (request.content_length or 0) > limit:
-        raise _too_large(limit)
-    body = bytearray()
-    try:
-        async for chunk in request.content.iter_any():
-            body += chunk
-            if len(body) > limit:
-                raise _too_large(limit)
-    except web.RequestPayloadError:
-        request.content.feed_eof()  # nothing more can be read of it, and the server would try
-        request.protocol.close()
-        encoding = request.headers.get("Content-Encoding", "identity")
-        raise invalid(f"body: expected what its Content-Encoding says: {encoding}") from None
+async def _read_body(request: web.Request, parts: HttpIngest, visit: Visit) -> bytes:
+    config = parts.config
+    body = await read_body(request, visit, max_bytes=config.frame_max_bytes, timeout_s=config.message_timeout_s)
     parts.metrics.received_bytes.inc(len(body))
-    return bytes(body)
+    return body
 
 
-def _too_large(limit: int) -> ProtocolError:
-    return ProtocolError(NackReason.PAYLOAD_TOO_LARGE.value, f"body: expected at most {limit} bytes")
-
-
-async def _until_taken(request: web.Request, take: Callable[[], Awaitable[Verdict]]) -> Verdict:
+async def _until_taken(visit: Visit, take: Callable[[], Awaitable[Verdict]]) -> Verdict:
     """Try again while the log has no room; the answer is late instead of an error.
 
     Not for a client that is gone: what it sends next, restarted, must not be overtaken by what it sent before.
     """
-    deadline = time.monotonic() + FULL_WAIT_S
+    pause_s = FULL_PAUSE_S
     while True:
         verdict = await take()
         is_full = isinstance(verdict, Refused) and verdict.reason is NackReason.BUFFER_FULL and verdict.retry
-        if not is_full or time.monotonic() >= deadline:
+        if not is_full or visit.is_late:
             return verdict
-        await asyncio.sleep(FULL_PAUSE_S)
-        if request.transport is None or request.transport.is_closing():
+        await asyncio.sleep(pause_s)
+        if visit.is_gone:
             return verdict
+        pause_s = min(2 * pause_s, FULL_PAUSE_MAX_S)
 
 
 def _answer_verdict(parts: HttpIngest, verdict: Verdict, *, source: SourceId, received: int) -> web.Response:
     if isinstance(verdict, Refused):
-        return _refuse(parts, verdict.reason.value, verdict.message, retry=verdict.retry, is_verdict=True)
+        parts.metrics.nacks.labels(verdict.reason.value).inc()
+        return refused_by(verdict)
     durable = parts.intake.durable_position(source)
-    return _answer(
+    accepted = verdict.changes if isinstance(verdict, Durable) else 0
+    parts.gate.note_taken(source, changes=accepted)
+    return taken(
         received,
-        accepted=verdict.changes if isinstance(verdict, Durable) else 0,
+        accepted=accepted,
         is_duplicate=isinstance(verdict, Duplicate),
         last_durable=durable.sequence if durable is not None else None,
     )
-
-
-def _answer(received: int, *, accepted: int, is_duplicate: bool, last_durable: int | None = None) -> web.Response:
-    document: dict[str, Any] = {
-        "success": True,
-        "eventsReceived": received,
-        "eventsAccepted": accepted,
-        "isDuplicate": is_duplicate,
-    }
-    if last_durable is not None:
-        document["lastDurableSequence"] = last_durable
-    return _json(document, 200)
-
-
-_STATUS_OF_REASON = {
-    NackReason.PAYLOAD_TOO_LARGE.value: 413,
-    NackReason.EVENT_TOO_LARGE.value: 413,
-    NackReason.INVALID_SEQUENCE.value: 409,
-}
-
-
-def _refuse(
-    parts: HttpIngest, reason: str, message: str, *, retry: bool = False, is_verdict: bool = False
-) -> web.Response:
-    """Refuse a request: for what it says, or, by the log's verdict, for what the log can take."""
-    parts.metrics.nacks.labels(reason).inc()
-    document = {"success": False, "reason": reason, "error": message, "shouldRetry": retry}
-    return _json(document, _STATUS_OF_REASON.get(reason, 503 if is_verdict else 400))
-
-
-def _json(document: Mapping[str, Any], status: int) -> web.Response:
-    return web.Response(body=orjson.dumps(document), status=status, content_type="application/json")

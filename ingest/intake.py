@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ingest.config import IngestConfig
-from ingest.dedup import BEFORE_ALL, MARKS_MAX_BYTES, Dedup, Fresh
+from ingest.dedup import MARKS_MAX_BYTES, Dedup, Fresh
+from ingest.gaps import BEFORE_ALL
 from ingest.metrics import IngestMetrics
 from ingest.offers import Duplicate, Durable, NackReason, Offer, Refused, Verdict
 from ingest.origins import Origins
+from ingest.resume_points import ResumePoints
 from ingest.segment_head import decode_head, encode_head
 from writer.changes import Position, SourceId
-from writer.errors import WalFailed, WalFull
+from writer.errors import CatalogError, WalFailed, WalFull
 from writer.frames import Frame, decode_frame, encode_frame
 from writer.wal.log import Log
 
@@ -28,6 +31,9 @@ GROUP_MAX_BYTES = 4 * 1024 * 1024
 
 # How long a client waits after `buffer_full`: about the time of a flush, which is what makes room.
 FULL_RETRY_DELAY_MS = 1_000
+
+# How long a client waits while the catalog cannot be asked: about as long as a restart of one takes.
+UNMET_RETRY_DELAY_MS = 2_000
 
 # How long a full log counts as a problem after it last refused a batch. Clients come back sooner while it lasts.
 FULL_SHOWN_S = 10.0
@@ -46,7 +52,7 @@ _HEADER_MAX_BYTES = 256
 _ENDED = Refused(NackReason.SHUTTING_DOWN, "the service is stopping: send it again to the next one", retry=True)
 _CUT = Refused(
     NackReason.INVALID_SEQUENCE,
-    "the source has connected anew on another connection: connect here to go on from its durable position",
+    "the source has connected on another connection, or lost its place: connect here to go on from what is durable",
     retry=False,
 )
 
@@ -67,8 +73,11 @@ class _Waiting:
 class Intake:
     """Takes offers from all sessions and makes them durable in groups."""
 
-    def __init__(self, log: Log, *, config: IngestConfig, metrics: IngestMetrics) -> None:
+    def __init__(
+        self, log: Log, *, config: IngestConfig, metrics: IngestMetrics, elsewhere: ResumePoints | None = None
+    ) -> None:
         self._log = log
+        self._elsewhere = elsewhere
         self._config = config
         self._metrics = metrics
         self._dedup, self._origins = load_sources(log)
@@ -81,6 +90,7 @@ class Intake:
         # Of each source: how many offers have no verdict, and how far they reach.
         self._unanswered: dict[SourceId, tuple[int, Position]] = {}
         self._full: tuple[float, str] | None = None
+        self.newest_received_at_us: int | None = None
         self._closing = False
         self._ended = False
 
@@ -100,10 +110,36 @@ class Intake:
         """Give what a source's adapter last made durable."""
         return self._origins.get(source)
 
+    async def meet(self, source: SourceId) -> Refused | None:
+        """Ask the tables about a source that has nothing in this log; a refusal if they cannot be asked.
+
+        An epoch that is over in the tables is over here too: they would drop what it brings. Cancelling it changes
+        nothing.
+        """
+        if self._elsewhere is None or self._has_changes_of(source):
+            return None
+        try:
+            point = await self._elsewhere.find(source)
+        except CatalogError as error:
+            message = f"the source is new here, and the tables cannot be asked where it stands: {error}"
+            return Refused(NackReason.INTERNAL_ERROR, message, retry=True, retry_delay_ms=UNMET_RETRY_DELAY_MS)
+        if point is not None:
+            self._dedup.learn_epoch(source, point.epoch)
+        return None
+
+    def _has_changes_of(self, source: SourceId) -> bool:
+        mark = self._dedup.mark(source)
+        return mark is not None and mark.sequence > BEFORE_ALL
+
     def resume(self, source: SourceId) -> Position | None:
-        """Let a source that connects start over from its durable position; its other lines are cut by now."""
+        """Let a source that connects start over, its other lines are cut by now: from where it is durable here.
+
+        Of a source that has nothing here, from where the tables have it.
+        """
         if self._dedup.release(source):
             self._refuse_waiting(source)
+        if self._elsewhere is not None and not self._has_changes_of(source):
+            return self._elsewhere.last_seen(source) or self._dedup.mark(source)
         return self._dedup.mark(source)
 
     def _refuse_waiting(self, source: SourceId) -> None:
@@ -118,7 +154,17 @@ class Intake:
         """Let nothing of its source overtake an offer that was refused before it got here."""
         if not _is_cut(refused):
             _, ahead = self._unanswered.get(refused.source, (0, None))
-            self._dedup.hold([refused], ahead=ahead)
+            self._cut_off(self._dedup.hold([refused], ahead=ahead))
+
+    def _cut_off(self, forgotten: Sequence[Offer]) -> None:
+        """Take nothing more on the lines of refused offers that cannot be remembered, until their sources connect.
+
+        An offer without a line stands for a request whose client has no other one under way.
+        """
+        for offer in forgotten:
+            if offer.line is not None:
+                offer.line.is_cut = True
+                self._refuse_waiting(offer.source)
 
     def longest_wait_s(self, now: float) -> float:
         """Tell how long the oldest batch that has no verdict has been here."""
@@ -141,6 +187,7 @@ class Intake:
 
         Cancelling the wait queues nothing. Cancelling the future leaves the offer in the queue: it may become durable.
         """
+        unmet = await self.meet(offer.source)
         await self.wait_for_room()
         verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         if self._ended:
@@ -148,6 +195,10 @@ class Intake:
             return verdict
         if _is_cut(offer):
             verdict.set_result(_CUT)
+            return verdict
+        if unmet is not None:
+            self.hold(offer)
+            verdict.set_result(unmet)
             return verdict
         if not offer.origin and self._origins.get(offer.source):
             verdict.set_result(_NOT_THE_ADAPTER)
@@ -231,12 +282,13 @@ class Intake:
             self._dedup.record(fresh)  # record: only what is durable
             for item in fresh:
                 self._origins.record(item.offer.source, item.offer.origin)
+            if fresh:
+                self.newest_received_at_us = fresh[-1].offer.received_at_us
             self._metrics.count_durable(fresh)
             offsets = iter(range(first_offset, first_offset + len(fresh)))
             verdicts = [Durable(next(offsets), item.changes) if isinstance(item, Fresh) else item for item in decisions]
-        self._dedup.hold(
-            offer for offer, item in zip(offers, verdicts, strict=True) if isinstance(item, Refused) and item.retry
-        )
+        held = (offer for offer, item in zip(offers, verdicts, strict=True) if isinstance(item, Refused) and item.retry)
+        self._cut_off(self._dedup.hold(held))
         self._answer(group, verdicts)
         self._group = []
 
@@ -258,7 +310,7 @@ class Intake:
                 continue
             waiting.verdict.set_result(verdict)
             if isinstance(verdict, Duplicate):
-                self._metrics.duplicate_changes.inc(len(waiting.offer.sequences))
+                self._metrics.count_duplicate(waiting.offer)
 
 
 def load_sources(log: Log) -> tuple[Dedup, Origins]:
@@ -286,7 +338,7 @@ def _is_cut(offer: Offer) -> bool:
 
 def _record_max_bytes(offer: Offer) -> int:
     """Bound what an offer takes in the log, without encoding it."""
-    text_chars = len(offer.source) + len(offer.origin)
+    text_chars = len(offer.source) + len(offer.origin) + len(offer.declared)
     return len(offer.body) + _CHAR_MAX_BYTES * text_chars + _HEADER_MAX_BYTES
 
 
@@ -302,6 +354,7 @@ def _frame_of(item: Fresh) -> Frame:
         body=offer.body,
         origin=offer.origin,
         expanded_bytes=offer.expanded_bytes,
+        declared=offer.declared,
     )
 
 

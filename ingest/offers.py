@@ -48,8 +48,9 @@ class Offer:
     """One batch that passed its own checks, on its way to the log. `sequences` rise.
 
     `origin` is what the source's adapter has to remember once the batch is durable (origins.py); an offer without
-    changes is only about that. `expanded_bytes` is what the body may take once decoded, where that is more. `line` is
-    the connection it came on, where that outlives it.
+    changes is only about that. `expanded_bytes` is what the body may take once decoded, where that is more.
+    `declared` is what the source declared of the batch's tables and is not durable yet (declarations.py). `line` is the
+    connection it came on, where that outlives it.
     """
 
     source: SourceId
@@ -60,6 +61,7 @@ class Offer:
     body: bytes
     origin: str = ""
     expanded_bytes: int = 0
+    declared: str = ""
     line: Line | None = field(default=None, compare=False)
 
     @property

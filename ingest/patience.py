@@ -16,6 +16,7 @@ class CloseCode(enum.IntEnum):
     SHUTTING_DOWN = 1001
     POLICY = 1008
     HEARTBEAT_TIMEOUT = 4000
+    NOT_AUTHENTICATED = 4001
     RATE_LIMITED = 4002
 
 
@@ -35,6 +36,11 @@ TOO_MANY_CONNECTIONS = Closing(CloseCode.POLICY, "too many connections of this s
 _NOTHING_HEARD = Closing(CloseCode.HEARTBEAT_TIMEOUT, "heartbeat timeout")
 _MESSAGE_NOT_ENDED = Closing(CloseCode.POLICY, "message did not arrive in time")
 _ANSWERS_UNREAD = Closing(CloseCode.POLICY, "does not read its answers")
+
+
+def not_authenticated(why: str) -> Closing:
+    """End a connection whose client has shown no valid token."""
+    return Closing(CloseCode.NOT_AUTHENTICATED, f"authentication failed: {why}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 import msgspec
 
 from ingest.batch_checks import AnyBatch, check_changes, head_of, invalid
+from ingest.declarations import Declarations, read_declarations
 from ingest.errors import ProtocolError
 from ingest.offers import Line, NackReason, Offer
 from writer.arrow.frames import ArrowFrame, ArrowHead
@@ -69,6 +70,7 @@ class Connect(msgspec.Struct, rename="camel", tag_field="type", tag="connect"):
     epoch: Sequence = 0
     ack_level: AckLevel = "durable"
     capabilities: dict[str, Any] = {}
+    tables: msgspec.Raw = msgspec.Raw()
     correlation_id: str | None = None
 
 
@@ -122,11 +124,14 @@ class Limits(msgspec.Struct, rename="camel"):
 
 
 class BufferStats(msgspec.Struct, rename="camel", omit_defaults=True):
-    """How full the log is."""
+    """How full the log is, and what of it is not committed; times in ms since 1970."""
 
     total_size_bytes: int
     utilization: float
-    event_count: int = 0
+    batch_count: int
+    event_count: int
+    oldest_batch_time: int | None = None
+    newest_batch_time: int | None = None
 
 
 class Status(msgspec.Struct, rename="camel", tag_field="type", tag="status", omit_defaults=True):
@@ -142,16 +147,22 @@ class Status(msgspec.Struct, rename="camel", tag_field="type", tag="status", omi
     last_durable_sequence: int | None = None
     last_committed_sequence: int | None = None
     last_flush_time: int | None = None
+    next_flush_time: int | None = None
     correlation_id: str | None = None
 
 
 class AckDetails(msgspec.Struct, rename="camel", omit_defaults=True):
-    """Numbers beside an ack. `duplicates` are changes of this batch that had been taken before."""
+    """Numbers beside an ack. `duplicates` are changes of this batch that had been taken before; times in ms.
+
+    `message` says why a batch is a duplicate that its sender may not have meant to be one.
+    """
 
     events_processed: int
     buffer_utilization: float
+    time_until_flush: int | None = None
     duplicates: int | None = None
     suggested_delay_ms: int | None = None
+    message: str | None = None
 
 
 class RateLimit(msgspec.Struct, rename="camel"):
@@ -312,6 +323,7 @@ class Session:
     ack_level: AckLevel | None = None
     expected_number: int | None = None
     line: Line = field(default_factory=Line)
+    declarations: Declarations = field(default_factory=Declarations)
 
     def on_connect(self, message: Connect) -> SourceId:
         """Bind to the source.
@@ -321,7 +333,9 @@ class Session:
         self._check_open()
         if message.protocol_version != PROTOCOL_VERSION:
             raise invalid(f"protocolVersion: expected {PROTOCOL_VERSION}")
+        declarations = read_declarations(message.tables)
         self.bind(message.source_do_id)
+        self.declarations = declarations
         self.epoch = message.epoch
         self.ack_level = message.ack_level
         self.expected_number = None
@@ -355,6 +369,7 @@ class Session:
             encoding=checked.encoding,
             body=body,
             expanded_bytes=checked.expanded_bytes,
+            declared=self.declarations.of_batch(batch),
             line=self.line,
         )
 

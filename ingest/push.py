@@ -18,6 +18,7 @@ import orjson
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
+from ingest.auth import bearer_headers
 from ingest.errors import PushError
 
 BATCH_MAX_CHANGES = 1_000
@@ -47,6 +48,7 @@ class PushRequest:
     table: str | None
     key: str
     flush: bool = True
+    token: str = field(default="", repr=False)
 
 
 @dataclass(slots=True)
@@ -78,7 +80,13 @@ async def push(request: PushRequest, lines: Iterable[bytes], progress: Progress)
     Raises: PushError.
     """
     try:
-        async with connect(request.url, compression=None, max_size=None, open_timeout=OPEN_TIMEOUT_S) as socket:
+        async with connect(
+            request.url,
+            additional_headers=bearer_headers(request.token),
+            compression=None,
+            max_size=None,
+            open_timeout=OPEN_TIMEOUT_S,
+        ) as socket:
             return await _push(socket, request, lines, progress)
     except (OSError, InvalidHandshake, InvalidURI, TimeoutError) as error:
         raise PushError(f"cannot reach the service: url={request.url} error={error}") from error

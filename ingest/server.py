@@ -13,18 +13,20 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from ingest import answers
+from ingest.auth import Auth, choose_subprotocol
 from ingest.batch_checks import AnyBatch, head_of
+from ingest.buffer_view import BufferView
 from ingest.config import IngestConfig
+from ingest.connection import Connection, PendingAck
 from ingest.debezium import DebeziumMalformed
 from ingest.debezium_intake import DebeziumIntake
 from ingest.errors import ProtocolError
-from ingest.gatekeeper import CLOSE_TIMEOUT_S, AnyMessage, Gate, Gatekeeper
+from ingest.gatekeeper import CLOSE_TIMEOUT_S, AnyMessage, Gatekeeper
 from ingest.intake import Intake
 from ingest.metrics import IngestMetrics
 from ingest.offers import Duplicate, Durable, Offer, Refused, Verdict
@@ -44,7 +46,7 @@ from ingest.protocol import (
     encode_message,
     open_arrow_frame,
 )
-from ingest.receipts import Receipts
+from ingest.regressions import Regressions
 from ingest.sockets import BudgetedConnection, connections_with, raise_open_files_limit
 from writer.arrow.frames import ArrowFrame, is_arrow_frame
 from writer.changes import Position, SourceId
@@ -76,52 +78,27 @@ PING_INTERVAL_DEFAULT_S = 20.0
 ROOM_FIRST_BYTES = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class _PendingAck:
-    """A batch that waits for its verdict; its rows do not wait with it."""
-
-    number: int
-    changes: int
-    correlation_id: str | None
-    received_at: float
-    verdict: asyncio.Future[Verdict] | None
-    position: Position | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Connection:
-    """One client, as /status shows it."""
-
-    session: Session
-    gate: Gate
-    connected_at: float
-    last_activity_at: float
-    batches: int = 0
-    changes: int = 0
-    charged_bytes: int = 0
-    newest_verdict: asyncio.Future[Verdict] | None = None
-    flushes: set[asyncio.Task[None]] = field(default_factory=set)
-    receipts: Receipts = field(default_factory=Receipts)
-    answers: asyncio.Queue[_PendingAck | ServerMessage | None] = field(default_factory=asyncio.Queue)
-
-    @property
-    def remote(self) -> str:
-        """The client's address."""
-        return str(self.gate.slot.address or "")
-
-
 class DataPlane:
     """The WebSocket listener and its connections."""
 
     def __init__(
-        self, intake: Intake, feed: Feed, *, debezium: DebeziumIntake, config: IngestConfig, metrics: IngestMetrics
+        self,
+        intake: Intake,
+        feed: Feed,
+        *,
+        debezium: DebeziumIntake,
+        config: IngestConfig,
+        auth: Auth,
+        metrics: IngestMetrics,
     ) -> None:
         self._intake = intake
         self._feed = feed
         self._debezium = debezium
         self._config = config
         self._metrics = metrics
-        self.gatekeeper = Gatekeeper(PATH, config=config, metrics=metrics)
+        self.gatekeeper = Gatekeeper(PATH, config=config, auth=auth, metrics=metrics)
+        self.buffer = BufferView(feed, intake)
+        self._regressions = Regressions(config.in_flight_max_batches)
         self._connections: set[Connection] = set()
         self.last_flush_time_ms: int | None = None
 
@@ -138,6 +115,7 @@ class DataPlane:
             sock=listener,
             process_request=self.gatekeeper.door.on_request,
             process_response=self.gatekeeper.door.on_response,
+            select_subprotocol=lambda _, offered: choose_subprotocol(offered),
             create_connection=connections_with(self.gatekeeper.budget, connections_max=self._config.connections_max),
             ping_interval=self._config.heartbeat_timeout_s / PINGS_PER_TIMEOUT or PING_INTERVAL_DEFAULT_S,
             ping_timeout=None,  # who does not answer is found by `run_watch`, and told so with 4000
@@ -262,7 +240,7 @@ class DataPlane:
                     if answer is not None:
                         await connection.answers.put(answer)
                 case Connect():
-                    await connection.answers.put(self._on_connect(message, connection))
+                    await connection.answers.put(await self._on_connect(message, connection))
                 case Heartbeat():
                     await connection.answers.put(answers.pong(message, now=received_at))
                 case FlushRequest():
@@ -305,7 +283,7 @@ class DataPlane:
         correlation_id = head_of(message).correlation_id if isinstance(message, ArrowFrame) else message.correlation_id
         return answers.refusal_nack(refusal, number, correlation_id, now=now)
 
-    async def _on_batch(self, batch: AnyBatch, frame: bytes, connection: Connection, received_at: float) -> _PendingAck:
+    async def _on_batch(self, batch: AnyBatch, frame: bytes, connection: Connection, received_at: float) -> PendingAck:
         head = head_of(batch)
         number = connection.session.number_of(head)
         offer = self._offer_of(batch, frame, connection, received_at=received_at)
@@ -317,8 +295,10 @@ class DataPlane:
         if verdict is not None:
             connection.newest_verdict = verdict
             self._give_back_after(verdict, connection)
+            if offer is not None and offer.declared:
+                _note_declared(verdict, offer.declared, connection.session)
         position = Position(offer.epoch, offer.last_sequence) if offer is not None else None
-        return _PendingAck(number, changes, head.correlation_id, received_at, verdict, position)
+        return PendingAck(number, changes, head.correlation_id, received_at, verdict, position)
 
     def _offer_of(self, batch: AnyBatch, frame: bytes, connection: Connection, *, received_at: float) -> Offer | None:
         try:
@@ -349,10 +329,14 @@ class DataPlane:
         verdict = receipt.verdict if receipt.verdict is not None else Duplicate(0)
         if isinstance(verdict, Durable):
             verdict = Durable(verdict.offset, receipt.fresh)
-        pending = _PendingAck(number, receipt.fresh + receipt.repeated, batch.correlation_id, received_at, None)
+        pending = PendingAck(number, receipt.fresh + receipt.repeated, batch.correlation_id, received_at, None)
         return self._answer_to(verdict, pending, connection, position=self._intake.durable_position(source))
 
-    def _on_connect(self, message: Connect, connection: Connection) -> ServerMessage:
+    async def _on_connect(self, message: Connect, connection: Connection) -> ServerMessage:
+        unmet = await self._intake.meet(SourceId(message.source_do_id))
+        if unmet is not None:
+            self._metrics.nacks.labels(unmet.reason.value).inc()
+            return answers.refusal_nack(unmet, 0, message.correlation_id, now=time.time())
         known = self._intake.durable_position(SourceId(message.source_do_id))
         if known is not None and message.epoch < known.epoch:
             raise answers.stale_epoch(message.epoch, known.epoch)
@@ -361,14 +345,16 @@ class DataPlane:
             if other.session.source == source:
                 other.session.line.is_cut = other is not connection
         connection.receipts.clear()
+        durable = self._intake.resume(source)
+        connection.course = self._regressions.begin(source, durable)
         return answers.status(
             message,
-            durable=self._intake.resume(source),
+            durable=durable,
             committed=self._feed.committed_position(source),
-            buffer=answers.buffer_stats(log_bytes=self._feed.log_bytes(), log_max_bytes=self._feed.log_max_bytes()),
+            buffer=self.buffer.stats(),
             connected_sources=len({c.session.source for c in self._connections if c.session.source}),
             limits=answers.limits(self._config),
-            last_flush_time_ms=self.last_flush_time_ms,
+            flushes=answers.FlushTimes(self.last_flush_time_ms, self.buffer.next_flush_time_ms()),
             now=time.time(),
         )
 
@@ -394,7 +380,7 @@ class DataPlane:
     async def _send_answers(self, client: ServerConnection, connection: Connection) -> None:
         try:
             while (item := await connection.answers.get()) is not None:
-                message = await self._resolve(item, connection) if isinstance(item, _PendingAck) else item
+                message = await self._resolve(item, connection) if isinstance(item, PendingAck) else item
                 if isinstance(message, Ack | Nack) and connection.gate.messages.is_limited:
                     message.rate_limit = answers.rate_limit(connection.gate.messages.allowance(time.time()))
                 if message is not None:
@@ -407,12 +393,34 @@ class DataPlane:
         connection.gate.closing = connection.gate.closing or GOODBYE
         await self.gatekeeper.close(connection.gate)
 
-    async def _resolve(self, pending: _PendingAck, connection: Connection) -> ServerMessage | None:
+    async def _resolve(self, pending: PendingAck, connection: Connection) -> ServerMessage | None:
         verdict = await pending.verdict if pending.verdict is not None else None
-        return self._answer_to(verdict, pending, connection, position=pending.position)
+        is_jump = self._jumps_back(verdict, pending, connection)
+        return self._answer_to(verdict, pending, connection, position=pending.position, is_jump=is_jump)
+
+    def _jumps_back(self, verdict: Verdict | None, pending: PendingAck, connection: Connection) -> bool:
+        """Notice a source that seems to have started over without saying so."""
+        source, end = connection.session.source, pending.position
+        if source is None or end is None or not isinstance(verdict, Durable | Duplicate):
+            return False
+        connection.course = connection.course or self._regressions.begin(source)
+        is_duplicate = isinstance(verdict, Duplicate)
+        if not self._regressions.is_jump(connection.course, number=pending.number, end=end, is_duplicate=is_duplicate):
+            return False
+        self._metrics.sequence_regressions.inc()
+        if self._regressions.is_warning_due(source, time.monotonic()):
+            facts = {"source": source, "epoch": end.epoch, "sequence": end.sequence}
+            logger.warning("source_jumped_back_without_an_epoch", extra=facts)
+        return True
 
     def _answer_to(
-        self, verdict: Verdict | None, pending: _PendingAck, connection: Connection, *, position: Position | None
+        self,
+        verdict: Verdict | None,
+        pending: PendingAck,
+        connection: Connection,
+        *,
+        position: Position | None,
+        is_jump: bool = False,
     ) -> ServerMessage | None:
         """Answer a batch; nothing if its receipt is to be the answer."""
         now = time.time()
@@ -432,5 +440,17 @@ class DataPlane:
             changes=pending.changes,
             correlation_id=pending.correlation_id,
             utilization=self._log_utilization(),
+            time_until_flush_ms=self.buffer.time_until_flush_ms(),
+            is_jump=is_jump,
             now=now,
         )
+
+
+def _note_declared(verdict: asyncio.Future[Verdict], declared: str, session: Session) -> None:
+    """Send a declaration no more once a batch that carries it is durable."""
+
+    def note(done: asyncio.Future[Verdict]) -> None:
+        if not done.cancelled() and isinstance(done.result(), Durable):
+            session.declarations.on_durable(declared)
+
+    verdict.add_done_callback(note)

@@ -1,4 +1,4 @@
-"""Builds the parts and owns their lifetime. The one place that knows all packages, the catalog among them.
+"""Builds the parts and owns their lifetime. The one place that knows all of them.
 
 Starting, in order: log, control plane with the catalog, writer, data plane. Stopping, in order: stop accepting (1001),
 finish the intake, flush until the deadline, end the tasks, close the log. What is not flushed waits in the log.
@@ -7,42 +7,50 @@ finish the intake, flush until the deadline, end the tasks, close the log. What 
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib.metadata
 import logging
-import os
+import secrets
 import signal
 import socket
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from catalog.app import build_catalog
-from catalog.config import S3Settings, Warehouse
+from ingest.auth import Auth
+from ingest.auth_settings import build_auth, is_loopback, load_tokens
+from ingest.catalog_mount import build_own_catalog
 from ingest.config import Config
+from ingest.data_directory import load_node_id, make_data_dir, warehouse_location
 from ingest.debezium_intake import DebeziumIntake
 from ingest.errors import ConfigError, IngestError
 from ingest.http import Parts, build_control_plane
-from ingest.http_ingest import HttpIngest, add_http_ingest
+from ingest.http_ingest import ROUTES, HttpIngest, add_http_ingest
+from ingest.http_listener import HttpLimits, serve_http
 from ingest.intake import Intake
 from ingest.metrics import IngestMetrics
+from ingest.resume_points import ResumePoints
 from ingest.server import PATH, DataPlane
+from ingest.source_metrics import SourceCollector
 from writer.buffer import FlushReason
 from writer.committer import Committer
 from writer.config import LogConfig, StorageConfig, WriterConfig
+from writer.errors import Fenced
 from writer.feed import Feed
-from writer.iceberg.catalog_client import open_catalog
+from writer.fencing import Fence
+from writer.iceberg.catalog_client import CatalogClient, open_catalog, open_foreign_catalog
 from writer.iceberg.partitions import parse_partition
+from writer.iceberg.table_marks import load_lowest_marks
+from writer.joining import join_catalog
 from writer.metrics import WriterMetrics
 from writer.schema import initial_columns
 from writer.storage import open_store
-from writer.table_writer import TableContext
+from writer.table_context import TableContext
 from writer.types import Schema
 from writer.wal.log import Log
 
@@ -53,6 +61,9 @@ LAG_INTERVAL_S = 0.5
 
 # Requests that are still running when everything else has stopped.
 CONTROL_PLANE_SHUTDOWN_S = 5.0
+
+# Of its own, so that a supervisor can be told not to start a service again that another has taken the place of.
+EXIT_FENCED = 3
 
 Announce = Callable[[str, str], None]
 
@@ -77,17 +88,32 @@ async def run_service(config: Config, *, announce: Announce) -> int:
             await stop.wait()
             logger.info("stopping")
     except ExceptionGroup as group:
+        if group.subgroup(Fenced) is not None:
+            logger.error("fenced", extra={"reason": _first_words(group, Fenced)})  # noqa: TRY400 - no traceback needed
+            return EXIT_FENCED
         logger.error("part_failed", exc_info=group)  # noqa: TRY400 - the group itself is the message
         return 1
     logger.info("stopped")
     return 0
 
 
+def _first_words(group: BaseExceptionGroup[BaseException], kind: type[Exception]) -> str:
+    """Find the message of the first error of a kind, however deep in the group."""
+    found: BaseException | None = group.subgroup(kind)
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return str(found)
+
+
 @asynccontextmanager
 async def serving(config: Config) -> AsyncIterator[Addresses]:
     """Run all parts while the block runs; a part that fails ends the block with its error."""
     _check_partition(config.writer)
-    data_dir = _make_data_dir(config)
+    own_token = secrets.token_urlsafe()
+    auth = build_auth(load_tokens(config.auth), own_token=own_token)
+    if not auth.is_on and not is_loopback(config.server.host):
+        logger.warning("listening_without_authentication", extra={"host": config.server.host, "set": "auth.tokens"})
+    data_dir = make_data_dir(config)
     storage = replace(config.storage, warehouse=warehouse_location(config, data_dir))
     with (
         listen(config.server.host, config.server.http_port, setting="http_port") as listener,
@@ -95,29 +121,46 @@ async def serving(config: Config) -> AsyncIterator[Addresses]:
         ThreadPoolExecutor(config.writer.decode_threads, thread_name_prefix="decode") as decoders,
         ThreadPoolExecutor(1, thread_name_prefix="parquet") as encoders,
     ):
-        http_url = _url("http", listener)
+        http_url = url_of("http", listener)
         registry = CollectorRegistry()
         async with (
             _open_log(data_dir / "log", config.log) as log,
             open_store(storage) as store,
-            open_catalog(http_url) as catalog_client,
+            _open_catalog_client(config, http_url, token=own_token if auth.is_on else "") as catalog_client,
             asyncio.TaskGroup() as tasks,
         ):
+            node = config.server.node_id or load_node_id(data_dir)
+            fence = Fence(catalog_client, node=node, namespace=(config.writer.default_namespace,))
             context = TableContext(
-                node=config.server.node_id or load_node_id(data_dir),
+                node=node,
                 config=config.writer,
-                committer=Committer(catalog_client, store),
+                committer=Committer(catalog_client, store, fence=fence),
                 store=store,
                 decoders=decoders,
                 encoders=encoders,
                 metrics=WriterMetrics(registry),
                 clock=time.monotonic,
+                tables=config.tables,
             )
-            parts = _build_parts(config, log, context=context, tasks=tasks, registry=registry)
+            elsewhere = ResumePoints(functools.partial(load_lowest_marks, catalog_client), clock=time.monotonic)
+            parts = _build_parts(
+                config, log, context=context, elsewhere=elsewhere, auth=auth, tasks=tasks, registry=registry
+            )
             async with _control_plane(config, parts, storage=storage, listener=listener, data_dir=data_dir):
-                await catalog_client.load_config()
+                await join_catalog(catalog_client, fence)
+                if not parts.intake.sources():  # a log that is new, or was lost: the tables know more
+                    await elsewhere.look()
+                watch = tasks.create_task(fence.run(), name="fence-watch")
                 async with _working(config, parts, tasks=tasks, ws_listener=ws_listener) as ws_url:
                     yield Addresses(ws_url=ws_url, http_url=http_url)
+                watch.cancel()
+
+
+def _open_catalog_client(config: Config, own_url: str, *, token: str) -> AbstractAsyncContextManager[CatalogClient]:
+    """Connect the writer to the catalog that it commits to: the one elsewhere that is configured, or our own."""
+    if config.iceberg.uri:
+        return open_foreign_catalog(config.iceberg)
+    return open_catalog(own_url, token=token, timeout_s=config.iceberg.request_timeout_s)
 
 
 @asynccontextmanager
@@ -129,63 +172,54 @@ async def _open_log(directory: Path, config: LogConfig) -> AsyncIterator[Log]:
         await log.close()
 
 
-def _make_data_dir(config: Config) -> Path:
-    data_dir = Path(config.server.data_dir).resolve()
-    data_dir.mkdir(parents=True, exist_ok=True)
-    return data_dir
-
-
-def warehouse_location(config: Config, data_dir: Path) -> str:
-    """Name the warehouse as the URI that tables are placed under."""
-    given = config.storage.warehouse
-    if given.startswith(("s3://", "file:///")):
-        return given.rstrip("/")
-    return f"file://{Path(given).resolve() if given else data_dir / 'warehouse'}"
-
-
-def load_node_id(data_dir: Path) -> str:
-    """Read this node's name, making one at the first start: markers in tables must find it again."""
-    path = data_dir / "node-id"
-    if not path.exists():
-        partial = path.with_suffix(".partial")
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(f"node-{uuid.uuid4()}\n")
-            file.flush()
-            os.fsync(file.fileno())  # an empty name after a power loss would be one that nobody has
-        partial.replace(path)
-    return path.read_text(encoding="utf-8").strip()
-
-
 def _build_parts(
     config: Config,
     log: Log,
     *,
     context: TableContext,
+    elsewhere: ResumePoints,
+    auth: Auth,
     tasks: asyncio.TaskGroup,
     registry: CollectorRegistry,
 ) -> Parts:
     metrics = IngestMetrics(registry)
-    intake = Intake(log, config=config.ingest, metrics=metrics)
-    feed = Feed(log, context, tasks=tasks, marks_at_start=intake.sources())
+    intake = Intake(log, config=config.ingest, metrics=metrics, elsewhere=elsewhere)
+    feed = Feed(
+        log,
+        context,
+        tasks=tasks,
+        marks_at_start=intake.sources(),
+        table_max_share=config.log.table_max_share,
+    )
+    registry.register(
+        SourceCollector(
+            metrics.by_source,
+            sources=intake.sources,
+            committed=feed.committed_position,
+            labels_max=config.ingest.source_metrics_max,
+        )
+    )
     debezium = DebeziumIntake(intake, config=config.debezium.to_config(), metrics=metrics, clock=time.time)
     return Parts(
         config=config.server,
         version=importlib.metadata.version("lakefeed"),
         node=context.node,
         started_at=time.time(),
-        data_plane=DataPlane(intake, feed, debezium=debezium, config=config.ingest, metrics=metrics),
+        data_plane=DataPlane(intake, feed, debezium=debezium, config=config.ingest, auth=auth, metrics=metrics),
         intake=intake,
         feed=feed,
         registry=registry,
         metrics=metrics,
         debezium=debezium,
+        auth=auth,
     )
 
 
 def _check_partition(config: WriterConfig) -> None:
     """Refuse a partition that not every table could have, before there are tables."""
     try:
-        parse_partition(config.partition, Schema(0, initial_columns(keep_before=config.keep_before)))
+        columns = initial_columns(keep_before=config.keep_before, is_routed=bool(config.route))
+        parse_partition(config.partition, Schema(0, columns))
     except ValueError as error:
         raise ConfigError(f"writer.partition: {error}") from error
 
@@ -196,23 +230,18 @@ async def _control_plane(
 ) -> AsyncIterator[None]:
     """Serve the control plane and, under /v1, the catalog."""
     app = build_control_plane(parts)
-    add_http_ingest(app, HttpIngest(config.ingest, parts.intake, parts.debezium, parts.metrics))
-    s3 = S3Settings(
-        endpoint=storage.s3_endpoint,
-        region=storage.s3_region,
-        path_style=storage.s3_path_style,
-        access_key_id=storage.s3_access_key_id,
-        secret_access_key=storage.s3_secret_access_key,
+    gate = parts.data_plane.gatekeeper.http
+    add_http_ingest(app, HttpIngest(config.ingest, parts.intake, parts.debezium, gate, parts.metrics))
+    if not config.iceberg.uri:  # with a catalog elsewhere, one served here would only be mistaken for it
+        app.add_subapp("/v1", build_own_catalog(config, storage, data_dir))
+    limits = HttpLimits(
+        connections_max=config.ingest.http_connections_max,
+        unpacked_max_bytes=config.catalog.request_max_bytes,
+        shutdown_s=CONTROL_PLANE_SHUTDOWN_S,
     )
-    warehouse = Warehouse(location=storage.warehouse, s3=s3)
-    app.add_subapp("/v1", build_catalog(config.catalog, warehouse, data_dir / "catalog.sqlite"))
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=CONTROL_PLANE_SHUTDOWN_S)
-    await runner.setup()
-    try:
-        await web.SockSite(runner, listener).start()
+    hung_up = parts.metrics.turned_away.labels("http_connection_limit")
+    async with serve_http(app, listener, limits=limits, unpacked_by_route=ROUTES, on_hang_up=hung_up.inc):
         yield
-    finally:
-        await runner.cleanup()
 
 
 @asynccontextmanager
@@ -225,13 +254,14 @@ async def _working(
     background = [
         tasks.create_task(feed.run_reader(), name="feed-reader"),
         tasks.create_task(feed.run_applier(), name="feed-applier"),
+        tasks.create_task(feed.run_catch_up(), name="feed-catch-up"),
         tasks.create_task(feed.run_timer(), name="feed-timer"),
         tasks.create_task(parts.data_plane.run_receipts(), name="receipts"),
         tasks.create_task(parts.data_plane.run_watch(), name="ws-watch"),
         tasks.create_task(_measure_lag(parts.metrics), name="event-loop-lag"),
     ]
     async with parts.data_plane.listen(ws_listener):
-        yield _url("ws", ws_listener) + PATH
+        yield url_of("ws", ws_listener) + PATH
     parts.intake.close()
     await intake_task
     try:
@@ -272,6 +302,7 @@ def listen(host: str, port: int, *, setting: str) -> socket.socket:
     return listener
 
 
-def _url(scheme: str, listener: socket.socket) -> str:
+def url_of(scheme: str, listener: socket.socket) -> str:
+    """Spell the address that a listener has."""
     host, port = listener.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

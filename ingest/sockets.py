@@ -25,8 +25,9 @@ from websockets.frames import DATA_OPCODES, Frame
 from websockets.http11 import Request
 
 from ingest.admission import Slot
+from ingest.auth import Refusal
 from ingest.patience import SignsOfLife
-from ingest.read_budget import ALLOWANCE_BYTES, FRAME_OVERHEAD_BYTES, ReadBudget
+from ingest.read_budget import ALLOWANCE_BYTES, FRAME_OVERHEAD_BYTES, RESERVED_READ_BYTES, ReadBudget
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ SPARE_BYTES = 4096
 _QUEUE, _BUDGET, _ANSWERS = 1, 2, 4
 
 # One buffer for all connections: what is read is taken out before the event loop turns to the next one.
-_BUFFER = memoryview(bytearray(ALLOWANCE_BYTES))
+_BUFFER = memoryview(bytearray(RESERVED_READ_BYTES))
 
 
 class BudgetedConnection(ServerConnection, asyncio.BufferedProtocol):
@@ -52,6 +53,7 @@ class BudgetedConnection(ServerConnection, asyncio.BufferedProtocol):
     def __init__(self, *args: Any, budget: ReadBudget, sockets_max: int, **options: Any) -> None:
         super().__init__(*args, **options)
         self.slot: Slot | None = None
+        self.refusal: Refusal | None = None
         self.on_lost: Callable[[], None] | None = None
         self._sockets_max = sockets_max
         self._heard_at = self.loop.time()
@@ -99,7 +101,8 @@ class BudgetedConnection(ServerConnection, asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Take what was read, and reserve if the message turns out to be a large one."""
         self._heard_at = self.loop.time()
-        self.data_received(bytes(_BUFFER[:nbytes]))
+        # It is appended to the parser's own buffer and not kept, so a view of ours does; a copy would cost a tenth.
+        self.data_received(cast("bytes", _BUFFER[:nbytes]))
         self._arriving_bytes = arriving = len(self.protocol.reader.buffer) + self._fragments_bytes
         if not arriving:
             self._arriving_since = None

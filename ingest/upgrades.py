@@ -3,7 +3,8 @@
     X-Client-ID    source, unless `connect` or the first batch names another    X-Priority  `high` is not shed
     X-Shard-Name   label, shown in /status
 
-Whoever is turned away gets 429 with the reason and when to come back; whoever gets in, what is left of the limit.
+Whoever is turned away gets 429 with the reason and when to come back; whoever gets in, what is left of the limit. Who
+has no valid token gets in too, to be told so with a close code: browsers show no answer to an upgrade but that.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from websockets.protocol import State
 
 from ingest.addresses import Network, client_address, masked
 from ingest.admission import Connections, Slot, TurnedAway
+from ingest.auth import Auth, Refusal
 from ingest.buckets import Allowance
 from ingest.metrics import IngestMetrics
 from ingest.sockets import BudgetedConnection
@@ -32,9 +34,16 @@ class Door:
     """Lets clients in, one request at a time."""
 
     def __init__(
-        self, path: str, connections: Connections, *, trusted_proxies: Sequence[Network], metrics: IngestMetrics
+        self,
+        path: str,
+        connections: Connections,
+        *,
+        auth: Auth,
+        trusted_proxies: Sequence[Network],
+        metrics: IngestMetrics,
     ) -> None:
         self._path = path
+        self._auth = auth
         self._connections = connections
         self._trusted_proxies = trusted_proxies
         self._metrics = metrics
@@ -48,6 +57,9 @@ class Door:
             return client.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "closed\n")
         now = time.time()
         slot = self._slot_of(client, request.headers)
+        client.refusal = self._refusal(request.headers)
+        if client.refusal is not None:
+            slot.source = ""  # a stranger does not take the places of the source that it names
         refusal = self._connections.enter(slot, now)
         if refusal is not None:
             self._metrics.turned_away.labels(refusal.reason.value).inc()
@@ -55,6 +67,11 @@ class Door:
         client.slot = slot
         client.on_lost = lambda: self._connections.leave(slot)
         return None
+
+    def _refusal(self, headers: Headers) -> Refusal | None:
+        authorization = _header(headers, "Authorization") or None
+        offered = [text.strip() for text in _header(headers, "Sec-WebSocket-Protocol").split(",")]
+        return self._auth.admit_socket(self._path, authorization, offered)
 
     def on_response(self, client: ServerConnection, request: Request, response: Response) -> None:
         """Tell a client that gets in what is left of the limit."""

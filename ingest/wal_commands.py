@@ -17,9 +17,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 
+from ingest.command_errors import readable_errors
 from ingest.config import load_config
-from ingest.errors import ConfigError
-from writer.errors import WriterError
 
 LOG_NAME = "log"
 
@@ -52,7 +51,7 @@ def inspect(config_path: Path | None, data_dir: str | None, *, as_json: bool, re
     from writer.wal.inspect import ignore, inspect_log  # noqa: PLC0415
 
     print_record = show.print_record_json if as_json else show.print_record
-    with _readable_errors():
+    with readable_errors():
         directory = _log_directory(config_path, data_dir)
         with _progress(directory, hidden=records) as on_bytes:
             report = inspect_log(
@@ -81,7 +80,7 @@ def repair(config_path: Path | None, data_dir: str | None, *, dry_run: bool, yes
     """
     from writer.wal.repair import locked  # noqa: PLC0415  (see above)
 
-    with _readable_errors():
+    with readable_errors():
         directory = _log_directory(config_path, data_dir)
         if dry_run:
             _repair(directory, ask=_never)
@@ -143,16 +142,3 @@ def _progress(directory: Path, *, hidden: bool = False) -> Iterator[Callable[[in
     with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bar:
         task = bar.add_task("", total=log_bytes(directory))
         yield lambda size_bytes: bar.advance(task, size_bytes)
-
-
-@contextmanager
-def _readable_errors() -> Iterator[None]:
-    """Show errors that a user can act on without a traceback."""
-    try:
-        yield
-    except ConfigError as error:
-        raise click.UsageError(str(error)) from error
-    except WriterError as error:
-        raise click.ClickException(str(error)) from error
-    except PermissionError as error:
-        raise click.ClickException(f"no permission, run as the service's user: {error}") from error

@@ -71,6 +71,8 @@ def catalog_conf(catalog: CatalogConfig) -> dict[str, str]:
         properties["warehouse"] = catalog.warehouse
     if catalog.token:
         properties["token"] = catalog.token
+        # A bearer token of ours has no end; Iceberg would try to exchange it for another after an hour.
+        properties["token-refresh-enabled"] = "false"
     prefix = f"spark.sql.catalog.{catalog.name}"
     return {
         prefix: "org.apache.iceberg.spark.SparkCatalog",

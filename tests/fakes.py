@@ -97,6 +97,7 @@ class CatalogFault(enum.Enum):
     """What goes wrong with one request; all but the `AFTER` ones keep it from the catalog."""
 
     CONFLICT = "409"
+    FORBIDDEN = "403"
     SLOW_DOWN = "429"
     ERROR_BEFORE = "500, and nothing happened"
     ERROR_AFTER = "500, though it happened"
@@ -109,13 +110,14 @@ class FlakyCatalog:
     """A proxy in front of a real catalog, which spoils commits or loads of tables when told to.
 
     Commits are spoiled in the order of `commit_faults`, loads in that of `load_faults`; when these are used up,
-    everything goes through.
+    everything goes through, except all commits to the tables in `broken_tables`.
     """
 
     def __init__(self, catalog_url: str) -> None:
         self.url = ""
         self.commit_faults: deque[CatalogFault] = deque()
         self.load_faults: deque[CatalogFault] = deque()
+        self.broken_tables: dict[str, CatalogFault] = {}
         self.commits_seen = 0
         self._catalog_url = catalog_url
         app = web.Application(client_max_size=64 * 1024 * 1024)
@@ -145,14 +147,17 @@ class FlakyCatalog:
         if fault in {CatalogFault.HANG_UP_BEFORE, CatalogFault.HANG_UP_AFTER}:
             assert request.transport is not None
             request.transport.abort()
-        statuses = {CatalogFault.CONFLICT: 409, CatalogFault.SLOW_DOWN: 429}
+        statuses = {CatalogFault.CONFLICT: 409, CatalogFault.FORBIDDEN: 403, CatalogFault.SLOW_DOWN: 429}
         return web.json_response({"error": {"message": fault.value}}, status=statuses.get(fault, 500))
 
     def _next_fault(self, request: web.Request) -> CatalogFault | None:
-        if "/tables/" not in request.path:
+        if "/tables/" not in request.path and not request.path.endswith("/transactions/commit"):
             return None
         if request.method == "POST":
             self.commits_seen += 1
+            table = request.path.rpartition("/")[2]
+            if table in self.broken_tables:
+                return self.broken_tables[table]
         faults = self.commit_faults if request.method == "POST" else self.load_faults
         return faults.popleft() if faults else None
 

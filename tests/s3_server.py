@@ -71,6 +71,11 @@ class S3Server:
             client.create_bucket(Bucket=name)
         return name
 
+    def keys(self, bucket: str) -> list[str]:
+        """Name all objects of a bucket."""
+        with contextlib.closing(self.client()) as client:
+            return [item["Key"] for item in client.list_objects_v2(Bucket=bucket).get("Contents", [])]
+
 
 @contextlib.contextmanager
 def run_s3_server(directory: Path) -> Iterator[S3Server]:

@@ -1,7 +1,8 @@
-"""Rows of one table that are decoded but not yet written. Owns what is open, and when it is time to flush.
+"""Rows of one table that are decoded but not yet written. Owns what is open; when it is flushed is flush_control's.
 
-A buffer holds chunks per partition, in the order of the log. All partitions of a table flush together, because the
-progress marker speaks for the table: "everything of this source up to here is committed".
+A buffer holds chunks in the order of the log. It knows no partitions: all of a table flush together, because the
+progress marker speaks for the table ("everything of this source up to here is committed"), and rows are put into their
+partitions only then (file_layout.py), so that a table of ten thousand partitions is buffered as any other.
 """
 
 from __future__ import annotations
@@ -9,23 +10,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from writer import columns
 from writer.changes import Position, SourceId, Span
-from writer.config import WriterConfig
-from writer.iceberg.partitions import Partition, PartitionSpec
-
-# What a partition's values stand for: name and transform of each field.
-Layout: TypeAlias = tuple[tuple[str, str], ...]
-
-
-def layout_of(spec: PartitionSpec) -> Layout:
-    """Tell what the partition values of a spec stand for."""
-    return tuple((field.name, field.transform) for field in spec.fields)
 
 
 class FlushReason(enum.Enum):
@@ -33,7 +23,9 @@ class FlushReason(enum.Enum):
 
     CHANGES = "changes"
     BYTES = "bytes"
+    SIZE = "size"
     AGE = "age"
+    FRESHNESS = "freshness"
     MEMORY = "memory"
     EPOCH = "epoch"
     REQUEST = "request"
@@ -42,41 +34,35 @@ class FlushReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Decoded rows of one table: a run of the log, split by partition."""
+    """Decoded rows of one table: a run of the log."""
 
-    parts: Sequence[tuple[Partition, pa.Table]]
+    rows: pa.Table
     log_from: int
     log_to: int
     spans: Mapping[SourceId, Span]
-    layout: Layout
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What one flush writes: the rows per partition, the log range [from, to) and the sources they cover."""
+    """What one flush writes: the rows, the log range [from, to) and the sources they cover."""
 
-    partitions: Mapping[Partition, Sequence[pa.Table]]
+    tables: Sequence[pa.Table]
     rows: int
     bytes: int
     log_from: int
     log_to: int
     spans: Mapping[SourceId, Span]
-    layouts: frozenset[Layout]
     oldest_at: float
 
     def after(self, marks: Mapping[SourceId, Position]) -> Gathered:
         """Leave out the rows that the table already has, by its own marks."""
-        kept = {
-            partition: [_rows_after(table, marks, self.spans) for table in tables]
-            for partition, tables in self.partitions.items()
-        }
-        kept = {partition: tables for partition, tables in kept.items() if any(table.num_rows for table in tables)}
-        every = [table for tables in kept.values() for table in tables]
+        cut = (_rows_after(table, marks, self.spans) for table in self.tables)
+        kept = [table for table in cut if table.num_rows]
         return replace(
             self,
-            partitions=kept,
-            rows=sum(table.num_rows for table in every),
-            bytes=sum(table.nbytes for table in every),
+            tables=kept,
+            rows=sum(table.num_rows for table in kept),
+            bytes=sum(table.nbytes for table in kept),
             spans=_spans_after(self.spans, marks),
         )
 
@@ -117,8 +103,7 @@ class TableBuffer:
     log_from: int = 0
     log_to: int = 0
     spans: dict[SourceId, Span] = field(default_factory=dict)
-    _layouts: set[Layout] = field(default_factory=set)
-    _partitions: dict[Partition, list[pa.Table]] = field(default_factory=dict)
+    _tables: list[pa.Table] = field(default_factory=list)
 
     def add(self, chunk: Chunk, *, now: float) -> None:
         """Take a chunk that follows everything added before."""
@@ -126,18 +111,11 @@ class TableBuffer:
             self.oldest_at = now
             self.log_from = chunk.log_from
         self.log_to = chunk.log_to
-        self._layouts.add(chunk.layout)
-        for partition, table in chunk.parts:
-            self._partitions.setdefault(partition, []).append(table)
-            self.rows += table.num_rows
-            self.bytes += table.nbytes
+        self._tables.append(chunk.rows)
+        self.rows += chunk.rows.num_rows
+        self.bytes += chunk.rows.nbytes
         for source, added in chunk.spans.items():
             self.spans[source] = self.spans[source].joined(added) if source in self.spans else added
-
-    @property
-    def partition_count(self) -> int:
-        """Count the open partitions."""
-        return len(self._partitions)
 
     def begins_epoch(self, chunk: Chunk) -> bool:
         """Tell whether a source starts over in this chunk; a flush holds one epoch of each source only."""
@@ -146,32 +124,18 @@ class TableBuffer:
             for source, added in chunk.spans.items()
         )
 
-    def due(self, config: WriterConfig, *, now: float) -> FlushReason | None:
-        """Tell why the buffer should be flushed now, or None."""
-        if not self.rows:
-            return None
-        if self.rows >= config.flush_max_changes:
-            return FlushReason.CHANGES
-        if self.bytes >= config.flush_max_bytes:
-            return FlushReason.BYTES
-        if now - self.oldest_at >= config.flush_max_age_s:
-            return FlushReason.AGE
-        return None
-
     def take(self) -> Gathered:
         """Hand over everything and start empty."""
         gathered = Gathered(
-            partitions=self._partitions,
+            tables=self._tables,
             rows=self.rows,
             bytes=self.bytes,
             log_from=self.log_from,
             log_to=self.log_to,
             spans=self.spans,
-            layouts=frozenset(self._layouts),
             oldest_at=self.oldest_at,
         )
         self.rows = self.bytes = 0
         self.spans = {}
-        self._layouts = set()
-        self._partitions = {}
+        self._tables = []
         return gathered

@@ -13,8 +13,9 @@ BEFORE = "_cdc_before"
 UNCHANGED = "_cdc_unchanged"
 METADATA = "_cdc_metadata"
 RESCUED = "_cdc_rescued"
+PARTITION = "_cdc_partition"
 
 # Every column that starts so belongs to Lakefeed; a row that brings such a column itself has it rescued.
 RESERVED_PREFIX = "_cdc_"
 
-ALL = (SEQUENCE, TIMESTAMP, OPERATION, ROW_ID, SOURCE, INGESTED_AT, BEFORE, UNCHANGED, METADATA, RESCUED)
+ALL = (SEQUENCE, TIMESTAMP, OPERATION, ROW_ID, SOURCE, INGESTED_AT, BEFORE, UNCHANGED, METADATA, RESCUED, PARTITION)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from writer.changes import SourceId, Span
@@ -38,6 +38,9 @@ from writer.iceberg.progress import (
 from writer.iceberg.table_state import MAIN_BRANCH, TableState
 from writer.types import Schema, schema_to_json
 
+# Iceberg's own key. Expiry goes by it: only where manifests were replaced can old ones be left over.
+MANIFESTS_REPLACED_KEY = "manifests-replaced"
+
 _DELETE_TOTALS = ("total-delete-files", "total-position-deletes", "total-equality-deletes")
 _LATEST = -1  # in set-current-schema: the schema that the same request adds
 
@@ -47,6 +50,7 @@ class Flush:
     """Data files to commit together, with the log range [from, to) and the sources' spans that they cover.
 
     The files are durable, and were written for the columns and partitions of the state they are committed with.
+    `properties` become the table's in the same act.
     """
 
     id: str
@@ -55,6 +59,7 @@ class Flush:
     log_to: int
     spans: Mapping[SourceId, Span]
     files: Sequence[DataFile]
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,41 +89,53 @@ class Outcome(enum.Enum):
 
 
 def plan_append(
-    state: TableState, flush: Flush, *, manifest: ManifestFile, snapshot_id: int, list_location: str, now_ms: int
+    state: TableState,
+    flush: Flush,
+    *,
+    manifest: ManifestFile,
+    snapshot_id: int,
+    list_location: str,
+    now_ms: int,
+    manifests_replaced: int = 0,
+    generation: int = 0,
 ) -> AppendPlan:
-    """Plan to commit a flush on top of a state whose manifests are loaded."""
+    """Plan to commit a flush on top of a state whose manifests are loaded, some of them merged into one just now."""
     assert state.manifests is not None, "the committer loads them first"
     sequence_number = state.last_sequence_number + 1
     manifests = apply_manifest(state.manifests, manifest, sequence_number=sequence_number)
     next_row_id = state.next_row_id
     if state.format_version >= FORMAT_WITH_ROW_IDS:
         manifests, next_row_id = apply_row_ids(manifests, state.next_row_id)
-    progress = _progress_after(state, flush)
+    progress = _progress_after(state, flush, generation)
+    changed = {**flush.properties, PROGRESS_PROPERTY: progress.to_text()}
     summary = _summary(state, flush)
+    if manifests_replaced:
+        summary[MANIFESTS_REPLACED_KEY] = str(manifests_replaced)
     next_state = replace(
         state,
         last_sequence_number=sequence_number,
         # A table's time does not run backwards, even if this machine's clock does.
         last_updated_ms=max(now_ms, state.last_updated_ms),
         next_row_id=next_row_id,
-        properties={**state.properties, PROGRESS_PROPERTY: progress.to_text()},
+        properties={**state.properties, **changed},
         progress=progress,
         snapshot_id=snapshot_id,
         manifest_list=list_location,
         summary=summary,
         main_ref={**state.main_ref, "snapshot-id": snapshot_id},
+        snapshot_count=state.snapshot_count + 1,
         manifests=manifests,
     )
     header = ListHeader(snapshot_id, state.snapshot_id, sequence_number, state.format_version, state.next_row_id)
-    return AppendPlan(manifests, header, _append_request(state, next_state), next_state)
+    return AppendPlan(manifests, header, _append_request(state, next_state, changed), next_state)
 
 
-def _progress_after(state: TableState, flush: Flush) -> Progress:
+def _progress_after(state: TableState, flush: Flush, generation: int) -> Progress:
     lasts = {source: span.last for source, span in flush.spans.items()}
-    return state.progress.advance(node=flush.node, log_to=flush.log_to, sources=lasts)
+    return state.progress.advance(node=flush.node, log_to=flush.log_to, sources=lasts, generation=generation)
 
 
-def _append_request(state: TableState, after: TableState) -> Request:
+def _append_request(state: TableState, after: TableState, changed: Mapping[str, str]) -> Request:
     requirements = (
         {"type": "assert-table-uuid", "uuid": state.uuid},
         {"type": "assert-ref-snapshot-id", "ref": MAIN_BRANCH, "snapshot-id": state.snapshot_id},
@@ -127,7 +144,7 @@ def _append_request(state: TableState, after: TableState) -> Request:
         {"action": "add-snapshot", "snapshot": _snapshot(state, after)},
         # The branch keeps its own retention: what the reference said before is said again.
         {"action": "set-snapshot-ref", "ref-name": MAIN_BRANCH, **after.main_ref},
-        {"action": "set-properties", "updates": {PROGRESS_PROPERTY: after.properties[PROGRESS_PROPERTY]}},
+        {"action": "set-properties", "updates": changed},
     )
     return Request(requirements, updates)
 

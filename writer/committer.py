@@ -6,7 +6,8 @@ A commit goes through these steps; a crash after each one leaves:
     2. the catalog takes the request              the rows, with the progress marker: one atomic act
     3. the answer reaches us                      nothing more to do
 
-No file is ever deleted here: a request whose outcome we do not know may have made a snapshot of it.
+No file is ever deleted here: a request whose outcome we do not know may have made a snapshot of it. Old snapshots and
+what only they used go by another way, between flushes (expiring.py).
 """
 
 from __future__ import annotations
@@ -15,16 +16,15 @@ import asyncio
 import logging
 import random
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 from writer.changes import TableName
 from writer.commit_plan import (
     AppendPlan,
     Flush,
     Outcome,
+    Request,
     find_flush,
     plan_append,
     plan_schema,
@@ -37,26 +37,27 @@ from writer.errors import (
     CommitConflict,
     CommitUnknown,
     RowsAlreadyCommitted,
-    StorageError,
     TableMissing,
+    WriterError,
 )
+from writer.expiring import expire_snapshots, is_due
+from writer.fencing import Fence, check_fence
 from writer.iceberg.catalog_client import CatalogClient, parse_table
-from writer.iceberg.manifest_merge import OWN_MANIFEST_PREFIX, apply_merge, decode_entries, plan_merge
-from writer.iceberg.manifests import (
-    ManifestFile,
-    ManifestUnreadable,
-    decode_manifest_list,
-    describe_manifest,
-    encode_entries,
-    encode_manifest,
-    encode_manifest_list,
+from writer.iceberg.properties import UPKEEP_PROPERTIES
+from writer.iceberg.table_state import TableState, table_state_from
+from writer.layout_plan import plan_new_layout
+from writer.manifest_files import (
+    FreshManifest,
+    load_manifests,
+    maybe_merge,
+    new_list_location,
+    prepare_manifest,
+    write_metadata,
 )
-from writer.iceberg.partitions import parse_partition
-from writer.iceberg.table_state import TableState, metadata_location, table_state_from
+from writer.parallel import or_raise
 from writer.storage import ObjectStore
+from writer.table_settings import TableSettings
 from writer.types import Schema
-
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -64,9 +65,8 @@ _log = logging.getLogger(__name__)
 ATTEMPTS_MAX = 10
 PAUSE_FIRST_S = 0.05
 PAUSE_MAX_S = 5.0
-# Small files, read once in a hundred commits: enough at once to hide a far store's delay.
-MERGE_PARALLEL_READS = 16
 
+_CODEC_NAMES = {"none": "uncompressed"}  # where Iceberg has another word than we
 _SNAPSHOT_ID_BITS = 63  # a positive long, as all writers use
 
 
@@ -80,21 +80,28 @@ class CommitResult:
 
 @dataclass(slots=True)
 class _Pending:
-    """A flush on its way: its manifest fits every attempt, so it is encoded and written once."""
+    """A flush on its way, and what it has come to."""
 
+    state: TableState
     flush: Flush
-    snapshot_id: int
-    manifest: ManifestFile
-    manifest_bytes: bytes
-    manifest_is_durable: bool = False
+    manifest: FreshManifest
+    result: CommitResult | None = None
 
 
 class Committer:
     """Commits to the tables of one catalog. It keeps no state of its own: any number of tables may use it at once."""
 
-    def __init__(self, catalog: CatalogClient, store: ObjectStore, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        catalog: CatalogClient,
+        store: ObjectStore,
+        *,
+        fence: Fence | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._catalog = catalog
         self._store = store
+        self._fence = fence
         self._clock = clock
         self._random = random.SystemRandom()
 
@@ -106,20 +113,33 @@ class Committer:
         """
         return table_state_from(name, (await self._catalog.load_table(name)).document)
 
-    async def load_or_create(self, name: TableName, schema: Schema, config: WriterConfig) -> TableState:
-        """Load a table, or create it with these columns; go on with the columns of the state, which has field ids."""
+    async def load_or_create(self, name: TableName, schema: Schema, settings: TableSettings) -> TableState:
+        """Load a table, or create it with these columns; go on with the columns of the state, which has field ids.
+
+        Raises:
+            PartitionRejected: it cannot be partitioned as configured by the columns that have come so far.
+        """
         try:
             return await self.load(name)
         except TableMissing:
             await self._catalog.ensure_namespace(name.namespace)
+        layout = plan_new_layout(schema, settings)
+        properties = {**table_properties(settings.config), **layout.properties}
         try:
-            spec = parse_partition(config.partition, schema)
             created = await self._catalog.create_table(
-                name, schema=schema, spec=spec, properties=table_properties(config)
+                name, schema=schema, spec=layout.spec, order=layout.order, properties=properties
             )
         except (CommitConflict, CommitUnknown):  # somebody else was first, or we were and never heard of it
             return await self.load(name)
         return table_state_from(name, created.document)
+
+    async def commit_layout(self, state: TableState, request: Request) -> TableState:
+        """Change a table's layout as planned.
+
+        Raises:
+            CommitConflict: the table changed meanwhile: load it and plan again.
+        """
+        return table_state_from(state.name, parse_table(await self._catalog.commit_table(state.name, request)).document)
 
     async def commit_schema(self, state: TableState, schema: Schema) -> TableState:
         """Make `schema` the table's current one.
@@ -142,114 +162,123 @@ class Committer:
         Cancelling leaves it committed or not; the next commit of the same flush finds out.
 
         Raises:
+            Fenced: a later service commits under our node id.
             RowsAlreadyCommitted: some of its rows are in the table; carries the marks.
             TableMissing, TableReplaced: the table is gone.
             CommitConflict, CommitUnknown, CatalogUnavailable: no luck within the attempts; try again later.
             StorageError: manifests could not be written; try again later.
         """
-        assert flush.files, "a flush without rows is not committed"
-        pending = _prepare(state, flush, snapshot_id=self._random.getrandbits(_SNAPSHOT_ID_BITS))
+        [result] = await self.commit_all([(state, flush)])
+        return result
+
+    @property
+    def has_transactions(self) -> bool:
+        """Tell whether the catalog commits to several tables at once."""
+        return self._catalog.has_transactions
+
+    async def commit_all(self, flushes: Sequence[tuple[TableState, Flush]]) -> list[CommitResult]:
+        """Commit flushes of different tables exactly once, and together: readers see all of them or none.
+
+        What `commit` says of one flush holds for all; an error may be of any of the tables. Two tables and more need
+        a catalog that has transactions.
+        """
+        pendings = [self._prepare(state, flush) for state, flush in flushes]
         # Marks that stand at our rows are ours, if an earlier call did commit, or another node's.
-        must_look = state.progress.is_ahead_of(flush.spans)
+        must_look = any(state.progress.is_ahead_of(flush.spans) for state, flush in flushes)
         failure: CatalogError | None = None
         for number in range(ATTEMPTS_MAX):
             await self._pause(number)
             try:
                 if must_look:
-                    found = await self._look(state, flush)
-                    if isinstance(found, CommitResult):
-                        return found
-                    state, must_look = found, False
-                return await self._try_commit(state, pending)
+                    for pending in pendings:
+                        await self._look(pending)
+                    must_look = False
+                await self._try_commit([pending for pending in pendings if pending.result is None])
+                return [pending.result for pending in pendings if pending.result is not None]
             except CatalogUnavailable as error:
                 failure = failure or error  # an outcome that was unknown stays so
             except (CommitConflict, CommitUnknown) as error:
                 failure, must_look = error, True
-            _log.warning("commit_retried", extra={"table": str(state.name), "flush": flush.id, "reason": str(failure)})
+            _log.warning("commit_retried", extra={"reason": str(failure), **_facts(pendings)})
         assert failure is not None
         raise failure
 
-    async def _try_commit(self, state: TableState, pending: _Pending) -> CommitResult:
-        state = await self._maybe_merge(await self._with_manifests(state), pending.snapshot_id)
-        name = f"snap-{pending.snapshot_id}-{uuid.uuid4()}.avro"  # new with each attempt: an earlier one may be in use
-        plan = plan_append(
-            state,
+    def _prepare(self, state: TableState, flush: Flush) -> _Pending:
+        assert flush.files, "a flush without rows is not committed"
+        check_fence(state.progress, node=flush.node, generation=self._generation)
+        snapshot_id = self._random.getrandbits(_SNAPSHOT_ID_BITS)
+        return _Pending(state, flush, prepare_manifest(state, flush, snapshot_id=snapshot_id))
+
+    async def maybe_expire(self, state: TableState) -> TableState:
+        """Remove old snapshots if it is time to; the state after it. A failure is logged and waits for the next time.
+
+        Called between flushes: rows never wait for it.
+        """
+        if not is_due(state):
+            return state
+        try:
+            return await expire_snapshots(self._catalog, self._store, state, now_ms=self._now_ms())
+        except WriterError as error:
+            _log.warning("expiry_put_off", extra={"table": str(state.name), "reason": str(error)})
+            return state
+
+    @property
+    def _generation(self) -> int:
+        return self._fence.generation if self._fence else 0
+
+    def _now_ms(self) -> int:
+        return int(self._clock() * 1000)
+
+    async def _try_commit(self, pendings: Sequence[_Pending]) -> None:
+        if not pendings:  # all of them had landed
+            return
+        plans = [await self._plan(pending) for pending in pendings]
+        writes = [write_metadata(self._store, plan, p.manifest) for plan, p in zip(plans, pendings, strict=True)]
+        for written in await asyncio.gather(*writes, return_exceptions=True):
+            or_raise(written)
+        await self._send(plans)
+        for pending, plan in zip(pendings, plans, strict=True):
+            pending.result = CommitResult(pending.manifest.snapshot_id, plan.next_state)
+
+    async def _plan(self, pending: _Pending) -> AppendPlan:
+        snapshot_id = pending.manifest.snapshot_id
+        pending.state = await load_manifests(self._store, pending.state)
+        merged = await maybe_merge(self._store, pending.state, snapshot_id=snapshot_id)
+        return plan_append(
+            merged.state,
             pending.flush,
-            manifest=pending.manifest,
-            snapshot_id=pending.snapshot_id,
-            list_location=metadata_location(state, name),
-            now_ms=int(self._clock() * 1000),
+            manifest=pending.manifest.described,
+            snapshot_id=snapshot_id,
+            list_location=new_list_location(pending.state, snapshot_id),
+            now_ms=self._now_ms(),
+            manifests_replaced=merged.replaced,
+            generation=self._generation,
         )
-        await self._write_metadata(plan, pending)
-        await self._catalog.commit_table(state.name, plan.request)
-        return CommitResult(pending.snapshot_id, plan.next_state)
 
-    async def _write_metadata(self, plan: AppendPlan, pending: _Pending) -> None:
-        """Write list and manifest side by side: nothing refers to either before the commit."""
-        location = plan.next_state.manifest_list
-        assert location is not None
-        writes = [self._store.write(location, encode_manifest_list(plan.manifests, plan.header))]
-        if not pending.manifest_is_durable:
-            writes.append(self._store.write(pending.manifest["manifest_path"], pending.manifest_bytes))
-        for result in await asyncio.gather(*writes, return_exceptions=True):
-            _or_raise(result)
-        pending.manifest_is_durable = True
+    async def _send(self, plans: Sequence[AppendPlan]) -> None:
+        if len(plans) == 1:
+            [plan] = plans
+            await self._catalog.commit_table(plan.next_state.name, plan.request, needs_answer=False)
+        else:
+            await self._catalog.commit_transaction({plan.next_state.name: plan.request for plan in plans})
 
-    async def _look(self, state: TableState, flush: Flush) -> CommitResult | TableState:
-        """Load the table and see what became of the flush; the fresh state if nothing did."""
+    async def _look(self, pending: _Pending) -> None:
+        """Load the table and see what became of the flush: its result, or a fresh state to build on."""
+        state, flush = pending.state, pending.flush
         document = (await self._catalog.load_table(state.name)).document
         fresh = table_state_from(state.name, document)
-        match read_outcome(state, fresh, document, flush):
-            case Outcome.LANDED:
-                snapshot_id = find_flush(document, flush.id)
-                assert snapshot_id is not None
-                return CommitResult(snapshot_id, fresh)
-            case Outcome.OVERTAKEN:
-                marks = fresh.progress.marks_in(flush.spans)
-                raise RowsAlreadyCommitted(f"rows are in the table: table={state.name} flush={flush.id}", marks=marks)
-            case Outcome.RETRY:
-                unmoved = fresh.snapshot_id == state.snapshot_id
-                return replace(fresh, manifests=state.manifests) if unmoved else fresh
-
-    async def _with_manifests(self, state: TableState) -> TableState:
-        if state.manifests is not None:
-            return state
-        assert state.manifest_list is not None
-        return replace(state, manifests=decode_manifest_list(await self._store.read(state.manifest_list)))
-
-    async def _maybe_merge(self, state: TableState, snapshot_id: int) -> TableState:
-        """Merge small manifests if there are many; one that cannot be read now only puts it off."""
-        assert state.manifests is not None
-        chosen = plan_merge(state.manifests, state.shape, state.properties)
-        if not chosen:
-            return state
-        location = metadata_location(state, _new_manifest_name())
-        try:
-            encoded = encode_entries(await self._read_entries(chosen), state.shape)
-            await self._store.write(location, encoded)
-        except (StorageError, ManifestUnreadable) as error:
-            _log.warning("merge_put_off", extra={"table": str(state.name), "reason": str(error)})
-            return state
-        merged = apply_merge(
-            state.manifests,
-            chosen,
-            shape=state.shape,
-            snapshot_id=snapshot_id,
-            sequence_number=state.last_sequence_number + 1,
-            location=location,
-            size_bytes=len(encoded),
-        )
-        return replace(state, manifests=merged)
-
-    async def _read_entries(self, manifests: Sequence[ManifestFile]) -> list[dict[str, Any]]:
-        slots = asyncio.Semaphore(MERGE_PARALLEL_READS)
-
-        async def read(manifest: ManifestFile) -> list[dict[str, Any]]:
-            async with slots:
-                return decode_entries(await self._store.read(manifest["manifest_path"]), manifest)
-
-        found = await asyncio.gather(*(read(manifest) for manifest in manifests), return_exceptions=True)
-        return [entry for entries in map(_or_raise, found) for entry in entries]
+        outcome = read_outcome(state, fresh, document, flush)
+        if outcome is Outcome.LANDED:
+            snapshot_id = find_flush(document, flush.id)
+            assert snapshot_id is not None
+            pending.result = CommitResult(snapshot_id, fresh)
+            return
+        check_fence(fresh.progress, node=flush.node, generation=self._generation)
+        if outcome is Outcome.OVERTAKEN:
+            message = f"rows are in the table: table={state.name} flush={flush.id}"
+            raise RowsAlreadyCommitted(message, table=state.name, marks=fresh.progress.marks_in(flush.spans))
+        unmoved = fresh.snapshot_id == state.snapshot_id
+        pending.state = replace(fresh, manifests=state.manifests) if unmoved else fresh
 
     async def _pause(self, number: int) -> None:
         """Wait before another try, at random, so that writers who met once do not meet again."""
@@ -257,27 +286,11 @@ class Committer:
             await asyncio.sleep(self._random.uniform(0, min(PAUSE_MAX_S, PAUSE_FIRST_S * 2**number)))
 
 
-def _prepare(state: TableState, flush: Flush, *, snapshot_id: int) -> _Pending:
-    encoded = encode_manifest(flush.files, shape=state.shape, snapshot_id=snapshot_id)
-    manifest = describe_manifest(
-        flush.files,
-        shape=state.shape,
-        snapshot_id=snapshot_id,
-        location=metadata_location(state, _new_manifest_name()),
-        size_bytes=len(encoded),
-    )
-    return _Pending(flush, snapshot_id, manifest, encoded)
-
-
-def _new_manifest_name() -> str:
-    return f"{OWN_MANIFEST_PREFIX}{uuid.uuid4()}.avro"
-
-
-def _or_raise(result: T | BaseException) -> T:
-    """Unwrap what gather collected, so that all of its parts have ended before the first failure is told."""
-    if isinstance(result, BaseException):
-        raise result
-    return result
+def _facts(pendings: Sequence[_Pending]) -> dict[str, str]:
+    return {
+        "table": ",".join(str(pending.state.name) for pending in pendings),
+        "flush": ",".join(pending.flush.id for pending in pendings),
+    }
 
 
 def table_properties(config: WriterConfig) -> dict[str, str]:
@@ -285,5 +298,6 @@ def table_properties(config: WriterConfig) -> dict[str, str]:
     return {
         "format-version": str(config.format_version),
         "lakefeed.append-only": "true",
-        "write.parquet.compression-codec": "zstd",
+        "write.parquet.compression-codec": _CODEC_NAMES.get(config.parquet_compression, config.parquet_compression),
+        **UPKEEP_PROPERTIES,
     }

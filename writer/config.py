@@ -1,11 +1,14 @@
 """Settings of the log, the writer and its storage. Owns defaults, units and their checks; reading files is ingest's.
 
-Each field's `why` is shown by `lakefeed config` and in docs/configuration.md, so it is written for an operator.
+Each field's `why` is shown by `lakefeed config` and in docs/configuration.md, so it is written for an operator. Fields
+marked `per_table` can be said for single tables too: table_settings.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+from writer.iceberg.terms import parse_partition_terms, parse_sort_terms
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
@@ -13,7 +16,13 @@ GIB = 1024 * MIB
 SYNC_MODES = ("always", "interval", "none")
 SYNC_INTERVAL_MAX_MS = 60_000
 
+ROUTES = ("", "dolake")
+
 PARQUET_COMPRESSIONS = ("zstd", "snappy", "lz4", "gzip", "none")
+
+S3_CHECKSUMS = ("crc32", "md5", "none")
+# Google's and Azure's locations.
+CLOUD_SCHEMES = ("gs://", "abfss://", "abfs://")
 
 
 def check(condition: bool, message: str) -> None:
@@ -46,6 +55,13 @@ class LogConfig:
     sync_interval_ms: int = field(
         default=50, metadata={"why": "with sync = interval: how long an acked change may wait for the disk"}
     )
+    table_max_share: float = field(
+        default=0.5,
+        metadata={
+            "why": "share of max_bytes that tables which cannot be written may hold while others can; beyond it their"
+            " oldest rows move to the quarantine"
+        },
+    )
 
     def __post_init__(self) -> None:
         check(self.segment_max_bytes >= MIB, "segment_max_bytes must be at least 1 MiB")
@@ -55,6 +71,7 @@ class LogConfig:
             0 < self.sync_interval_ms <= SYNC_INTERVAL_MAX_MS,
             f"sync_interval_ms must be between 1 and {SYNC_INTERVAL_MAX_MS}",
         )
+        check(0 < self.table_max_share <= 1, "table_max_share must be above 0 and at most 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +79,37 @@ class WriterConfig:
     """From log to snapshots."""
 
     flush_max_changes: int = field(
-        default=250_000, metadata={"why": "flush a table at this many buffered changes; bounds commit size"}
+        default=250_000,
+        metadata={"why": "flush a table at this many buffered changes; bounds commit size", "per_table": True},
     )
     flush_max_bytes: int = field(
-        default=64 * MIB, metadata={"why": "flush a table at this much buffered Arrow data; about 10 MiB of Parquet"}
+        default=64 * MIB,
+        metadata={
+            "why": "flush a table at this much buffered Arrow data; about 10 MiB of Parquet",
+            "per_table": True,
+        },
     )
     flush_max_age_s: float = field(
-        default=10.0, metadata={"why": "flush a table when its oldest buffered change is this old; bounds staleness"}
+        default=10.0,
+        metadata={
+            "why": "flush a table when its oldest buffered change is this old; bounds staleness",
+            "per_table": True,
+        },
+    )
+    freshness_target_s: float = field(
+        default=0.0,
+        metadata={
+            "why": "commit a busy table within this; a slow one waits for small_file_bytes or flush_max_age_s; 0 = off",
+            "per_table": True,
+        },
+    )
+    target_file_bytes: int = field(
+        default=128 * MIB,
+        metadata={"why": "size of a data file: flush when one is full, cut what is larger", "per_table": True},
+    )
+    small_file_bytes: int = field(
+        default=MIB,
+        metadata={"why": "with freshness_target_s: a smaller file is not worth a commit yet", "per_table": True},
     )
     flush_check_interval_s: float = field(
         default=0.25, metadata={"why": "how often ages are looked at, so that idle tables flush by themselves"}
@@ -78,14 +119,24 @@ class WriterConfig:
     )
     parquet_compression: str = field(
         default="zstd",
-        metadata={"why": f"one of {', '.join(PARQUET_COMPRESSIONS)}; zstd reads everywhere and is small"},
+        metadata={
+            "why": f"one of {', '.join(PARQUET_COMPRESSIONS)}; zstd reads everywhere and is small",
+            "per_table": True,
+        },
     )
     parquet_compression_level: int = field(
-        default=1, metadata={"why": "for zstd and gzip; 1 is the fastest, higher levels gain little on change rows"}
+        default=1,
+        metadata={
+            "why": "for zstd and gzip; 1 is the fastest, higher levels gain little on change rows",
+            "per_table": True,
+        },
     )
     parquet_row_group_rows: int = field(
         default=100_000,
-        metadata={"why": "rows per row group; small enough for readers to skip, large enough to compress"},
+        metadata={
+            "why": "rows per row group; small enough for readers to skip, large enough to compress",
+            "per_table": True,
+        },
     )
     decode_threads: int = field(default=2, metadata={"why": "threads that turn frames into Arrow columns"})
     default_namespace: str = field(
@@ -93,17 +144,44 @@ class WriterConfig:
     )
     partition: str = field(
         default="day(_cdc_timestamp)",
-        metadata={"why": "of new tables, over _cdc_ columns: day(column), also year, month, hour, identity; or none"},
+        metadata={
+            "why": "terms as `day(_cdc_timestamp), bucket[16](id)`, or none; tables follow a change, see partitions.md",
+            "per_table": True,
+        },
     )
-    format_version: int = field(default=2, metadata={"why": "Iceberg format of new tables; 2 is read by every engine"})
+    sort: str = field(
+        default="",
+        metadata={
+            "why": "order of rows in a data file, as `customer_id, created_at desc`; empty leaves the log's order",
+            "per_table": True,
+        },
+    )
+    route: str = field(
+        default="",
+        metadata={
+            "why": "`dolake` fills _cdc_partition from each event, see partitions.md; empty means no such column",
+            "per_table": True,
+        },
+    )
+    format_version: int = field(
+        default=2, metadata={"why": "Iceberg format of new tables; 2 is read by every engine", "per_table": True}
+    )
     keep_before: bool = field(
-        default=False, metadata={"why": "keep the row before the change as JSON in _cdc_before; doubles the data"}
+        default=False,
+        metadata={
+            "why": "keep the row before the change as JSON in _cdc_before; doubles the data",
+            "per_table": True,
+        },
     )
 
     def __post_init__(self) -> None:
         check(self.flush_max_changes > 0, "flush_max_changes must be positive")
-        check(self.flush_max_bytes > 0, "flush_max_bytes must be positive")
+        # Text in one Arrow column ends at 2 GiB, and a flush may be put together in one.
+        check(0 < self.flush_max_bytes <= GIB, "flush_max_bytes must be between 1 and 1 GiB")
         check(self.flush_max_age_s > 0, "flush_max_age_s must be positive")
+        check(self.freshness_target_s >= 0, "freshness_target_s must not be negative")
+        check(self.target_file_bytes >= MIB, "target_file_bytes must be at least 1 MiB")
+        check(self.small_file_bytes >= 0, "small_file_bytes must not be negative")
         check(self.flush_check_interval_s > 0, "flush_check_interval_s must be positive")
         check(self.buffer_max_bytes >= self.flush_max_bytes, "buffer_max_bytes must be at least flush_max_bytes")
         check(
@@ -113,15 +191,27 @@ class WriterConfig:
         check(self.parquet_row_group_rows > 0, "parquet_row_group_rows must be positive")
         check(self.decode_threads > 0, "decode_threads must be positive")
         check(self.format_version in (2, 3), "format_version must be 2 or 3")
+        check(self.route in ROUTES, "route must be `dolake` or empty")
+        parse_partition_terms(self.partition)
+        parse_sort_terms(self.sort)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageConfig:
-    """Where data and metadata files live. Secrets left empty come from the usual AWS credential chain."""
+    """Where data and metadata files live. Credentials left empty come from each cloud's usual chain."""
 
     warehouse: str = field(
         default="",
-        metadata={"why": "s3://bucket/path, or a local directory; empty means `warehouse` inside the data directory"},
+        metadata={
+            "why": "s3://bucket/path, gs://, abfss:// (see storage.md) or a local directory;"
+            " empty means `warehouse` inside the data directory"
+        },
+    )
+    part_bytes: int = field(
+        default=8 * MIB, metadata={"why": "part size of uploads in parts; larger objects than this use them"}
+    )
+    request_timeout_s: float = field(
+        default=60.0, metadata={"why": "one try of one storage request; a hung store must not hang us"}
     )
     s3_endpoint: str = field(default="", metadata={"why": "endpoint of R2, MinIO or SeaweedFS; empty means AWS"})
     s3_region: str = field(
@@ -130,17 +220,34 @@ class StorageConfig:
     s3_path_style: bool = field(
         default=False, metadata={"why": "bucket in the path, not the host; most S3-alikes want it"}
     )
+    s3_checksum: str = field(
+        default="crc32",
+        metadata={"why": f"of every body, compared by the store: {', '.join(S3_CHECKSUMS)}; md5 for S3-alikes of old"},
+    )
+    s3_profile: str = field(default="", metadata={"why": "profile of the AWS configuration files to take keys from"})
     s3_access_key_id: str = field(default="", metadata={"why": "empty means the AWS credential chain"})
     s3_secret_access_key: str = field(
         default="", repr=False, metadata={"why": "empty means the AWS credential chain", "secret": True}
     )
-    s3_part_bytes: int = field(
-        default=8 * MIB, metadata={"why": "part size of multipart uploads; larger objects than this use them"}
+    s3_session_token: str = field(
+        default="", repr=False, metadata={"why": "of temporary keys, which are then not renewed", "secret": True}
     )
-    request_timeout_s: float = field(
-        default=60.0, metadata={"why": "one storage request; a hung store must not hang us"}
+    gcs_service_account: str = field(
+        default="", metadata={"why": "path of a key file; empty means Google's application default credentials"}
+    )
+    gcs_endpoint: str = field(default="", metadata={"why": "another endpoint than Google's, for private access"})
+    azure_account_key: str = field(
+        default="", repr=False, metadata={"why": "empty means AZURE_* in the environment, or identity", "secret": True}
+    )
+    azure_endpoint: str = field(
+        default="", metadata={"why": "another endpoint than https://ACCOUNT.blob.core.windows.net"}
     )
 
     def __post_init__(self) -> None:
-        check(self.s3_part_bytes >= 5 * MIB, "s3_part_bytes must be at least 5 MiB, the smallest part S3 takes")
+        check(self.part_bytes >= 5 * MIB, "part_bytes must be at least 5 MiB, the smallest part S3 takes")
         check(self.request_timeout_s > 0, "request_timeout_s must be positive")
+        check(self.s3_checksum in S3_CHECKSUMS, f"s3_checksum must be one of {', '.join(S3_CHECKSUMS)}")
+        check(
+            bool(self.s3_access_key_id) == bool(self.s3_secret_access_key),
+            "s3_access_key_id and s3_secret_access_key must be given together",
+        )

@@ -7,7 +7,7 @@ functions: callers run them in an executor (pyarrow releases the interpreter loc
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -32,13 +32,24 @@ DICTIONARY_MAX_DISTINCT_RATIO = 0.1
 
 _WITH_LEVEL = {"zstd", "gzip"}
 
+# Iceberg's Java library compares UUIDs as signed numbers, against the specification: by true bounds, of files or of row
+# groups, Spark would pass over those that have the value it looks for.
+_WITHOUT_STATISTICS = {"uuid"}
+
 
 def write_data_file(
-    table: pa.Table, *, schema: Schema, location: str, partition: Partition, config: WriterConfig
+    table: pa.Table,
+    *,
+    schema: Schema,
+    location: str,
+    partition: Partition,
+    config: WriterConfig,
+    sort_order_id: int | None = None,
 ) -> tuple[pa.Buffer, DataFile]:
     """Encode rows of one partition as a Parquet file, and describe it as the manifest will.
 
-    The table's columns are those of `schema`, in its order; field ids come from `schema`.
+    The table's columns are those of `schema`, in its order; field ids come from `schema`. `sort_order_id` names the
+    order that the rows lie in.
     """
     arrow_schema = to_arrow_schema(schema)
     if not table.schema.equals(arrow_schema, check_metadata=True):
@@ -52,12 +63,21 @@ def write_data_file(
         compression=compression,
         compression_level=config.parquet_compression_level if compression in _WITH_LEVEL else None,
         use_dictionary=repeating_columns(table) or False,
+        write_statistics=_columns_with_statistics(schema),
         store_decimal_as_integer=True,  # the specification's form for decimals of up to 18 digits
         store_schema=False,  # readers go by field ids; the Arrow schema would only add bytes
     )
     buffer = sink.getvalue()
     footer = pq.read_metadata(pa.BufferReader(buffer))
-    return buffer, describe_file(footer, schema=schema, location=location, size_bytes=buffer.size, partition=partition)
+    file = describe_file(footer, schema=schema, location=location, size_bytes=buffer.size, partition=partition)
+    return buffer, replace(file, sort_order_id=sort_order_id)
+
+
+def _columns_with_statistics(schema: Schema) -> bool | list[str]:
+    """Name the Parquet columns that get statistics; True where all do."""
+    leaves = list(_leaf_columns(schema.columns))
+    wanted = [leaf.path for leaf in leaves if leaf.type not in _WITHOUT_STATISTICS]
+    return True if len(wanted) == len(leaves) else wanted
 
 
 def repeating_columns(table: pa.Table) -> list[str]:
@@ -96,7 +116,7 @@ def describe_file(
 ) -> DataFile:
     """Describe a file from its footer alone."""
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-    leaves = list(_leaf_columns(schema.columns, repeated=False))
+    leaves = list(_leaf_columns(schema.columns))
     assert len(leaves) == footer.num_columns, "the file was written with this schema"
     columns = [_describe_column(leaf, [group.column(i) for group in groups]) for i, leaf in enumerate(leaves)]
     return DataFile(
@@ -118,6 +138,7 @@ class _Leaf:
     """A column of the Parquet file; `repeated` if it lies inside a list or a map, where bounds mean nothing."""
 
     field_id: int
+    path: str
     type: str
     repeated: bool
 
@@ -134,23 +155,23 @@ class _ColumnStatistics:
     upper: bytes | None
 
 
-def _leaf_columns(struct: StructType, *, repeated: bool) -> Iterator[_Leaf]:
+def _leaf_columns(struct: StructType, *, prefix: str = "", repeated: bool = False) -> Iterator[_Leaf]:
     for field in struct.fields:
-        yield from _type_leaves(field.id, field.type, repeated=repeated)
+        yield from _type_leaves(field.id, f"{prefix}{field.name}", field.type, repeated=repeated)
 
 
-def _type_leaves(field_id: int, type_: Type, *, repeated: bool) -> Iterator[_Leaf]:
-    """Walk a type in the order in which Parquet lays out its leaves."""
+def _type_leaves(field_id: int, path: str, type_: Type, *, repeated: bool) -> Iterator[_Leaf]:
+    """Walk a type in the order in which Parquet lays out its leaves, and by the names that it gives them."""
     match type_:
         case str():
-            yield _Leaf(field_id, type_, repeated)
+            yield _Leaf(field_id, path, type_, repeated)
         case StructType():
-            yield from _leaf_columns(type_, repeated=repeated)
+            yield from _leaf_columns(type_, prefix=f"{path}.", repeated=repeated)
         case ListType(element_id, element):
-            yield from _type_leaves(element_id, element, repeated=True)
+            yield from _type_leaves(element_id, f"{path}.list.element", element, repeated=True)
         case MapType(key_id, key, value_id, value):
-            yield from _type_leaves(key_id, key, repeated=True)
-            yield from _type_leaves(value_id, value, repeated=True)
+            yield from _type_leaves(key_id, f"{path}.key_value.key", key, repeated=True)
+            yield from _type_leaves(value_id, f"{path}.key_value.value", value, repeated=True)
 
 
 def _describe_column(leaf: _Leaf, chunks: list[Any]) -> _ColumnStatistics:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from writer.changes import Position, SourceId
+from writer.changes import Position, SourceId, TableName
 
 
 class WriterError(Exception):
@@ -71,9 +71,18 @@ class CommitUnknown(CatalogError):
     """The catalog may or may not have committed: look for the flush id in the snapshots before trying again."""
 
 
+class RowsUnfit(WriterError):
+    """Decoded rows do not fit their table's columns any more: decode them again, from the log."""
+
+
+class Fenced(Exception):
+    """A later service runs under our node id: stop, commit nothing more. Not a WriterError: those are tried again."""
+
+
 class RowsAlreadyCommitted(WriterError):
     """The table holds some of the rows already: drop those at or below the marks, write the rest anew, commit that."""
 
-    def __init__(self, message: str, *, marks: Mapping[SourceId, Position]) -> None:
+    def __init__(self, message: str, *, table: TableName, marks: Mapping[SourceId, Position]) -> None:
         super().__init__(message)
+        self.table = table
         self.marks = marks

@@ -1,9 +1,11 @@
 """From the log to the tables: reads behind the log's end and hands each table its changes, in log order.
 
-Owns the tail's position, the tables' writers, the memory bound and the trim point. Two tasks keep cores busy:
+Owns the tail's position, the tables' writers, the memory bound and the trim point. Its tasks keep cores busy:
 
-    reader:  tail -> decode threads (several runs at once) -> queue of futures, in log order
-    applier: awaits them in that order -> table writers (slow path, buffers) -> flushes when due
+    reader:   tail -> decode threads (several runs at once) -> queue of futures, in log order
+    applier:  awaits them in that order -> offers each table its changes, and waits for none of them
+    catch-up: reads again what tables have missed (catch_up.py)
+    timer:    flushes by age, takes memory from tables that cannot be written, trims the log
 
 A record is needed until every table has committed what it holds; the log is trimmed below the oldest one needed.
 """
@@ -13,21 +15,30 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from writer.buffer import FlushReason
-from writer.changes import Position, SourceId, TableName, table_name_of
-from writer.decoding import DecodedRun, cut_run, decode_run
-from writer.table_writer import Flushed, TableContext, TableWriter
+from writer.buffer_facts import BufferFacts, gather_facts
+from writer.catch_up import CatchUp, run_max_bytes
+from writer.changes import Position, SourceId, Span, TableName, table_name_of
+from writer.decoding import DecodedRun, cut_run, decode_run, spans_of
+from writer.parking import plan_move, plan_yields
+from writer.quarantine.names import is_quarantine
+from writer.set_aside import SetAside
+from writer.table_context import TableContext
+from writer.table_flush import Flushed
+from writer.table_status import describe_table, set_gauges
+from writer.table_writer import TableWriter
 from writer.wal.log import Log
 from writer.wal.tail import Tail
 
 logger = logging.getLogger(__name__)
 
-# One decode job. Smaller jobs cost more per change, larger ones make the first row wait and hold more memory.
-RUN_MAX_BYTES = 4 * 1024 * 1024
+# How long a flush on request waits for a table that is paused: for the one attempt that the request itself causes, if
+# that is answered soon. Otherwise the reason is known already.
+PAUSED_FLUSH_MAX_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +48,31 @@ class FlushReport:
     tables: Mapping[str, Flushed]
     duration_s: float
 
+    @property
+    def problems(self) -> dict[str, str]:
+        """The tables that did not commit everything, and why."""
+        return {name: item.problem for name, item in self.tables.items() if item.problem is not None}
+
     def to_json(self) -> dict[str, Any]:
         """Render as /flush and flush_response send it."""
-        flushed = self.tables.values()
+        flushed, problems = self.tables.values(), self.problems
+        told = {"error": "; ".join(f"{name}: {problem}" for name, problem in problems.items())} if problems else {}
         return {
-            "success": True,
+            "success": not problems,
+            **told,
             "batchesFlushed": sum(item.files for item in flushed),
             "eventsFlushed": sum(item.rows for item in flushed),
             "bytesWritten": sum(item.bytes for item in flushed),
             "paths": [path for item in flushed for path in item.paths],
             "durationMs": round(self.duration_s * 1_000, 3),
             "usedFallback": False,
-            "tables": {
-                name: {"snapshotId": item.snapshot_id, "rows": item.rows, "files": item.files}
-                for name, item in self.tables.items()
-            },
+            "tables": {name: _table_json(item) for name, item in self.tables.items()},
         }
+
+
+def _table_json(item: Flushed) -> dict[str, Any]:
+    done = {"snapshotId": item.snapshot_id, "rows": item.rows, "files": item.files}
+    return done if item.problem is None else {**done, "success": False, "error": item.problem}
 
 
 class Feed:
@@ -65,42 +85,54 @@ class Feed:
         *,
         tasks: asyncio.TaskGroup,
         marks_at_start: Mapping[SourceId, Position],
+        table_max_share: float,
     ) -> None:
+        self.tables: dict[str, TableWriter] = {}
+        self.applied_offset = log.first_offset
         self._log = log
         self._context = context
         self._config = context.config
         self._clock = context.clock
         self._tasks = tasks
         self._tail = Tail(log, log.first_offset)
-        self._tables: dict[str, TableWriter] = {}
         self._table_tasks: list[asyncio.Task[None]] = []
         self._decoders = context.decoders
         self._runs: asyncio.Queue[asyncio.Future[DecodedRun]] = asyncio.Queue(self._config.decode_threads)
-        self._applied_offset = log.first_offset
         self._applied = asyncio.Condition()
         self._applied_at = self._clock()
         self._marks_at_start = marks_at_start
+        self._table_max_share = table_max_share
         self._start_end = log.durable_end
         self._applied_positions: dict[SourceId, Position] = {}
         self._buffers_changed = asyncio.Event()
         self._commits = 0
+        self._table_commits = 0
         self._committed = asyncio.Event()
+        self._catch_up = CatchUp(log, context, self, name_of=self._name_of)
+        self._set_aside = SetAside(context, writer_of=self._table_of)
 
-    # -- the three tasks
+    # -- the tasks
 
     async def run_reader(self) -> None:
         """Read runs behind the log's end and start decoding them. Cancelling it loses nothing: the log has it all."""
         loop = asyncio.get_running_loop()
+        max_bytes = run_max_bytes(self._config)
         while True:
             await self._log.wait_beyond(self._tail.offset)
             await self._wait_for_memory()
-            read = functools.partial(self._tail.read, until=self._log.durable_end, max_bytes=RUN_MAX_BYTES)
+            read = functools.partial(self._tail.read, until=self._log.durable_end, max_bytes=max_bytes)
             records = await loop.run_in_executor(self._decoders, read)
-            for part, next_offset in cut_run(records, max_bytes=RUN_MAX_BYTES, next_offset=self._tail.offset):
+            for part, next_offset in cut_run(records, max_bytes=max_bytes, next_offset=self._tail.offset):
                 await self._wait_for_memory()
-                expected = {name: table.expected for name, table in self._tables.items()}
+                # Rows of a table that is behind are not decoded here: it is only passed by.
+                expected = {name: each.expected for name, each in self.tables.items() if not each.standing.is_behind}
                 decode = functools.partial(
-                    decode_run, part, expected, next_offset=next_offset, keep_before=self._config.keep_before
+                    decode_run,
+                    part,
+                    expected,
+                    next_offset=next_offset,
+                    keep_before=self._context.tables.keeps_before(self._config),
+                    name_of=self._name_of,
                 )
                 await self._runs.put(loop.run_in_executor(self._decoders, decode))
 
@@ -108,27 +140,37 @@ class Feed:
         """Give decoded runs to their tables, in log order. Cancelling it loses nothing."""
         while True:
             run = await (await self._runs.get())
-            for decoded in run.tables:
-                table = self._table(decoded.group.table)
-                await table.add(decoded)
-            # Not before: a source's change in a table to come may lie below its last one in this table.
-            self._note_positions(run)
-            self._applied_at = self._clock()
             async with self._applied:
-                self._applied_offset = run.next_offset
+                self._apply(run)
                 self._applied.notify_all()
 
-    def _note_positions(self, run: DecodedRun) -> None:
-        for decoded in run.tables:
-            for source, (_, last) in decoded.group.positions().items():
-                self._applied_positions[source] = max(last, self._applied_positions.get(source, last))
+    def _apply(self, run: DecodedRun) -> None:
+        """Offer a run. No table sees a part of it: tables that are behind join at the offset behind a run."""
+        offered = [(decoded, spans_of(decoded.group)) for decoded in run.tables]
+        for decoded, spans in offered:
+            self._table(decoded.group.table).offer(decoded, spans)
+        # Not before: a source's change in a table to come may lie below its last one in this table.
+        for _, spans in offered:
+            self._note_positions(spans)
+        self._applied_at = self._clock()
+        self.applied_offset = run.next_offset
+
+    def _note_positions(self, spans: Mapping[SourceId, Span]) -> None:
+        for source, span in spans.items():
+            self._applied_positions[source] = max(span.last, self._applied_positions.get(source, span.last))
+
+    async def run_catch_up(self) -> None:
+        """Read again for tables that are behind. Cancelling it loses nothing."""
+        await self._catch_up.run()
 
     async def run_timer(self) -> None:
-        """Flush tables by age, trim the log, and keep the gauges true."""
+        """Flush tables by age, keep memory and log for those that work, and keep the gauges true."""
         while True:
             await asyncio.sleep(self._config.flush_check_interval_s)
-            for table in self._tables.values():
+            for table in self.tables.values():
                 table.maybe_flush()
+            self._relieve_memory()
+            self._relieve_log()
             await self._log.trim(self._trim_point())
             self._set_gauges()
 
@@ -137,47 +179,82 @@ class Feed:
         for task in self._table_tasks:
             task.cancel()
         self._tail.close()
+        self._catch_up.close()
 
     # -- flushing
 
     async def flush(self, table: str | None = None, *, reason: FlushReason = FlushReason.REQUEST) -> FlushReport:
         """Commit everything that is durable now, of one table or all; returns after the commits.
 
-        Cancelling stops the waiting only.
+        A table that is paused is not waited for: the report has its reason. Cancelling stops the waiting only.
         """
         started = self._clock()
         target = self._log.durable_end
         async with self._applied:
-            await self._applied.wait_for(lambda: self._applied_offset >= target)
-        chosen = [self._find(table)] if table is not None else list(self._tables.values())
-        waits = {str(each.name): each.flush(reason) for each in chosen if each is not None}
+            await self._applied.wait_for(lambda: self.applied_offset >= target)
+        chosen = [self._find(table)] if table is not None else list(self.tables.values())
+        waits = {
+            str(each.name): self._flush_table(each, reason=reason, until=target) for each in chosen if each is not None
+        }
         results = dict(zip(waits, await asyncio.gather(*waits.values()), strict=True))
         await self._log.trim(self._trim_point())
-        done = {name: result for name, result in results.items() if result is not None}
-        return FlushReport(done, self._clock() - started)
+        return FlushReport(results, self._clock() - started)
+
+    async def _flush_table(self, table: TableWriter, *, reason: FlushReason, until: int) -> Flushed:
+        was_paused = table.trouble.is_paused
+        answer = table.flush(reason, until=until)
+        if not was_paused:
+            return await answer
+        try:
+            async with asyncio.timeout(0 if reason is FlushReason.SHUTDOWN else PAUSED_FLUSH_MAX_S):
+                return await answer
+        except TimeoutError:
+            return Flushed(table.columns.snapshot_id).refused(table.problem)
 
     def knows(self, table: str) -> bool:
         """Tell whether a table, by its own or its source's name, has been seen."""
         return self._find(table) is not None
 
-    def _find(self, name: str) -> TableWriter | None:
-        return self._tables.get(name) or next((t for t in self._tables.values() if str(t.name) == name), None)
+    def explain_flush(self, table: str, *, now: float) -> dict[str, Any] | None:
+        """Say why a table was last flushed and when it will be; None if it has not been seen."""
+        writer = self._find(table)
+        return writer.explain_flush(now=now) if writer else None
 
-    def _table(self, source_table: str) -> TableWriter:
-        if source_table not in self._tables:
-            name = table_name_of(source_table, self._config.default_namespace)
-            # Two source names can mean one table (`users` and `default.users`): it has one writer.
-            writer = self._find(str(name)) or self._start_table(name)
-            self._tables[source_table] = writer
-        return self._tables[source_table]
+    def _find(self, name: str) -> TableWriter | None:
+        return self.tables.get(self._name_of(name))
+
+    def _name_of(self, source_table: str) -> str:
+        """Name the table of a source's table: two source names can mean one (`users` and `default.users`)."""
+        return str(table_name_of(source_table, self._config.default_namespace))
+
+    def _table(self, name: str) -> TableWriter:
+        return self.tables.get(name) or self._table_of(table_name_of(name, self._config.default_namespace))
+
+    def _table_of(self, name: TableName) -> TableWriter:
+        if str(name) not in self.tables:
+            self.tables[str(name)] = self._start_table(name)
+        return self.tables[str(name)]
 
     def _start_table(self, name: TableName) -> TableWriter:
-        writer = TableWriter(name, self._context, on_change=self._buffers_changed.set, on_commit=self._note_commit)
-        self._table_tasks.append(self._tasks.create_task(writer.run(), name=f"table-{name}"))
+        writer = TableWriter(
+            name,
+            self._context,
+            quarantine=None if is_quarantine(name) else self._set_aside,
+            on_change=self._note_change,
+            on_commit=functools.partial(self._note_commit, name),
+            count_commits=lambda: self._table_commits,
+        )
+        for run, kind in ((writer.run_intake, "intake"), (writer.run_flushes, "flushes")):
+            self._table_tasks.append(self._tasks.create_task(run(), name=f"table-{name}-{kind}"))
         return writer
 
-    def _note_commit(self) -> None:
+    def _note_change(self) -> None:
+        self._buffers_changed.set()
+        self._catch_up.wake()
+
+    def _note_commit(self, name: TableName) -> None:
         self._commits += 1
+        self._table_commits += not is_quarantine(name)
         self._committed.set()  # wakes those who wait now; the next commit is another event
         self._committed = asyncio.Event()
 
@@ -189,35 +266,88 @@ class Feed:
 
     def snapshots_of(self, source: SourceId) -> dict[str, int]:
         """Name the tables that hold changes of a source, each with its newest snapshot of ours."""
-        found = {str(table.name): table.snapshot_with(source) for table in self._writers()}
+        found = {name: table.snapshot_with(source) for name, table in self.tables.items()}
         return {name: snapshot for name, snapshot in found.items() if snapshot is not None}
 
+    # -- memory and log
+
     async def _wait_for_memory(self) -> None:
-        while self._buffered_bytes() >= self._config.buffer_max_bytes:
+        while not self.has_memory:
             self._buffers_changed.clear()
-            largest = max(self._tables.values(), key=lambda table: table.open_bytes)
+            if self._relieve_memory():
+                continue
+            largest = max(self.tables.values(), key=lambda table: table.open_bytes)
             if largest.open_bytes:
                 largest.request_flush(FlushReason.MEMORY)
             await self._buffers_changed.wait()
 
-    def _buffered_bytes(self) -> int:
-        return sum(table.buffered_bytes for table in self._writers())
+    @property
+    def applying(self) -> asyncio.Condition:
+        """Hold the applier still while the block runs."""
+        return self._applied
 
-    def _writers(self) -> list[TableWriter]:
-        return list({id(table): table for table in self._tables.values()}.values())
+    @property
+    def has_memory(self) -> bool:
+        """Tell whether there is room for more rows."""
+        return self._buffered_bytes() < self._config.buffer_max_bytes
+
+    def _buffered_bytes(self) -> int:
+        return sum(table.buffered_bytes for table in self.tables.values())
+
+    def _relieve_memory(self) -> bool:
+        """Take memory from tables that cannot be written, where they hold more than their share; tell if any did."""
+        now = self._clock()
+        is_stuck = {name: table.is_stuck(now=now) for name, table in self.tables.items()}
+        # A table that is only slow may have all memory while it is the only one at work: reading ahead gains nothing.
+        is_shared = any(table.buffered_bytes for name, table in self.tables.items() if not is_stuck[name])
+        stuck = {
+            name: table.holding
+            for name, table in self.tables.items()
+            if (table.is_failing or (is_shared and is_stuck[name]))
+            and not table.moves_away
+            and not is_quarantine(table.name)
+        }
+        yields = plan_yields(stuck, max_bytes=self._config.buffer_max_bytes)
+        for name in yields.waiting:
+            self.tables[name].park_waiting()
+        for name in yields.everything:
+            self.tables[name].park_everything()
+        return bool(yields.waiting or yields.everything)
+
+    def _relieve_log(self) -> None:
+        """Let the quarantine take the oldest rows of a table that cannot be written, where it would fill the log."""
+        own = {name: table for name, table in self.tables.items() if not is_quarantine(table.name)}
+        # In an outage of all, the log is what it is there for.
+        paused = {name: each for name, each in own.items() if each.trouble.is_paused and each.trouble.is_its_own}
+        needed = {name: offset for name, each in paused.items() if (offset := each.needed_offset) is not None}
+        others = [table for name, table in own.items() if name not in paused]
+        chosen = plan_move(
+            needed,
+            held_bytes=self._log_bytes_between(self._needed_by(paused.values()), self._needed_by(others)),
+            max_bytes=self._log.max_bytes * self._table_max_share,
+            is_moving=any(table.moves_away for table in paused.values()),
+        )
+        for name, table in own.items():
+            table.set_moving(moves_away=name == chosen)
+
+    def _log_bytes_between(self, start: int, end: int) -> int:
+        return max(0, self._log.bytes_below(end) - self._log.bytes_below(start))
 
     def _trim_point(self) -> int:
-        """Tell which records are no longer needed; those of a run that is only partly applied still are."""
-        needed = (table.needed_offset for table in self._writers())
-        return min([self._applied_offset, *(offset for offset in needed if offset is not None)])
+        """Tell which records are no longer needed."""
+        return self._needed_by(self.tables.values())
+
+    def _needed_by(self, tables: Iterable[TableWriter]) -> int:
+        needed = (table.needed_offset for table in tables)
+        return min([self.applied_offset, *(offset for offset in needed if offset is not None)])
 
     # -- what others may know
 
     def committed_position(self, source: SourceId) -> Position | None:
         """Tell how far a source is committed; None while the log's old records are still being read."""
-        if self._applied_offset < self._start_end:
+        if self.applied_offset < self._start_end:
             return None
-        waiting = [first for table in self._writers() if (first := table.first_waiting(source)) is not None]
+        waiting = [first for table in self.tables.values() if (first := table.first_waiting(source)) is not None]
         if waiting:
             first = min(waiting)
             return Position(first.epoch, first.sequence - 1)
@@ -238,35 +368,73 @@ class Feed:
             "maxBytes": self._log.max_bytes,
             "firstOffset": self._log.first_offset,
             "durableEnd": self._log.durable_end,
-            "appliedEnd": self._applied_offset,
+            "appliedEnd": self.applied_offset,
             "uncommittedRecords": self._log.durable_end - self._trim_point(),
             "failed": self._log.failed,
         }
+
+    def buffer_facts(self, *, now: float) -> BufferFacts:
+        """Tell in a few numbers what is durable and not committed."""
+        return gather_facts(
+            self.tables.values(), uncommitted_records=self._log.durable_end - self._trim_point(), now=now
+        )
+
+    def flush_max_age_s(self) -> float:
+        """Tell how old a buffered change gets at most, where its table has no setting of its own."""
+        return self._config.flush_max_age_s
 
     def buffer_status(self) -> dict[str, Any]:
         """Describe the buffers for /status, in the wire protocol's words."""
         buffered = self._buffered_bytes()
         return {
-            "eventCount": sum(table.buffered_rows for table in self._writers()),
+            "eventCount": sum(table.buffered_rows for table in self.tables.values()),
             "totalSizeBytes": buffered,
             "maxSizeBytes": self._config.buffer_max_bytes,
             "utilization": round(buffered / self._config.buffer_max_bytes, 4),
+            "pausedTables": sum(table.trouble.is_paused for table in self.tables.values()),
+            "tablesBehind": sum(table.standing.is_behind for table in self.tables.values()),
         }
 
     def table_status(self, *, now: float) -> list[dict[str, Any]]:
         """Describe every table for /status."""
-        return [table.status(now=now) for table in sorted(self._writers(), key=lambda each: each.name)]
+        return [
+            {**describe_table(table, now=now), "logBytes": self._log_bytes_of(table)}
+            for table in sorted(self.tables.values(), key=lambda each: each.name)
+        ]
+
+    def _log_bytes_of(self, table: TableWriter) -> int:
+        """Tell how much of the log a table keeps from being trimmed."""
+        return 0 if table.needed_offset is None else self._log_bytes_between(table.needed_offset, self.applied_offset)
 
     def problems(self, *, now: float, stalled_after_s: float) -> list[str]:
-        """List what keeps the service from being ready; empty when all is well."""
+        """List what is wrong, with the log or with single tables; empty when all is well."""
+        return self._log_problems(now=now, stalled_after_s=stalled_after_s) + [
+            text for _, text in self._table_problems(now=now, stalled_after_s=stalled_after_s)
+        ]
+
+    def stands_still(self, *, now: float, stalled_after_s: float) -> bool:
+        """Tell whether the service as a whole does not get on; a bad table beside others that commit is no reason."""
+        bad = self._table_problems(now=now, stalled_after_s=stalled_after_s)
+        return bool(self._log_problems(now=now, stalled_after_s=stalled_after_s)) or any(
+            not table.trouble.is_its_own for table, _ in bad
+        )
+
+    def _log_problems(self, *, now: float, stalled_after_s: float) -> list[str]:
         found = [f"log has failed: {self._log.failed}"] if self._log.failed else []
-        behind = self._log.durable_end - self._applied_offset
+        behind = self._log.durable_end - self.applied_offset
         if behind and now - self._applied_at > stalled_after_s:
             found.append(f"reading the log stands still: records_behind={behind} seconds={now - self._applied_at:.0f}")
-        for table in self._writers():
+        return found
+
+    def _table_problems(self, *, now: float, stalled_after_s: float) -> list[tuple[TableWriter, str]]:
+        found = []
+        for table in self.tables.values():
             age = table.oldest_age_s(now=now)
             if age is not None and age > stalled_after_s:
-                found.append(f"table is not committed: table={table.name} seconds={age:.0f} reason={table.problem}")
+                text = f"table is not committed: table={table.name} seconds={age:.0f} reason={table.problem}"
+                found.append((table, text))
+            elif table.trouble.is_paused:
+                found.append((table, f"table is paused: table={table.name} reason={table.problem}"))
         return found
 
     def _set_gauges(self) -> None:
@@ -275,5 +443,5 @@ class Feed:
         metrics.log_uncommitted_records.set(self._log.durable_end - self._trim_point())
         metrics.buffered_bytes.set(self._buffered_bytes())
         now = self._clock()
-        for table in self._writers():
-            table.set_gauges(now=now)
+        for table in self.tables.values():
+            set_gauges(table, metrics, now=now)

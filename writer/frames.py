@@ -36,7 +36,8 @@ class Frame:
     """One admitted batch. Changes at or below `after_sequence` were taken before: readers drop them.
 
     `origin` is ingest's: what it has to remember of the source's own positions along with these changes.
-    `expanded_bytes` is what the body may take once decoded, where that is more than its own size.
+    `expanded_bytes` is what the body may take once decoded, where that is more than its own size. `declared` is what
+    the source declared of tables in this batch, {table: declaration} as JSON (rows/declared.py), if it has not before.
     """
 
     source: SourceId
@@ -48,6 +49,7 @@ class Frame:
     body: bytes
     origin: str = ""
     expanded_bytes: int = 0
+    declared: str = ""
 
 
 class _Header(msgspec.Struct, array_like=True):
@@ -58,6 +60,7 @@ class _Header(msgspec.Struct, array_like=True):
     received_at_us: int
     origin: str = ""
     expanded_bytes: int = 0
+    declared: str = ""
 
 
 _encode_header = msgspec.json.Encoder().encode
@@ -75,6 +78,7 @@ def encode_frame(frame: Frame) -> Payload:
             frame.received_at_us,
             frame.origin,
             frame.expanded_bytes,
+            frame.declared,
         )
     )
     return (_PREFIX.pack(frame.encoding, len(header)) + header, frame.body)
@@ -93,12 +97,22 @@ def decode_frame(payload: bytes) -> Frame:
         body=payload[body_start:],
         origin=header.origin,
         expanded_bytes=header.expanded_bytes,
+        declared=header.declared,
     )
 
 
-def decoded_max_bytes(payload: bytes) -> int:
-    """Tell what a payload may take once it is decoded."""
-    return max(len(payload), _read_header(payload)[1].expanded_bytes)
+@dataclass(frozen=True, slots=True)
+class PayloadFacts:
+    """What its header tells of a payload: what it may take once decoded, and whether something is declared in it."""
+
+    decoded_max_bytes: int
+    declares: bool
+
+
+def payload_facts(payload: bytes) -> PayloadFacts:
+    """Look at a payload without decoding its body."""
+    header = _read_header(payload)[1]
+    return PayloadFacts(max(len(payload), header.expanded_bytes), bool(header.declared))
 
 
 def _read_header(payload: bytes) -> tuple[int, _Header, int]:

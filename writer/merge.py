@@ -1,17 +1,18 @@
 """Two versions of a table's columns made one: the table's own, and those the writer evolved meanwhile.
 
 The table's version wins wherever both know a column, its field ids always, except that what holds more stays: the
-wider of two types, and optional. Rows may be buffered that need it. Columns that only the writer knows are added
-behind with fresh ids. So a table that the catalog numbered anew at creation, or that Spark has altered while rows
-were buffered, goes on with every column of both.
+wider of two types, and optional. Rows may be buffered that need it. A column that only one of them has renamed gets
+its new name. Columns that only the writer knows are added behind with fresh ids. So a table that the catalog numbered
+anew at creation, or that Spark has altered while rows were buffered, goes on with every column of both.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from writer.rows.column_notes import as_key, former_names, is_key, name_in, with_former_names
 from writer.types import Field, ListType, MapType, StructType, Type
 
 _PROMOTIONS = {("int", "long"), ("float", "double")}
@@ -27,7 +28,7 @@ class Merged:
 
 
 def merge_columns(table: StructType, own: StructType, *, last_field_id: int) -> Merged:
-    """Add to the table's columns those that only the writer's version has, by name."""
+    """Add to the table's columns those that only the writer's version has, by name, also by a former one."""
     ids = _Ids(last_field_id)
     columns = _merge_structs(table, own, ids)
     return Merged(columns, ids.last)
@@ -45,22 +46,49 @@ class _Ids:
 
 
 def _merge_structs(table: StructType, own: StructType, ids: _Ids) -> StructType:
-    kept = tuple(_merge_field(field, own.field(field.name), ids) for field in table.fields)
-    added = tuple(_renumber_field(field, ids) for field in own.fields if table.field(field.name) is None)
+    pairs = _pair_fields(table, own)
+    paired = {own_field.name for own_field in pairs.values()}
+    kept = tuple(_merge_field(field, pairs.get(field.name), ids) for field in table.fields)
+    added = tuple(_renumber_field(field, ids) for field in own.fields if field.name not in paired)
     return StructType(kept + added)
+
+
+def _pair_fields(table: StructType, own: StructType) -> dict[str, Field]:
+    """Find for the table's fields, by name, the writer's that is the same one: of the same name, or renamed by one."""
+    pairs = {field.name: same for field in table.fields if (same := own.field(field.name)) is not None}
+    left = {field.name: field for field in own.fields if field.name not in pairs}
+    for field in table.fields:
+        renamed = None if field.name in pairs else _renamed(field, left)
+        if renamed is not None:
+            pairs[field.name] = left.pop(renamed)
+    return pairs
+
+
+def _renamed(table: Field, own: Mapping[str, Field]) -> str | None:
+    """Find the writer's field that the table has renamed, or that has renamed the table's."""
+    return name_in(table, own) or next((name for name, each in own.items() if table.name in former_names(each)), None)
 
 
 def _merge_field(table: Field, own: Field | None, ids: _Ids) -> Field:
     if own is None:
         return table
-    return replace(table, type=_merge_types(table.type, own.type, ids), required=table.required and own.required)
+    merged = replace(table, type=_merge_types(table.type, own.type, ids), required=table.required and own.required)
+    if is_key(own) and not is_key(merged):
+        merged = as_key(merged)
+    if own.name == table.name or own.name in former_names(table):
+        return merged
+    return with_former_names(replace(merged, name=own.name), (table.name, *former_names(own)))
 
 
 def _merge_types(table: Type, own: Type, ids: _Ids) -> Type:
     if isinstance(table, StructType) and isinstance(own, StructType):
         return _merge_structs(table, own, ids)
     if isinstance(table, ListType) and isinstance(own, ListType):
-        return replace(table, element=_merge_types(table.element, own.element, ids))
+        required = table.element_required and own.element_required
+        return replace(table, element=_merge_types(table.element, own.element, ids), element_required=required)
+    if isinstance(table, MapType) and isinstance(own, MapType):
+        required = table.value_required and own.value_required
+        return replace(table, value=_merge_types(table.value, own.value, ids), value_required=required)
     if isinstance(table, str) and isinstance(own, str) and _is_promotion(table, own):
         return own
     return table

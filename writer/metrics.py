@@ -26,6 +26,9 @@ class WriterMetrics:
         self.duplicate_changes = counter(
             "writer_duplicate_changes_total", "Changes left out because the table already had them", "table"
         )
+        self.quarantined_changes = counter(
+            "writer_quarantined_changes_total", "Changes that went to the quarantine of their namespace", "table"
+        )
         self.slow_groups = counter("writer_slow_groups_total", "Groups that took the exact slow path", "table")
         self.schema_changes = counter("writer_schema_changes_total", "Columns added or widened", "table")
         self.flushes = counter("writer_flushes_total", "Flushes by what started them", "reason")
@@ -35,6 +38,12 @@ class WriterMetrics:
         self.log_bytes = gauge("writer_log_bytes", "Size of the log on disk")
         self.log_uncommitted_records = gauge("writer_log_uncommitted_records", "Records that trim must keep")
         self.buffered_bytes = gauge("writer_buffered_bytes", "Arrow data in open and flushing buffers")
+        self.paused_tables = gauge(
+            "writer_paused_tables", "1 while a table is paused because it cannot be written", "table"
+        )
+        self.tables_behind = gauge(
+            "writer_tables_behind", "1 while a table's rows wait in the log only, to be read again", "table"
+        )
         self.since_commit_s = gauge(
             "writer_seconds_since_last_commit", "Seconds since a table's last commit by this process", "table"
         )

@@ -15,6 +15,8 @@ import pyarrow as pa
 from writer import columns as names
 from writer.decode import decode_group, decode_lifted, own_fields
 from writer.rows.conform import conform
+from writer.rows.declared import without_nanoseconds
+from writer.rows.declaring import declare_fields, rename_fields
 from writer.rows.evolution import FIELDS_MAX, Room, StructWatch
 from writer.rows.groups import ChangeGroup
 from writer.rows.misfits import KeptRow, keep_row, parse_row, row_keeper
@@ -23,7 +25,7 @@ from writer.rows.relaxation import relax_fields
 from writer.rows.text_values import Misfit
 from writer.types import Field, ListType, StructType, Type
 
-__all__ = ["Fitted", "conform", "fit_group", "initial_columns", "with_own"]
+__all__ = ["Evolved", "Fitted", "conform", "declare_columns", "fit_group", "initial_columns", "with_own"]
 
 # Rows that the strict decoder is offered again together. Where misfits are rare, only their neighbours are slow too.
 FIT_CHUNK_ROWS = 500
@@ -31,9 +33,11 @@ FIT_CHUNK_ROWS = 500
 VACANCIES_MAX = FIELDS_MAX
 
 
-def initial_columns(*, keep_before: bool) -> StructType:
+def initial_columns(*, keep_before: bool, is_routed: bool = False) -> StructType:
     """Give the columns of a table before any row has come: Lakefeed's own."""
-    wanted = [name for name in names.ALL if keep_before or name != names.BEFORE]
+    left_out = {names.BEFORE} if not keep_before else set()
+    left_out |= {names.PARTITION} if not is_routed else set()
+    wanted = [name for name in names.ALL if name not in left_out]
     element_id = len(wanted) + 1
     types: dict[str, Type] = {
         names.SEQUENCE: "long",
@@ -41,7 +45,7 @@ def initial_columns(*, keep_before: bool) -> StructType:
         names.INGESTED_AT: "timestamptz",
         names.UNCHANGED: ListType(element_id, "string"),
     }
-    optional = (names.BEFORE, names.UNCHANGED, names.METADATA, names.RESCUED)
+    optional = (names.BEFORE, names.UNCHANGED, names.METADATA, names.RESCUED, names.PARTITION)
     return StructType(
         tuple(
             Field(field_id, name, types.get(name, "string"), required=name not in optional)
@@ -51,14 +55,39 @@ def initial_columns(*, keep_before: bool) -> StructType:
 
 
 @dataclass(frozen=True, slots=True)
+class Evolved:
+    """A table's columns after a declaration. `changes` names what is new, `refusals` what is not followed."""
+
+    columns: StructType
+    last_field_id: int
+    changes: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+
+
+def declare_columns(columns: StructType, declared: StructType, *, last_field_id: int, nanoseconds: bool) -> Evolved:
+    """Give a table's columns with what is declared beyond them; `nanoseconds` tells whether its format has them."""
+    fields = declared.fields if nanoseconds else without_nanoseconds(declared.fields)
+    renaming = Room(columns, last_field_id + 1)
+    renamed = rename_fields(own_fields(columns), fields, renaming)
+    room = Room(with_own(columns, renamed), last_field_id + 1)
+    own = declare_fields(renamed, fields, room)
+    changes, refusals = (*renaming.changes, *room.changes), (*renaming.refusals, *room.refusals)
+    return Evolved(with_own(columns, own), room.last_field_id, changes, refusals)
+
+
+@dataclass(frozen=True, slots=True)
 class Fitted:
-    """A group in its table's columns, which may have evolved for it; `added` names what is new, for the log."""
+    """A group in its table's columns, which may have evolved for it.
+
+    `added` names what is new, `refused` what was declared with it and is not followed; both for the log.
+    """
 
     columns: StructType
     last_field_id: int
     table: pa.Table
     added: tuple[str, ...]
     vacant: Vacancies
+    refused: tuple[str, ...] = ()
 
 
 def fit_group(

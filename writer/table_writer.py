@@ -1,232 +1,203 @@
-"""One table's life from decoded changes to snapshots. Owns the table's columns, its buffer and its flushes.
+"""One table's life from decoded changes to snapshots. Owns its place in the log, its buffer, and its two tasks.
 
-    add (applier's task)  -> buffer --take--> prepare -> commit (the table's own task, one flush at a time)
+    offer --> inbox --(intake task: table_intake.py)--> buffer --take--> flush (flush task: table_flush.py) --> snapshot
+      ^                                                   |
+      +------ read again from the log <------ park <------+
 
-A flush that fails is tried again until it is in: its rows stay in memory, their records stay in the log, and only this
-table waits. Steps of a flush, and what a crash after each leaves behind:
-
-    1. take the buffer               nothing; the log has the rows
-    2. create or alter the table     a table without the rows, or with an empty column
-    3. write data files              files that no snapshot names (orphans)
-    4. write manifest and list       likewise
-    5. commit through the catalog    the rows and the marker that says so, at once
-    6. trim the log                  nothing
+Nobody ever waits for a table but its own tasks. What fails is tried again for ever, with growing pauses (trouble.py);
+meanwhile its records stay in the log, and its rows in memory; beyond its share of that, they leave it (parking.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextlib
 import logging
 import random
-import uuid
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import pyarrow as pa
-
-from writer.buffer import Chunk, FlushReason, Gathered, TableBuffer, layout_of
-from writer.changes import Position, SourceId, TableName
-from writer.commit_plan import Flush
-from writer.committer import Committer
-from writer.config import WriterConfig
-from writer.data_files import write_data_file
-from writer.decoding import Decoded, Expected, decode_or_fit, spans_of
-from writer.errors import (
-    CommitConflict,
-    RowsAlreadyCommitted,
-    TableMissing,
-    TableReplaced,
-    WriterError,
-)
-from writer.iceberg.manifests import DataFile
-from writer.iceberg.partitions import Partition, PartitionSpec, parse_partition, split_by_partition
-from writer.iceberg.table_state import TableState, data_location
-from writer.merge import field_ids, merge_columns
-from writer.metrics import WriterMetrics
-from writer.rows.groups import Group
-from writer.rows.parse_types import NO_VACANCIES
-from writer.schema import Fitted, conform, initial_columns
-from writer.storage import ObjectStore
-from writer.types import Schema
+from writer.buffer import Chunk, FlushReason, TableBuffer
+from writer.changes import Position, SourceId, Span, TableName
+from writer.decoding import Decoded, Expected, spans_of
+from writer.errors import Fenced, RowsUnfit, WriterError
+from writer.flush_control import FlushControl, Threshold
+from writer.flush_waiters import FlushWaiters
+from writer.inbox import Arrival, Inbox
+from writer.parking import Holding, Standing
+from writer.table_columns import TableColumns
+from writer.table_context import TableContext
+from writer.table_flush import Flushed, TableFlush
+from writer.table_intake import Fit, Quarantine, TableIntake
+from writer.table_status import Totals, report_flush
+from writer.trouble import Trouble
 
 logger = logging.getLogger(__name__)
 
-RETRY_FIRST_S = 0.2
-RETRY_MAX_S = 15.0
-
-# Iceberg's first format that has types for nanoseconds.
-FORMAT_WITH_NANOSECONDS = 3
-
-# Newest schema changes in /status; all of them are in the log lines.
-SCHEMA_CHANGES_SHOWN = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableContext:
-    """What all table writers share."""
-
-    node: str
-    config: WriterConfig
-    committer: Committer
-    store: ObjectStore
-    decoders: Executor
-    encoders: Executor
-    metrics: WriterMetrics
-    clock: Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Flushed:
-    """What a flush committed; of a table with nothing to flush, its current snapshot and no rows."""
-
-    snapshot_id: int | None
-    rows: int = 0
-    bytes: int = 0
-    paths: Sequence[str] = ()
-
-    @property
-    def files(self) -> int:
-        """Count the data files."""
-        return len(self.paths)
-
-
-@dataclass(slots=True)
-class _Running:
-    """The flush under way and those who wait for it."""
-
-    gathered: Gathered
-    waiters: list[asyncio.Future[Flushed]]
-    prepared: Flush | None = None
-    attempts: int = 0
-
-
-@dataclass(slots=True)
-class _Totals:
-    """What this process has committed of the table."""
-
-    rows: int = 0
-    commits: int = 0
-    last_commit_at: float | None = None
-    last_reason: FlushReason | None = None
-    schema_changes: list[str] = field(default_factory=list)
+# How long changes may wait to be fitted, or a flush may take, before the table counts as stuck. Longer than any healthy
+# flush of full size; short enough that others, who wait for memory, do not wait long.
+LAG_MAX_S = 5.0
 
 
 class TableWriter:
-    """Buffers and commits the changes of one table."""
+    """Takes, buffers and commits the changes of one table."""
 
     def __init__(
         self,
         name: TableName,
         context: TableContext,
         *,
+        quarantine: Quarantine | None,
         on_change: Callable[[], None],
         on_commit: Callable[[], None],
+        count_commits: Callable[[], int],
     ) -> None:
         self.name = name
-        self.problem: str | None = None
+        self.standing = Standing()
+        self.trouble = Trouble()
+        self.totals = Totals()
+        self.columns = TableColumns(name, context)
+        self.control = FlushControl(self.columns.settings.config)
+        self.moves_away = False
+        self._opened_in_vain = False
         self._context = context
-        self._config = context.config
+        self._config = self.columns.settings.config
+        self._clock = context.clock
+        self._intake = TableIntake(self.columns, quarantine, context.metrics)
         self._on_change = on_change
         self._on_commit = on_commit
-        self._state: TableState | None = None
-        self._opened = False
-        self.expected = Expected(
-            initial_columns(keep_before=context.config.keep_before),
-            NO_VACANCIES,
-            nanoseconds=context.config.format_version >= FORMAT_WITH_NANOSECONDS,
-        )
-        self._last_field_id = max(field_ids(self.expected.columns))
-        self._columns_lock = asyncio.Lock()
+        self._count_commits = count_commits
+        self._inbox = Inbox()
         self._buffer = TableBuffer()
-        self._waiters: list[asyncio.Future[Flushed]] = []
-        self._running: _Running | None = None
+        self._promises: list[asyncio.Future[None]] = []
+        self._running: TableFlush | None = None
+        self._patience: asyncio.Timeout | None = None
+        self._waiters = FlushWaiters()
+        # Counts parkings: whoever was at work on rows that have left memory meanwhile finds out by it.
+        self._parkings = 0
+        self._has_work = asyncio.Event()
         self._wanted = asyncio.Event()
         self._reason = FlushReason.REQUEST
-        self._totals = _Totals()
+        self._nudge = asyncio.Event()
+        self._emptied = asyncio.Event()
 
-    # -- taking changes
+    # -- being given changes
 
-    async def add(self, decoded: Decoded) -> None:
-        """Buffer the changes that the table does not have yet. Called by one task only, in log order."""
-        if not self._opened:
+    @property
+    def expected(self) -> Expected:
+        """What rows of the table are decoded to."""
+        return self.columns.expected
+
+    def offer(self, decoded: Decoded, spans: Mapping[SourceId, Span]) -> None:
+        """Take changes, in log order; a table that is behind is passed by and reads them later."""
+        if self.standing.is_behind:
+            self.standing.pass_by(spans)
+        else:
+            self._receive(Arrival(decoded, spans, self._clock()))
+
+    def offer_again(self, decoded: Decoded) -> None:
+        """Take changes that were read again, in log order."""
+        spans = spans_of(decoded.group)
+        self.standing.take_again(spans)
+        self._receive(Arrival(decoded, spans, self._clock()))
+
+    def advance(self, offset: int, *, applied_offset: int) -> None:
+        """Note that all changes up to `offset` were offered again."""
+        self.standing.advance(offset, applied_offset=applied_offset)
+        if not self.standing.is_behind:
+            logger.info("table_caught_up", extra={"table": str(self.name), "offset": offset})
+        self._settle()
+
+    def put(self, decoded: Decoded) -> asyncio.Future[None]:
+        """Take changes that are not the log's next ones; the future is done when they are committed."""
+        committed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._receive(Arrival(decoded, spans_of(decoded.group), self._clock(), committed))
+        return committed
+
+    def _receive(self, arrival: Arrival) -> None:
+        self._inbox.add(arrival)
+        self._has_work.set()
+
+    # -- the intake task: from the inbox to the buffer
+
+    async def run_intake(self) -> None:
+        """Fit what arrives into the table's columns. Cancelling it leaves everything in the log."""
+        while True:
+            await self._has_work.wait()
+            self._has_work.clear()
+            while self._inbox or self._must_open:
+                try:
+                    await self._work()
+                except WriterError as error:
+                    await self._fail(str(error))
+                except Exception as error:
+                    logger.exception("table_intake_failed", extra={"table": str(self.name)})
+                    await self._fail(f"unexpected error: {type(error).__name__}")
+
+    @property
+    def _must_open(self) -> bool:
+        return not self.columns.is_open and not self.moves_away and self.standing.is_behind
+
+    async def _work(self) -> None:
+        if not self.columns.is_open and not self._opened_in_vain:
             await self._open()
-        group = decoded.group.after(self._state.progress.sources) if self._state else decoded.group
-        dropped = len(decoded.group) - len(group)
-        if dropped:
-            self._context.metrics.duplicate_changes.labels(str(self.name)).inc(dropped)
-        if not len(group):
-            return
-        rows = decoded.rows if group is decoded.group else None
-        chunk = self._chunk(group, rows if rows is not None else await self._decode_exactly(group))
-        if self._buffer.begins_epoch(chunk):
-            await self.flush(FlushReason.EPOCH)
-        self._buffer.add(chunk, now=self._context.clock())
-        self._on_change()
-        self.maybe_flush()
-
-    def _chunk(self, group: Group, rows: pa.Table) -> Chunk:
-        spec = self._spec()
-        schema = Schema(0, self.expected.columns)
-        return Chunk(
-            parts=split_by_partition(rows, spec, schema),
-            log_from=group.first_offset,
-            log_to=group.last_offset + 1,
-            spans=spans_of(group),
-            layout=layout_of(spec),
-        )
-
-    def _spec(self) -> PartitionSpec:
-        if self._state is not None:
-            return self._state.spec
-        return parse_partition(self._config.partition, Schema(0, self.expected.columns))
-
-    async def _decode_exactly(self, group: Group) -> pa.Table:
-        async with self._columns_lock:
-            decode = functools.partial(decode_or_fit, group, self.expected, last_field_id=self._last_field_id)
-            fitted = await asyncio.get_running_loop().run_in_executor(self._context.decoders, decode)
-            if fitted.added:
-                self._note_schema_change(fitted)
-            self.expected = replace(self.expected, columns=fitted.columns, vacant=fitted.vacant)
-            self._last_field_id = fitted.last_field_id
-        return fitted.table
-
-    def _note_schema_change(self, fitted: Fitted) -> None:
-        logger.info("columns_changed", extra={"table": str(self.name), "changes": list(fitted.added)})
-        self._context.metrics.schema_changes.labels(str(self.name)).inc(len(fitted.added))
-        self._totals.schema_changes.extend(fitted.added)
+        elif self._inbox:
+            await self._take(self._inbox.first)
 
     async def _open(self) -> None:
-        """Look the table up once before the first row: its own marks tell what it already has."""
-        attempts = 0
-        while not self._opened:
-            try:
-                self._adopt(await self._context.committer.load(self.name))
-            except TableMissing:
-                logger.info("table_is_new", extra={"table": str(self.name)})
-                self._opened = True
-            except WriterError as error:
-                attempts += 1
-                await self._back_off(error, attempts)
-        self.problem = None
+        try:
+            await self._intake.open()
+        except WriterError:
+            if not self.moves_away:
+                raise
+            # What it has already cannot be told, and its rows must go on: whoever replays them looks first.
+            self._opened_in_vain = True
+        if self.is_idle:
+            self.trouble.note_success()
+        self._on_change()
 
-    def _adopt(self, state: TableState) -> None:
-        """Go on from a table's state, with its columns and those that only we know."""
-        merged = merge_columns(state.schema.columns, self.expected.columns, last_field_id=state.last_column_id)
-        self._state = state
-        self.expected = replace(
-            self.expected, columns=merged.columns, nanoseconds=state.format_version >= FORMAT_WITH_NANOSECONDS
-        )
-        self._last_field_id = merged.last_field_id
-        self._opened = True
+    async def _take(self, arrival: Arrival) -> None:
+        parkings = self._parkings
+        fit = Fit([])
+        if self.moves_away:
+            await self._intake.move_away(arrival.decoded, problem=self.trouble.reason)
+        else:
+            fit = await self._intake.fit(arrival.decoded)
+            await self._end_epoch(fit.chunks, parkings)
+        if parkings != self._parkings:
+            return  # it has left memory with everything else, and will be read again
+        for chunk in fit.chunks:
+            self._buffer.add(chunk, now=self._clock())
+        if fit.refused is not None:
+            await self._commit_all(parkings)
+            if parkings == self._parkings:
+                await self._intake.set_aside(*fit.refused)
+            return  # the arrival is taken again, for what lies behind
+        self._inbox.drop_first()
+        if arrival.committed is not None:
+            self._promises.append(arrival.committed)
+        self._on_change()
+        self._flush_if_due()
+
+    async def _end_epoch(self, chunks: list[Chunk], parkings: int) -> None:
+        """Wait until the buffer is gone if a source starts over here: a flush holds one epoch of each source."""
+        while parkings == self._parkings and any(self._buffer.begins_epoch(chunk) for chunk in chunks):
+            self._emptied.clear()
+            self.request_flush(FlushReason.EPOCH)
+            await self._emptied.wait()
+
+    async def _commit_all(self, parkings: int) -> None:
+        """Wait until everything in the buffer is committed: rows behind it are about to be set aside."""
+        while parkings == self._parkings and (self._buffer.rows or self._running is not None):
+            self._emptied.clear()
+            self.request_flush(FlushReason.REQUEST)
+            await self._emptied.wait()
 
     # -- when to flush
 
     def maybe_flush(self) -> None:
         """Start a flush if the buffer is due."""
-        reason = self._buffer.due(self._config, now=self._context.clock())
+        reason = self.control.due(self._buffer, now=self._clock())
         if reason is not None:
             self.request_flush(reason)
 
@@ -236,19 +207,26 @@ class TableWriter:
             self._reason = reason
             self._wanted.set()
 
-    def flush(self, reason: FlushReason) -> asyncio.Future[Flushed]:
-        """Start a flush; the future is done when everything buffered until now is committed."""
-        waiter: asyncio.Future[Flushed] = asyncio.get_running_loop().create_future()
-        if self._buffer.rows:
-            self._waiters.append(waiter)
+    def flush(self, reason: FlushReason, *, until: int) -> asyncio.Future[Flushed]:
+        """Start a flush; the future is done when everything below an offset is committed, or the table is paused."""
+        answer = self._waiters.add(until, snapshot_id=self.columns.snapshot_id)
+        self._settle()
+        if not answer.done():
             self.request_flush(reason)
-        elif self._running is not None:
-            self._running.waiters.append(waiter)
-        else:
-            waiter.set_result(Flushed(self._state.snapshot_id if self._state else None))
-        return waiter
+            self._nudge.set()
+        return answer
 
-    async def run(self) -> None:
+    def _flush_if_due(self) -> None:
+        """Flush what is due, what somebody waits for, or what tells whether a paused table works again."""
+        self._settle()
+        is_awaited = not self._inbox and not self.standing.is_behind and self._waiters
+        if self._buffer.rows and (self._promises or is_awaited or self.trouble.reason is not None):
+            self.request_flush(FlushReason.REQUEST)
+        self.maybe_flush()
+
+    # -- the flush task: from the buffer to a snapshot
+
+    async def run_flushes(self) -> None:
         """Flush whenever asked to. Cancelling it leaves the rows in the log."""
         while True:
             await self._wanted.wait()
@@ -257,220 +235,252 @@ class TableWriter:
                 await self._flush_buffer(self._reason)
 
     async def _flush_buffer(self, reason: FlushReason) -> None:
-        started = self._context.clock()
-        self._running = _Running(self._buffer.take(), self._waiters)
-        self._waiters = []
-        flushed = await self._commit_until_done(self._running)
-        waiters, self._running = self._running.waiters, None
-        self._totals.rows += flushed.rows
-        self._totals.commits += 1
-        self._totals.last_commit_at = self._context.clock()
-        self._totals.last_reason = reason
-        self._report(flushed, reason=reason, seconds=self._context.clock() - started)
-        for waiter in waiters:
-            if not waiter.done():  # whoever waited may have given up
-                waiter.set_result(flushed)
+        gathered = self._buffer.take()
+        running = TableFlush(gathered, self.columns, self._context, reason=reason, control=self.control)
+        self._running = running
+        promises, self._promises = self._promises, []
+        self._emptied.set()
+        with contextlib.suppress(TimeoutError):  # only parking ends it: the rows have left memory by then
+            async with asyncio.timeout(None) as self._patience:
+                flushed = await self._commit_until_done(running)
+                self._finish(running, flushed, promises)
+        self._patience = None
+        await self.columns.tidy()
+
+    async def _commit_until_done(self, running: TableFlush) -> Flushed:
+        while True:
+            try:
+                return await running.attempt()
+            except Fenced:
+                raise  # nothing of ours can be committed any more: the service ends
+            except RowsUnfit as error:
+                self.park_everything()
+                await self._fail(str(error))
+            except WriterError as error:
+                await self._fail(str(error))
+            except Exception as error:
+                logger.exception("table_flush_failed", extra={"table": str(self.name)})
+                await self._fail(f"unexpected error: {type(error).__name__}")
+
+    def _finish(self, running: TableFlush, flushed: Flushed, promises: list[asyncio.Future[None]]) -> None:
+        now = self._clock()
+        if self._running is running:
+            self._running = None
+        self._emptied.set()
+        self.trouble.note_success()
+        self.totals.add(flushed, reason=running.reason, now=now)
+        self.control.record(running.record(flushed, now=now))
+        seconds = now - running.started_at
+        report_flush(self.name, flushed, reason=running.reason, seconds=seconds, metrics=self._context.metrics)
+        _keep(promises)
+        self._waiters.note(flushed)
+        self._flush_if_due()
         self._on_change()
         self._on_commit()
 
-    def _report(self, flushed: Flushed, *, reason: FlushReason, seconds: float) -> None:
-        metrics, table = self._context.metrics, str(self.name)
-        metrics.flushes.labels(reason.value).inc()
-        metrics.flush_s.observe(seconds)
-        metrics.committed_changes.labels(table).inc(flushed.rows)
-        metrics.committed_bytes.labels(table).inc(flushed.bytes)
-        metrics.committed_files.labels(table).inc(flushed.files)
-        logger.info(
-            "flush_committed",
+    # -- trouble, and who is told
+
+    async def _fail(self, reason: str) -> None:
+        """Note a failure, answer those who wait if the table is paused by now, and rest before the next attempt."""
+        jitter = random.random()  # noqa: S311
+        self.trouble.note_failure(reason, now=self._clock(), jitter=jitter, commits=self._count_commits())
+        self._context.metrics.flush_failures.labels(str(self.name)).inc()
+        rest_s = self.trouble.retry_at - self._clock()
+        logger.warning(
+            "table_failed",
             extra={
-                "table": table,
-                "rows": flushed.rows,
-                "files": flushed.files,
-                "bytes": flushed.bytes,
-                "snapshot": flushed.snapshot_id,
-                "reason": reason.value,
-                "seconds": round(seconds, 3),
+                "table": str(self.name),
+                "error": reason,
+                "attempts": self.trouble.attempts,
+                "retry_s": round(rest_s, 3),
             },
         )
+        if self.trouble.is_paused:
+            self._waiters.refuse(self.problem)
+        self._on_change()
+        self._nudge.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(rest_s):
+                await self._nudge.wait()
 
-    # -- one flush
+    def _settle(self) -> None:
+        """Answer those for whom everything is committed."""
+        if self.is_idle:
+            self.trouble.note_success()
+            _keep(self._promises)
+            self._promises = []
+        self._waiters.answer(needed_offset=self.needed_offset)
 
-    async def _commit_until_done(self, running: _Running) -> Flushed:
-        while running.gathered.rows:
-            try:
-                return await self._commit(running)
-            except RowsAlreadyCommitted as error:
-                running.gathered = running.gathered.after(error.marks)
-                running.prepared = None
-                self._state = None
-            except (TableMissing, TableReplaced) as error:
-                running.attempts += 1
-                running.prepared = None
-                self._state = None
-                await self._back_off(error, running.attempts)
-            except pa.ArrowInvalid:
-                # The table's columns are others now. What Arrow says of it would show a row's value.
-                running.attempts += 1
-                running.prepared = None
-                self._state = None
-                await self._back_off("buffered rows do not fit the table's columns any more", running.attempts)
-            except WriterError as error:
-                running.attempts += 1
-                await self._back_off(error, running.attempts)
-        return Flushed(self._state.snapshot_id if self._state else None)
+    # -- giving up memory
 
-    async def _commit(self, running: _Running) -> Flushed:
-        if running.prepared is None:
-            state = await self._agree_on_columns()
-            running.prepared = await self._write_files(running.gathered, state)
-        assert self._state is not None
-        flush = running.prepared
-        started = self._context.clock()
-        result = await self._context.committer.commit(self._state, flush)
-        self._context.metrics.commit_s.observe(self._context.clock() - started)
-        self._state = result.state
-        self.problem = None
-        return Flushed(
-            snapshot_id=result.snapshot_id,
-            rows=sum(file.record_count for file in flush.files),
-            bytes=sum(file.size_bytes for file in flush.files),
-            paths=[file.location for file in flush.files],
-        )
+    def park_waiting(self) -> None:
+        """Let the rows that no flush has taken leave memory. They are read again from the log."""
+        self._park(self._waiting())
 
-    async def _agree_on_columns(self) -> TableState:
-        """Make the table exist with at least our columns, under its own field ids."""
-        committer = self._context.committer
-        async with self._columns_lock:
-            if self._state is None:
-                self._adopt(await committer.load_or_create(self.name, Schema(0, self.expected.columns), self._config))
-            assert self._state is not None
-            if self.expected.columns != self._state.schema.columns:
-                schema = Schema(self._state.schema.schema_id + 1, self.expected.columns)
-                try:
-                    self._adopt(await committer.commit_schema(self._state, schema))
-                except CommitConflict:
-                    self._state = None  # its columns changed meanwhile: the next attempt starts from those
-                    raise
-            return self._state
+    def park_everything(self) -> None:
+        """Let all rows leave memory, also those of the flush under way: it ends as it would in a crash."""
+        leaving = self._waiting()
+        if self._running is not None:
+            gathered, self._running = self._running.gathered, None
+            leaving.append((gathered.log_from, gathered.spans))
+            if self._patience is not None:
+                self._patience.reschedule(asyncio.get_running_loop().time())
+        self._park(leaving)
+        self.columns.close()
+        self._has_work.set()
 
-    async def _write_files(self, gathered: Gathered, state: TableState) -> Flush:
-        flush_id = str(uuid.uuid4())
-        partitions = self._partitions_for(state, gathered)
-        files = [
-            await self._write_file(partition, tables, state=state, name=f"{flush_id}-{number:05}.parquet")
-            for number, (partition, tables) in enumerate(partitions.items())
-        ]
-        return Flush(
-            id=flush_id,
-            node=self._context.node,
-            log_from=gathered.log_from,
-            log_to=gathered.log_to,
-            spans=gathered.spans,
-            files=files,
-        )
+    def _waiting(self) -> list[tuple[int, Mapping[SourceId, Span]]]:
+        """List what no flush has taken: the first offset and the spans of each part."""
+        waiting = [(each.decoded.group.first_offset, each.spans) for each in self._inbox]
+        return [*waiting, (self._buffer.log_from, self._buffer.spans)] if self._buffer.rows else waiting
 
-    def _partitions_for(self, state: TableState, gathered: Gathered) -> Mapping[Partition, Sequence[pa.Table]]:
-        """Split the rows anew if the table's partitioning changed while they were buffered."""
-        if gathered.layouts == {layout_of(state.spec)}:
-            return gathered.partitions
-        split: dict[Partition, list[pa.Table]] = {}
-        for tables in gathered.partitions.values():
-            for table in tables:
-                rows = conform(table, state.schema.columns)
-                for partition, part in split_by_partition(rows, state.spec, state.schema):
-                    split.setdefault(partition, []).append(part)
-        return split
-
-    async def _write_file(
-        self, partition: Partition, tables: Sequence[pa.Table], *, state: TableState, name: str
-    ) -> DataFile:
-        location = data_location(state, partition, name)
-
-        def encode() -> tuple[pa.Buffer, DataFile]:
-            rows = pa.concat_tables(conform(table, state.schema.columns) for table in tables)
-            return write_data_file(
-                rows, schema=state.schema, location=location, partition=partition, config=self._config
-            )
-
-        buffer, file = await asyncio.get_running_loop().run_in_executor(self._context.encoders, encode)
-        await self._context.store.write(location, buffer)
-        return file
-
-    async def _back_off(self, error: WriterError | str, attempts: int) -> None:
-        self.problem = str(error)
-        self._context.metrics.flush_failures.labels(str(self.name)).inc()
-        delay_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** (attempts - 1)) * random.uniform(0.5, 1.0)  # noqa: S311
+    def _park(self, leaving: list[tuple[int, Mapping[SourceId, Span]]]) -> None:
+        if not leaving:
+            return
+        offsets = [offset for offset, _ in leaving]
+        if self.standing.resume_offset is not None:
+            offsets.append(self.standing.resume_offset)
+        self.standing.park(min(offsets), [spans for _, spans in leaving], now=self._clock())
+        self._parkings += 1
+        self._inbox.clear()
+        self._buffer.take()
+        self._emptied.set()
         logger.warning(
-            "flush_failed",
-            extra={"table": str(self.name), "error": self.problem, "attempts": attempts, "retry_s": round(delay_s, 3)},
+            "table_parked",
+            extra={"table": str(self.name), "resume_offset": self.standing.resume_offset, "reason": self.problem},
         )
-        await asyncio.sleep(delay_s)
+        self._on_change()
+
+    def set_moving(self, *, moves_away: bool) -> None:
+        """Choose whether rows that are read again go to the quarantine instead of the table."""
+        if moves_away == self.moves_away:
+            return
+        logger.warning(
+            "table_moves_to_quarantine" if moves_away else "table_moves_no_more",
+            extra={"table": str(self.name), "offset": self.needed_offset, "reason": self.problem},
+        )
+        if moves_away:
+            self.park_everything()
+        self.moves_away = moves_away
+        self._opened_in_vain = False
+        self._nudge.set()
+        self._has_work.set()
 
     # -- what others may know
 
     @property
+    def problem(self) -> str | None:
+        """Tell why the table is not committed, or None."""
+        aside = self._intake.quarantine_problem if self._inbox else None
+        if self.trouble.reason is not None:
+            return f"{self.trouble.reason}; {aside}" if aside else self.trouble.reason
+        if self._running is not None and self._clock() - self._running.started_at > LAG_MAX_S:
+            return f"flush takes long: seconds={self._clock() - self._running.started_at:.0f}"
+        return aside
+
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether everything that the table was given is committed."""
+        return self.needed_offset is None
+
+    @property
+    def is_failing(self) -> bool:
+        """Tell whether the last attempt to open or to flush the table has failed."""
+        return self.trouble.reason is not None
+
+    def is_stuck(self, *, now: float) -> bool:
+        """Tell whether the table fails, or takes so long that others should not share their memory with it."""
+        started = [self._running.started_at] if self._running else []
+        if self._inbox:
+            started.append(self._inbox.first.arrived_at)
+        return self.is_failing or any(now - each > LAG_MAX_S for each in started)
+
+    def is_ready(self, *, now: float) -> bool:
+        """Tell whether the table, which is behind, can be read again: one run at a time while it does not work."""
+        if not self.standing.is_behind or self._inbox or not (self.columns.is_open or self.moves_away):
+            return False
+        if self.moves_away:
+            return True
+        if self.is_stuck(now=now):
+            return self.buffered_bytes == 0 and now >= self.trouble.retry_at
+        return self.holding.waiting_bytes < self._config.flush_max_bytes
+
+    @property
     def open_bytes(self) -> int:
-        """Arrow data that no flush has taken yet."""
+        """Arrow data that a flush could take now."""
         return self._buffer.bytes
 
     @property
+    def holding(self) -> Holding:
+        """Tell what the table holds in memory."""
+        flushing = self._running.gathered.bytes if self._running else 0
+        return Holding(self._inbox.bytes + self._buffer.bytes, flushing)
+
+    @property
     def buffered_bytes(self) -> int:
-        """Arrow data in memory, flushing or not."""
-        return self._buffer.bytes + (self._running.gathered.bytes if self._running else 0)
+        """Bytes in memory, flushing or not."""
+        return self.holding.waiting_bytes + self.holding.flushing_bytes
 
     @property
     def buffered_rows(self) -> int:
         """Rows in memory, flushing or not."""
-        return self._buffer.rows + (self._running.gathered.rows if self._running else 0)
+        return self._inbox.rows + self._buffer.rows + (self._running.gathered.rows if self._running else 0)
+
+    @property
+    def quarantined_rows(self) -> int:
+        """Rows that this process has put into quarantine."""
+        return self._intake.quarantined_rows
+
+    @property
+    def pending_rows(self) -> int:
+        """Rows in memory that have not been fitted into the table's columns yet."""
+        return self._inbox.rows
+
+    def next_flush(self, *, now: float) -> Threshold | None:
+        """Tell when the buffer will be flushed and why, as changes come now; None while it is empty."""
+        return self.control.next_flush(self._buffer, now=now)
+
+    def explain_flush(self, *, now: float) -> dict[str, Any]:
+        """Say why the last flush happened, and when and why the next will."""
+        is_flushing = self._running is not None
+        return {"table": str(self.name), "flushing": is_flushing, **self.control.explain(self._buffer, now=now)}
 
     @property
     def needed_offset(self) -> int | None:
         """The oldest log offset that is not committed, or None."""
+        offsets = [self._inbox.needed_offset, self.standing.resume_offset]
         if self._running is not None:
-            return self._running.gathered.log_from
-        return self._buffer.log_from if self._buffer.rows else None
+            offsets.append(self._running.gathered.log_from)
+        if self._buffer.rows:
+            offsets.append(self._buffer.log_from)
+        return min((offset for offset in offsets if offset is not None), default=None)
 
     def first_waiting(self, source: SourceId) -> Position | None:
         """Find a source's first position that is not committed, or None."""
-        running = self._running.gathered.spans if self._running else {}
-        span = running.get(source) or self._buffer.spans.get(source)
-        return span.first if span else None
+        spans = [self._buffer.spans.get(source)]
+        if self._running is not None:
+            spans.append(self._running.gathered.spans.get(source))
+        firsts = [span.first for span in spans if span is not None]
+        others = (self._inbox.first_waiting(source), self.standing.first_passed(source))
+        return min([*firsts, *(each for each in others if each is not None)], default=None)
 
     def snapshot_with(self, source: SourceId) -> int | None:
         """Give the table's snapshot if it holds changes of a source."""
-        if self._state is None or self._state.progress.position_of(source) is None:
-            return None
-        return self._state.snapshot_id
+        return self.columns.snapshot_id if source in self.columns.marks else None
 
     def oldest_age_s(self, *, now: float) -> float | None:
         """Tell how long the oldest change that is not committed has been here, or None."""
+        since = [self.standing.since]
         if self._running is not None:
-            return now - self._running.gathered.oldest_at
-        return now - self._buffer.oldest_at if self._buffer.rows else None
+            since.append(self._running.gathered.oldest_at)
+        if self._buffer.rows:
+            since.append(self._buffer.oldest_at)
+        if self._inbox:
+            since.append(self._inbox.first.arrived_at)
+        return max((now - each for each in since if each is not None), default=None)
 
-    def status(self, *, now: float) -> dict[str, Any]:
-        """Describe the table for /status."""
-        age = self.oldest_age_s(now=now)
-        totals = self._totals
-        return {
-            "table": str(self.name),
-            "bufferedRows": self.buffered_rows,
-            "bufferedBytes": self.buffered_bytes,
-            "partitions": self._buffer.partition_count,
-            "oldestUncommittedSeconds": None if age is None else round(age, 3),
-            "committedRows": totals.rows,
-            "commits": totals.commits,
-            "snapshotId": self._state.snapshot_id if self._state else None,
-            "secondsSinceCommit": None if totals.last_commit_at is None else round(now - totals.last_commit_at, 3),
-            "lastFlushReason": totals.last_reason.value if totals.last_reason else None,
-            "columns": len(self.expected.columns.fields),
-            "schemaChanges": totals.schema_changes[-SCHEMA_CHANGES_SHOWN:],
-            "problem": self.problem,
-        }
 
-    def set_gauges(self, *, now: float) -> None:
-        """Refresh the gauges that time moves."""
-        age = self.oldest_age_s(now=now)
-        self._context.metrics.oldest_change_s.labels(str(self.name)).set(age or 0.0)
-        if self._totals.last_commit_at is not None:
-            self._context.metrics.since_commit_s.labels(str(self.name)).set(now - self._totals.last_commit_at)
+def _keep(promises: list[asyncio.Future[None]]) -> None:
+    for promise in promises:
+        if not promise.done():  # whoever waited may have given up
+            promise.set_result(None)

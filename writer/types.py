@@ -15,10 +15,14 @@ import pyarrow as pa
 
 FIELD_ID_KEY = b"PARQUET:field_id"
 
+# The id of a field that no table has numbered yet.
+UNNUMBERED = 0
+
 _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 _FIXED = re.compile(r"fixed\[(\d+)\]")
 
-_ARROW_PRIMITIVES: Mapping[str, pa.DataType] = {
+# Primitive types that have no parameters, and the Arrow types of their values in files.
+PRIMITIVES: Mapping[str, pa.DataType] = {
     "boolean": pa.bool_(),
     "int": pa.int32(),
     "long": pa.int64(),
@@ -38,7 +42,7 @@ _ARROW_PRIMITIVES: Mapping[str, pa.DataType] = {
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One named field of a struct. `doc` is kept because the column of JSON text is marked there."""
+    """One named field of a struct. `doc` is its comment, in which rows/column_notes.py remembers things."""
 
     id: int
     name: str
@@ -187,8 +191,8 @@ def to_arrow_type(type_: Type) -> pa.DataType:
 
 
 def _primitive_to_arrow(name: str) -> pa.DataType:
-    if name in _ARROW_PRIMITIVES:
-        return _ARROW_PRIMITIVES[name]
+    if name in PRIMITIVES:
+        return PRIMITIVES[name]
     if decimal := _DECIMAL.fullmatch(name):
         return pa.decimal128(int(decimal[1]), int(decimal[2]))
     if fixed := _FIXED.fullmatch(name):

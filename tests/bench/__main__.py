@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tests.bench.client import GO, READY, Outcome, Phase, run_client
+from tests.bench.commits import measure_commits, print_commits
 from tests.bench.report import Figures, figures_of, machine_facts, print_figures, save_results
 from tests.bench.server_readings import PeakMemory, read_server
 from tests.bench.workload import ENCODINGS, Stream
@@ -87,12 +88,16 @@ class _Streams:
 @click.option("--rate-seconds", default=6.0, show_default=True, help="Length of the second run.")
 @click.option("--seed", default=1, show_default=True, help="Seed of the rows.")
 @click.option("--encoding", type=click.Choice(ENCODINGS), default="json", show_default=True, help="Of the frames.")
+@click.option(
+    "--commits", default=2_000, show_default=True, help="Commits to the old table of the commit part; 0: none."
+)
 @click.option("--quick", is_flag=True, help="A tenth of everything: a look, not a measurement.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON only.")
 @click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help="A setting of the server.")
-def main(*, quick: bool, as_json: bool, settings: tuple[str, ...], **given) -> None:
+def main(*, quick: bool, as_json: bool, settings: tuple[str, ...], commits: int, **given) -> None:
     """Run the benchmark."""
     if quick:
+        commits //= 10
         given |= {"changes": given["changes"] // 10, "rate_seconds": given["rate_seconds"] / 3}
     options = Options(**given)
     console = Console(stderr=as_json)
@@ -100,11 +105,14 @@ def main(*, quick: bool, as_json: bool, settings: tuple[str, ...], **given) -> N
     machine = machine_facts()
     with tempfile.TemporaryDirectory(prefix="lakefeed-bench-") as directory:
         runs = _measure(options, Path(directory), server_settings, console)
-    path = save_results(runs, options=given | {"settings": server_settings}, machine=machine)
+    commit_figures = measure_commits(commits) if commits else None
+    path = save_results(runs, options=given | {"settings": server_settings}, machine=machine, commits=commit_figures)
     if as_json:
         click.echo(path.read_text(encoding="utf-8"))
     else:
         print_figures(console, runs)
+        if commit_figures is not None:
+            print_commits(console, commit_figures)
     console.print(f"written to {path}", highlight=False)
 
 

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.bench.client import Outcome
+from tests.bench.commits import CommitFigures
 from tests.bench.server_readings import Reading
 
 RESULTS_DIRECTORY = Path("bench-results")
@@ -133,7 +134,11 @@ def print_figures(console: Console, runs: Sequence[tuple[str, Figures]]) -> None
 
 
 def save_results(
-    runs: Sequence[tuple[str, Figures]], *, options: dict[str, object], machine: dict[str, object]
+    runs: Sequence[tuple[str, Figures]],
+    *,
+    options: dict[str, object],
+    machine: dict[str, object],
+    commits: CommitFigures | None = None,
 ) -> Path:
     """Write the figures with the facts of the machine that they belong to."""
     now = datetime.now(UTC)
@@ -143,6 +148,7 @@ def save_results(
         "options": options,
         "machine": machine,
         "runs": {name: asdict(figures) for name, figures in runs},
+        "commits": asdict(commits) if commits else None,
     }
     RESULTS_DIRECTORY.mkdir(exist_ok=True)
     path = RESULTS_DIRECTORY / f"{now:%Y%m%dT%H%M%SZ}.json"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 
-def _always(*_: Any) -> bool:
+def _always(*_: Any, **_named: Any) -> bool:
     return True
 
 
@@ -59,7 +59,19 @@ def _has_rows(_client: Any, _name: Any, request: Any) -> bool:
     return any(update["action"] == "add-snapshot" for update in request.updates)
 
 
+def _joins(standing: Any, offset: int, **at: int) -> bool:
+    return offset == at["applied_offset"]
+
+
+def _flows(standing: Any, *_: Any, **_at: int) -> bool:
+    return not standing.is_behind
+
+
 LAST_WORDS_S = 0.05
+
+# What is in the way of one table while the process is to die over it: its data files cannot be written before its rows
+# have left memory.
+STUCK_TABLE = "/events-"
 
 FIRST_APPEND = "writer.wal.log:Log.append"
 
@@ -86,14 +98,18 @@ STEPS: dict[str, dict[str, Step]] = {
     },
     "flush": {
         "namespace created": _after("writer.iceberg.catalog_client:CatalogClient.ensure_namespace", calls_max=1),
-        "table's first metadata written": _before("catalog.store.sqlite:SqliteStore.create_table", calls_max=1),
+        "table's first metadata written": _before("catalog.store.sqlite:SqliteStore.create_entry", calls_max=1),
         "table created": _after("writer.iceberg.catalog_client:CatalogClient.create_table", calls_max=1),
         "buffer taken": _after("writer.buffer:TableBuffer.take"),
         "schema committed": _after("writer.committer:Committer.commit_schema"),
-        "first data file written": _after("writer.storage:LocalStore.write", only=_named("-00000.parquet")),
-        "second data file written": _after("writer.storage:LocalStore.write", only=_named("-00001.parquet")),
-        "manifest written": _after("writer.storage:LocalStore.write", only=_named("/metadata/lakefeed-", ".avro")),
-        "manifest list written": _after("writer.storage:LocalStore.write", only=_named("/metadata/snap-", ".avro")),
+        "first data file written": _after("writer.storage.local:LocalStore.write", only=_named("-00000.parquet")),
+        "second data file written": _after("writer.storage.local:LocalStore.write", only=_named("-00001.parquet")),
+        "manifest written": _after(
+            "writer.storage.local:LocalStore.write", only=_named("/metadata/lakefeed-", ".avro")
+        ),
+        "manifest list written": _after(
+            "writer.storage.local:LocalStore.write", only=_named("/metadata/snap-", ".avro")
+        ),
     },
     "commit": {
         "before the request": _before("writer.iceberg.catalog_client:CatalogClient.commit_table", only=_has_rows),
@@ -101,6 +117,13 @@ STEPS: dict[str, dict[str, Step]] = {
         "pointer swapped, transaction open": _after("catalog.store.sqlite:_swap_pointer"),
         "pointer swapped, not answered": _after("catalog.store.sqlite:SqliteStore.swap_pointer"),
         "answered, log not trimmed": _after("writer.committer:Committer.commit"),
+    },
+    "parking": {
+        "rows left memory": _after("writer.parking:Standing.park", calls_max=1),
+        "changes passed by": _after("writer.parking:Standing.pass_by"),
+        "changes read again, not committed": _after("writer.parking:Standing.take_again"),
+        "before the table flows again": _before("writer.parking:Standing.advance", only=_joins, calls_max=1),
+        "table flows again": _after("writer.parking:Standing.advance", only=_flows, calls_max=1),
     },
     "start": {
         "before the torn tail is cut off": _before("writer.wal.directory:LogDirectory._recover_records", calls_max=1),
@@ -127,9 +150,9 @@ class Sentence:
         """Count from now on."""
         self._counts = True
 
-    def maybe_die(self, moment: str, args: tuple[Any, ...]) -> None:
+    def maybe_die(self, moment: str, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """End the process if this is the call."""
-        if moment != self._step.dies or not self._counts or not self._step.only(*args):
+        if moment != self._step.dies or not self._counts or not self._step.only(*args, **named):
             return
         self._calls_left -= 1
         if self._calls_left == 0:
@@ -140,12 +163,37 @@ class Sentence:
 
     def wrap(self) -> None:
         """Put the sentence around the step's function, and around the first append."""
-        _wrap(self._step.where, lambda args: self.maybe_die("before", args), lambda args: self.maybe_die("after", args))
+        _wrap(self._step.where, functools.partial(self.maybe_die, "before"), functools.partial(self.maybe_die, "after"))
         # Outermost: a death at the first append itself comes with the second one.
-        _wrap(FIRST_APPEND, lambda _: None, lambda _: self.arm())
+        _wrap(FIRST_APPEND, lambda *_: None, lambda *_: self.arm())
 
 
-def _wrap(where: str, before: Callable[[tuple[Any, ...]], None], after: Callable[[tuple[Any, ...]], None]) -> None:
+class Obstacle:
+    """Keeps one table from being written for a while, so that it is parked and has to catch up."""
+
+    def __init__(self) -> None:
+        self._is_gone = False
+
+    def maybe_refuse(self, args: tuple[Any, ...], _named: dict[str, Any]) -> None:
+        """Fail as a store does that is down for one table."""
+        from writer.errors import StorageError  # noqa: PLC0415 - not needed by those who only want the list
+
+        if not self._is_gone and STUCK_TABLE in args[1] and args[1].endswith(".parquet"):
+            raise StorageError(f"store is down: location={args[1]}")
+
+    def wrap(self) -> None:
+        """Stand in the way of the store, until the table is parked."""
+        _wrap("writer.storage.local:LocalStore.write", self.maybe_refuse, lambda *_: None)
+        _wrap("writer.parking:Standing.park", lambda *_: None, lambda *_: self._go())
+
+    def _go(self) -> None:
+        self._is_gone = True
+
+
+Spy = Callable[[tuple[Any, ...], dict[str, Any]], None]
+
+
+def _wrap(where: str, before: Spy, after: Spy) -> None:
     module, _, path = where.partition(":")
     *owners, name = path.split(".")
     owner = functools.reduce(getattr, owners, importlib.import_module(module))
@@ -153,16 +201,16 @@ def _wrap(where: str, before: Callable[[tuple[Any, ...]], None], after: Callable
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        before(args)
+        before(args, kwargs)
         result = original(*args, **kwargs)
-        after(args)
+        after(args, kwargs)
         return result
 
     @functools.wraps(original)
     async def call_async(*args: Any, **kwargs: Any) -> Any:
-        before(args)
+        before(args, kwargs)
         result = await original(*args, **kwargs)
-        after(args)
+        after(args, kwargs)
         return result
 
     setattr(owner, name, call_async if inspect.iscoroutinefunction(original) else call)
@@ -177,6 +225,8 @@ def main() -> None:
     """Run the command line under the sentence."""
     part, name, nth, *arguments = sys.argv[1:]
     Sentence(part, name, int(nth)).wrap()
+    if part == "parking":
+        Obstacle().wrap()
     from ingest.cli import main as lakefeed  # noqa: PLC0415 - not needed by those who only want the list
 
     lakefeed(arguments)

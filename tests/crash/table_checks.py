@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from tests.clients import open_pyiceberg
+from tests.clients import S3Settings, open_pyiceberg
 from tests.crash.senders import (
     EXTRA_COLUMNS,
     TABLES,
@@ -39,9 +39,9 @@ class Contents:
     snapshots: Sequence[Sequence[pa.Table]]
 
 
-def load_contents(catalog_url: str) -> list[Contents]:
+def load_contents(catalog_url: str, *, s3: S3Settings | None = None) -> list[Contents]:
     """Read all tables through the catalog."""
-    catalog = open_pyiceberg(catalog_url)
+    catalog = open_pyiceberg(catalog_url, s3=s3)
     try:
         return [read_table(name, catalog.load_table(name if "." in name else f"default.{name}")) for name in TABLES]
     except NoSuchTableError as error:
@@ -65,7 +65,7 @@ def _files_by_snapshot(table: Table) -> Iterator[list[pa.Table]]:
             by_number.setdefault(entry.sequence_number, []).append(entry.data_file.file_path)
     for _, paths in sorted(by_number.items()):
         # The file alone: a reader that is given a path under key=value directories would add columns for them.
-        yield [pq.ParquetFile(path.removeprefix("file://")).read() for path in paths]
+        yield [pq.ParquetFile(table.io.new_input(path).open()).read() for path in paths]
 
 
 def check_tables(tables: Sequence[Contents], senders: Iterable[Sender]) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import os
+import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from ingest.config import Config, IngestConfig, ServerConfig
 from ingest.service import Addresses, serving
+from tests.ingest.talking import DEADLINE_S
 from writer.config import MIB, LogConfig, WriterConfig
 
 
@@ -27,3 +30,19 @@ async def service(tmp_path: Path) -> AsyncIterator[Addresses]:
     """The service with `small_config`."""
     async with serving(small_config(tmp_path / "data")) as addresses:
         yield addresses
+
+
+@pytest.fixture
+def stuck_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """A disk that syncs only while the event is set; it is at first."""
+    works = threading.Event()
+    works.set()
+    really_sync = os.fdatasync
+
+    def sync(descriptor: int) -> None:
+        assert works.wait(DEADLINE_S)
+        really_sync(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    yield works
+    works.set()

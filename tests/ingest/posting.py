@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,10 +16,12 @@ from aiohttp import web
 from ingest.config import IngestConfig
 from ingest.debezium import DebeziumConfig
 from ingest.debezium_intake import DebeziumIntake
-from ingest.http_ingest import HttpIngest, add_http_ingest
+from ingest.gatekeeper import Gatekeeper
+from ingest.http_ingest import ROUTES, HttpIngest, add_http_ingest
+from ingest.http_listener import HttpLimits, serve_http
 from ingest.metrics import IngestMetrics
 from tests.ingest.test_intake import SMALL_LOG, Running, running
-from writer.config import LogConfig
+from writer.config import MIB, LogConfig
 from writer.envelope import Event, decode_batch
 from writer.wal.files import Filesystem
 
@@ -64,10 +67,20 @@ class Poster:
 class Posting(Poster):
     """The client, and what is behind the routes."""
 
-    def __init__(self, client: aiohttp.ClientSession, url: str, at_work: Running, debezium: DebeziumIntake) -> None:
+    def __init__(
+        self,
+        client: aiohttp.ClientSession,
+        url: str,
+        *,
+        at_work: Running,
+        debezium: DebeziumIntake,
+        gatekeeper: Gatekeeper,
+    ) -> None:
         super().__init__(client, url)
         self.at_work = at_work
         self.debezium_intake = debezium
+        self.gatekeeper = gatekeeper
+        self.gate = gatekeeper.http
 
     def events(self, source: str = "shop") -> list[Event]:
         """The changes in the log, without those that admission left out."""
@@ -102,28 +115,36 @@ async def posting(
     config: IngestConfig | None = None,
     debezium: DebeziumConfig | None = None,
     files: Filesystem | None = None,
+    send_buffer_bytes: int | None = None,
 ) -> AsyncIterator[Posting]:
-    """Serve the two routes on a free port."""
+    """Serve the two routes on a free port. `send_buffer_bytes` bounds what the system keeps of unread answers."""
     config = config or IngestConfig()
     async with running(directory, log_config=log_config, config=config, files=files) as at_work:
         metrics: IngestMetrics = at_work.intake._metrics
         debezium_intake = DebeziumIntake(
             at_work.intake, config=debezium or DebeziumConfig(), metrics=metrics, clock=lambda: NOW_S
         )
+        gatekeeper = Gatekeeper("/ws", config=config, metrics=metrics)
         app = web.Application()
-        add_http_ingest(app, HttpIngest(config, at_work.intake, debezium_intake, metrics))
-        async with _serving(app) as url, aiohttp.ClientSession(auto_decompress=False) as client:
-            yield Posting(client, url, at_work, debezium_intake)
+        add_http_ingest(app, HttpIngest(config, at_work.intake, debezium_intake, gatekeeper.http, metrics))
+        async with serving_http(app, config, send_buffer_bytes=send_buffer_bytes) as url, _client() as client:
+            yield Posting(client, url, at_work=at_work, debezium=debezium_intake, gatekeeper=gatekeeper)
+
+
+def _client() -> aiohttp.ClientSession:
+    """A client that sends what it is given, over as many connections as it takes."""
+    return aiohttp.ClientSession(auto_decompress=False, connector=aiohttp.TCPConnector(limit=0))
 
 
 @asynccontextmanager
-async def _serving(app: web.Application) -> AsyncIterator[str]:
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = runner.addresses[0][:2]
-        yield f"http://{host}:{port}"
-    finally:
-        await runner.cleanup()
+async def serving_http(
+    app: web.Application, config: IngestConfig, *, send_buffer_bytes: int | None = None
+) -> AsyncIterator[str]:
+    """Serve an application as the service does, on a free port."""
+    limits = HttpLimits(connections_max=config.http_connections_max, unpacked_max_bytes=MIB, shutdown_s=0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host, port = listener.getsockname()
+        if send_buffer_bytes is not None:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
+        async with serve_http(app, listener, limits=limits, unpacked_by_route=ROUTES):
+            yield f"http://{host}:{port}"

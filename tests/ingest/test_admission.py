@@ -13,6 +13,7 @@ from ingest.admission import (
     LoadLevel,
     MessageLimits,
     Messages,
+    RequestRates,
     Slot,
     SourceRates,
     load_level,
@@ -218,6 +219,24 @@ def test_source_buckets_are_bounded_even_if_none_is_full():
     for number in range(SOURCE_BUCKETS_MAX + 100):
         rates.bucket(f"source-{number}", NOW).take(1)
     assert len(rates._buckets) <= SOURCE_BUCKETS_MAX
+
+
+def test_request_is_admitted_by_count_and_bytes_of_its_source_and_one_that_is_not_costs_nothing():
+    rates = RequestRates(SourceRates(1, 2), SourceRates(1_000))
+    assert rates.admit("shop", 900, NOW) == 0
+    assert rates.admit("shop", 900, NOW) == pytest.approx(0.8), "for its bytes"
+    assert rates.admit("shop", 100, NOW) == 0, "what was not admitted has cost neither"
+    assert rates.admit("shop", 100, NOW) == pytest.approx(1.0), "for its count"
+    assert rates.admit("other", 900, NOW) == 0
+
+
+def test_bytes_that_a_request_turned_out_to_have_are_paid_by_the_next():
+    rates = RequestRates(None, SourceRates(1_000))
+    assert rates.admit("shop", 0, NOW) == 0
+    rates.correct("shop", 3_000, NOW)
+    assert rates.admit("shop", 500, NOW) == pytest.approx(2.5)
+    RequestRates().correct("shop", 3_000, NOW)
+    assert RequestRates().admit("shop", 10**9, NOW) == 0, "where there is no limit"
 
 
 def test_heartbeats_have_a_bucket_of_their_own():

@@ -7,15 +7,26 @@ import pytest
 from ingest import answers
 from ingest.errors import ProtocolError
 from ingest.offers import Duplicate, Durable, NackReason, Refused
-from ingest.protocol import Ack, Connect, FlushRequest, Heartbeat, Limits, Status
+from ingest.protocol import Ack, BufferStats, Connect, FlushRequest, Heartbeat, Limits, Status
 from writer.changes import Position
 
 NOW = 1_763_251_200.5
 NOW_MS = 1_763_251_200_500
 
 
-def ack(verdict: Durable | Duplicate | None, *, changes: int = 3, utilization: float = 0.5) -> Ack:
-    return answers.ack(verdict, number=7, changes=changes, correlation_id="c", utilization=utilization, now=NOW)
+def ack(
+    verdict: Durable | Duplicate | None, *, changes: int = 3, utilization: float = 0.5, is_jump: bool = False
+) -> Ack:
+    return answers.ack(
+        verdict,
+        number=7,
+        changes=changes,
+        correlation_id="c",
+        utilization=utilization,
+        time_until_flush_ms=1_500,
+        is_jump=is_jump,
+        now=NOW,
+    )
 
 
 def status(*, epoch: int = 0, durable: Position | None = None, committed: Position | None = None) -> Status:
@@ -23,10 +34,10 @@ def status(*, epoch: int = 0, durable: Position | None = None, committed: Positi
         Connect(source_do_id="shop", epoch=epoch, correlation_id="c"),
         durable=durable,
         committed=committed,
-        buffer=answers.buffer_stats(log_bytes=50, log_max_bytes=200),
+        buffer=BufferStats(total_size_bytes=50, utilization=0.25, batch_count=0, event_count=0),
         connected_sources=3,
         limits=Limits(max_message_size=10, max_event_size=5),
-        last_flush_time_ms=7,
+        flushes=answers.FlushTimes(7, 9),
         now=NOW,
     )
 
@@ -38,6 +49,7 @@ def test_durable_batch_is_ok_with_its_place_in_the_log():
     assert answer.details is not None
     assert (answer.details.events_processed, answer.details.buffer_utilization) == (3, 0.5)
     assert (answer.details.duplicates, answer.details.suggested_delay_ms) == (None, None)
+    assert (answer.details.time_until_flush, answer.details.message) == (1_500, None)
 
 
 def test_trimmed_batch_counts_what_was_new_and_what_was_not():
@@ -49,6 +61,14 @@ def test_trimmed_batch_counts_what_was_new_and_what_was_not():
 def test_duplicate_tells_how_far_the_source_is_durable():
     answer = ack(Duplicate(99))
     assert (answer.status, answer.last_durable_sequence, answer.details) == ("duplicate", 99, None)
+
+
+def test_duplicate_of_a_source_that_jumps_back_says_why_and_what_to_do():
+    details = ack(Duplicate(99), is_jump=True).details
+    assert details is not None
+    assert (details.events_processed, details.duplicates) == (0, 3)
+    assert details.message is not None
+    assert "higher epoch: lastDurableSequence=99" in details.message
 
 
 def test_batch_without_changes_is_ok():
@@ -72,6 +92,7 @@ def test_status_tells_the_resume_point_the_limits_and_the_log():
     answer = status(durable=Position(0, 9), committed=Position(0, 4))
     assert (answer.last_durable_sequence, answer.last_committed_sequence) == (9, 4)
     assert (answer.buffer.total_size_bytes, answer.buffer.utilization) == (50, 0.25)
+    assert (answer.last_flush_time, answer.next_flush_time) == (7, 9)
     assert (answer.connected_sources, answer.limits.max_message_size, answer.correlation_id) == (3, 10, "c")
 
 

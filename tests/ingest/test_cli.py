@@ -116,10 +116,12 @@ def test_config_prints_every_setting_with_its_origin_and_reason(monkeypatch):
 
 def test_config_as_json_holds_every_value_and_no_secret(monkeypatch):
     monkeypatch.setenv("LAKEFEED_STORAGE_S3_SECRET_ACCESS_KEY", "hush")
+    monkeypatch.setenv("LAKEFEED_STORAGE_S3_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("LAKEFEED_AUTH_TOKENS", "hush-hush-hush-hush")
     values = json.loads(run("config", "--json").output)
     assert set(values) == set(known_keys())
     assert values["server.http_port"] == 8181
-    assert values["storage.s3_secret_access_key"] == "(set)"
+    assert values["storage.s3_secret_access_key"] == values["auth.tokens"] == "(set)"
     assert "hush" not in run("config").output
 
 

@@ -177,11 +177,12 @@ def test_whole_numbers_do_for_seconds():
         ("[log]\nmax_bytes = '64MiB'", "log.max_bytes must hold at least two segments"),
         ("[writer]\nflush_max_age_s = nan", "writer.flush_max_age_s must be positive"),
         ("[writer]\nparquet_compression = 'zip'", "writer.parquet_compression must be one of zstd"),
-        ("[storage]\ns3_part_bytes = 1", "storage.s3_part_bytes must be at least 5 MiB"),
+        ("[storage]\npart_bytes = 1", "storage.part_bytes must be at least 5 MiB"),
         (
             "[log]\nsegment_max_bytes = '8MiB'",
             "log.segment_max_bytes must be at least four times ingest.frame_max_bytes",
         ),
+        ("[storage]\nwarehouse = 'gs://b/w'", "storage.warehouse must be local or s3:// unless iceberg.uri names"),
     ],
 )
 def test_values_that_cannot_work_are_refused_by_name(text, words):
@@ -204,7 +205,7 @@ def test_every_setting_can_come_from_the_environment(key):
     section, name = key.split(".")
     default = getattr(getattr(Config(), section), name)
     variable = f"LAKEFEED_{section}_{name}".upper()
-    loaded = load(environ={variable: str(default)})
+    loaded = load(environ={variable: ",".join(default) if isinstance(default, tuple) else str(default)})
     assert loaded.origins == {key: variable}
     assert loaded.config == Config()
 
@@ -213,7 +214,7 @@ def test_every_setting_can_come_from_the_environment(key):
 def test_every_setting_can_come_from_the_file(key):
     section, name = key.split(".")
     default = getattr(getattr(Config(), section), name)
-    value = f"'{default}'" if isinstance(default, str) else str(default).lower()
+    value = f"'{default}'" if isinstance(default, str) else str(default).lower().replace("()", "[]")
     loaded = load(f"[{section}]\n{name} = {value}\n")
     assert loaded.origins == {key: "settings.toml"}
     assert loaded.config == Config()
@@ -223,7 +224,34 @@ def test_default_listens_on_loopback_only():
     assert Config().server.host == "127.0.0.1"
 
 
+def test_list_of_texts_comes_from_a_list_or_by_commas():
+    tokens = ("first-of-the-tokens", "second-of-the-tokens")
+    assert load(f"[auth]\ntokens = {list(tokens)}\n").config.auth.tokens == tokens
+    assert load(environ={"LAKEFEED_AUTH_TOKENS": ", ".join(tokens)}).config.auth.tokens == tokens
+    assert (
+        complaint("[auth]\ntokens = 'one'")
+        == "wrong type: key=auth.tokens in=settings.toml expected=list of text got=str"
+    )
+    assert "key=auth.tokens" in complaint("[auth]\ntokens = [1]")
+
+
+def test_tokens_never_show_not_even_in_complaints_about_them():
+    assert "first-of" not in repr(load("[auth]\ntokens = ['first-of-the-tokens']\n"))
+    text = complaint("[auth]\ntokens = ['first-of-the-tokens', 'with a blank in it']")
+    assert text.startswith("auth.tokens: a token must be letters, digits")
+    assert "blank" not in text
+    assert (
+        complaint("[auth]\ntokens = ['short']")
+        == "auth.tokens: a token must have 16 to 4096 characters: number=1 has=5"
+    )
+
+
+def test_token_of_the_command_line_is_no_setting_of_the_service():
+    assert load(environ={"LAKEFEED_TOKEN": "first-of-the-tokens"}).config == Config()
+
+
 def test_secrets_are_marked_and_do_not_show_when_settings_are_printed():
     secrets = [item.name for item in dataclasses.fields(section_types()["storage"]) if item.metadata.get("secret")]
-    assert secrets == ["s3_secret_access_key"]
-    assert "hush" not in repr(load(environ={"LAKEFEED_STORAGE_S3_SECRET_ACCESS_KEY": "hush"}))
+    assert secrets == ["s3_secret_access_key", "s3_session_token", "azure_account_key"]
+    environ = {f"LAKEFEED_STORAGE_{name.upper()}": "hush" for name in secrets}
+    assert "hush" not in repr(load(environ=environ | {"LAKEFEED_STORAGE_S3_ACCESS_KEY_ID": "known"}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingest.dedup import GAPS_MAX_PER_SOURCE, Dedup, Fresh
+from ingest.dedup import Dedup, Fresh
 from ingest.offers import Duplicate, NackReason, Offer, Refused
 from ingest.segment_head import decode_head, encode_head
 from tests.ingest.offered import offer_of
@@ -128,7 +128,7 @@ def test_nothing_overtakes_a_refused_batch():
     (decision,) = take(dedup, offer_of(7, 8))
     assert isinstance(decision, Refused)
     assert (decision.reason, decision.retry) == (NackReason.INVALID_SEQUENCE, True)
-    assert "expected_sequence=5 first_sequence=7" in decision.message
+    assert "expected_sequence=5 refused_to=6 first_sequence=7" in decision.message
     assert dedup.mark(SHOP) is None
 
 
@@ -200,13 +200,35 @@ def test_connecting_anew_releases_the_gaps_and_says_whether_there_were_any():
     assert fresh_sequences(*take(dedup, offer_of(9))) == [9]
 
 
-def test_gaps_kept_for_one_source_are_bounded_and_the_first_ones_stay():
+def test_part_of_a_refused_batch_does_not_close_its_gap():
     dedup = Dedup()
-    dedup.hold(offer_of(sequence) for sequence in range(GAPS_MAX_PER_SOURCE + 100, 0, -1))
-    assert len(dedup._gaps[SHOP]) == GAPS_MAX_PER_SOURCE
-    decision = take(dedup, offer_of(2))[0]
+    dedup.hold([offer_of(5, 6, 7, 8)])
+    assert fresh_sequences(*take(dedup, offer_of(5, 6))) == [5, 6]
+    (decision,) = take(dedup, offer_of(9, 10))
     assert isinstance(decision, Refused)
-    assert "expected_sequence=1 " in decision.message
+    assert decision.message.endswith("expected_sequence=7 refused_to=8 first_sequence=9")
+    assert fresh_sequences(*take(dedup, offer_of(7, 8, 9))) == [7, 8, 9]
+    assert not dedup.is_held(SHOP)
+
+
+def test_repeat_that_overlaps_a_refused_batch_does_not_close_its_gap_early():
+    dedup = Dedup()
+    take(dedup, offer_of(3, 4))
+    dedup.hold([offer_of(5, 6, 7)])
+    assert fresh_sequences(*take(dedup, offer_of(3, 4, 5))) == [5]
+    assert isinstance(*take(dedup, offer_of(8)), Refused)
+    assert fresh_sequences(*take(dedup, offer_of(6, 7, 8))) == [6, 7, 8]
+
+
+def test_refused_batch_that_left_numbers_out_has_to_return_from_its_beginning():
+    dedup = Dedup()
+    dedup.hold([offer_of(10, 20, 30)])
+    assert fresh_sequences(*take(dedup, offer_of(10, 20))) == [10, 20]
+    (decision,) = take(dedup, offer_of(30))
+    assert isinstance(decision, Refused), "25 may have been in the batch, for all that is known"
+    assert "expected_sequence=10 refused_to=30" in decision.message
+    assert fresh_sequences(*take(dedup, offer_of(10, 20, 30))) == [30]
+    assert fresh_sequences(*take(dedup, offer_of(40))) == [40]
 
 
 # -- against a model

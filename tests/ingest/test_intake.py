@@ -456,6 +456,28 @@ async def test_what_a_cut_line_still_brings_is_refused_and_holds_nobody(tmp_path
         assert isinstance(*await at_work.verdicts(replace(offer_of(5), line=Line())), Durable)
 
 
+async def test_line_whose_refused_batch_cannot_be_remembered_takes_nothing_until_its_source_connects(tmp_path):
+    files = HeldFilesystem()
+    async with running(tmp_path, files=files) as at_work:
+        at_work.intake._dedup._gaps.max_in_all = 0
+        line = Line()
+        files.open_gate.clear()
+        begun = files.begun
+        (writing,) = await at_work.offer(replace(offer_of(1), line=line))
+        await until(lambda: files.begun > begun)
+        (waiting,) = await at_work.offer(replace(offer_of(2), line=line))
+        at_work.intake.hold(replace(offer_of(3), line=line))
+        (behind,) = await at_work.offer(replace(offer_of(4), line=line))
+        files.open_gate.set()
+        async with asyncio.timeout(DEADLINE_S):
+            assert isinstance(await writing, Durable)
+            assert isinstance(await waiting, Refused), "what waited could be behind it, for all that is known"
+            assert isinstance(await behind, Refused)
+        assert at_work.intake.resume(SHOP) == Position(0, 1)
+        line.is_cut = False
+        assert isinstance(*await at_work.verdicts(replace(offer_of(2, 3, 4), line=line)), Durable)
+
+
 async def test_nothing_overtakes_a_batch_that_was_shed_while_those_before_it_were_being_written(tmp_path):
     files = HeldFilesystem()
     async with running(tmp_path, files=files) as at_work:

@@ -59,6 +59,15 @@ def test_large_message_is_reserved_whole_or_waits(budget, turns):
     assert turns == [("4", True), ("5", True)]
 
 
+def test_message_of_known_size_reserves_only_that(budget, turns):
+    granted = [budget.reserve(Reader(str(number), turns), MIB) for number in range(10)]
+    assert granted == [True] * 8 + [False] * 2
+    assert budget.used_bytes == 8 * MIB
+    budget.give_back(MIB)
+    assert turns == [("8", True)]
+    assert budget.used_bytes == 8 * MIB, "the next one has it"
+
+
 def test_small_readers_do_not_overtake_a_large_one_that_waits(budget, turns):
     budget.charge(7 * MIB)
     assert not budget.reserve(Reader("large", turns))

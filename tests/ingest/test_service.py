@@ -12,9 +12,10 @@ import pytest
 from websockets.asyncio.client import connect
 
 from ingest.config import Config
+from ingest.data_directory import load_node_id, warehouse_location
 from ingest.errors import ConfigError, IngestError
 from ingest.intake import Intake
-from ingest.service import listen, load_node_id, serving, warehouse_location
+from ingest.service import listen, serving
 from tests.ingest.conftest import small_config
 from tests.ingest.talking import talking
 from writer.config import StorageConfig
@@ -64,6 +65,7 @@ def test_node_keeps_its_name(tmp_path):
     [
         ("", "file:///data/warehouse"),
         ("s3://bucket/path/", "s3://bucket/path"),
+        ("s3a://bucket/path", "s3://bucket/path"),
         ("file:///lake/", "file:///lake"),
         ("/lake", "file:///lake"),
     ],

@@ -25,7 +25,7 @@ from tests.ingest.debezium.folding import Mirror
 from tests.ingest.debezium.recordings import CONFIG, EXPECTED, Request, load, load_events
 from tests.ingest.debezium.test_positions import resume_points
 from tests.ingest.debezium.test_recordings import changes_of, differences
-from writer.rows.parse_types import JSON_DOC
+from writer.rows.column_notes import JSON_DOC
 
 # The recordings' own configuration, written as settings.
 SETTINGS = {

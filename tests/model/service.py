@@ -11,6 +11,7 @@ import random
 import shutil
 import tempfile
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +32,9 @@ from writer.frames import Frame, decode_frame
 from writer.wal.tail import Tail
 
 EVENT_MAX_BYTES = 1024 * 1024
+
+# Few enough that sources find no room for what was refused of them.
+GAPS_MAX_IN_ALL = 6
 
 # What survives a crash is the journal's matter, so the files themselves need no disk.
 MEMORY = Path("/dev/shm")
@@ -63,7 +67,8 @@ class Wire:
 class Service:
     """One service that dies and comes back, and the book of its log."""
 
-    def __init__(self) -> None:
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._strides = {source.name: source.stride for source in sources}
         self._loop = asyncio.new_event_loop()
         self._root = Path(tempfile.mkdtemp(prefix="model", dir=MEMORY if MEMORY.is_dir() else None))
         self._runs = 0
@@ -85,6 +90,7 @@ class Service:
         self.turns = Turns()
         self.log = open_log(disk, self.turns)
         self.intake = Intake(self.log, config=IngestConfig(), metrics=_METRICS)
+        self.intake._dedup._gaps.max_in_all = GAPS_MAX_IN_ALL
         self._tail = Tail(self.log, self.log.first_offset)
         assert self.log.first_offset <= self.committed_offset, "what is not committed was given up"
         self._running = self._loop.create_task(self.intake.run())
@@ -153,9 +159,16 @@ class Service:
                 other.session.line.is_cut = other is not wire
         mark = self.intake.resume(source.name)
         self._settle()
+        durable = self.durable.get((source.name, source.epoch), 0) - 1
         resume_at = mark.sequence if mark is not None and mark.epoch == source.epoch else None
-        assert (resume_at if resume_at is not None else -1) == self.durable.get((source.name, source.epoch), 0) - 1
-        return wire, resume_at
+        assert resume_at == (durable * source.stride if durable >= 0 else None)
+        return wire, durable if durable >= 0 else None
+
+    def open(self, source: Source) -> Wire:
+        """Open a connection on which the source does not connect, so that those before it still count."""
+        session = Session(event_max_bytes=EVENT_MAX_BYTES, default_source=source.name, epoch=source.epoch)
+        self.wires.append(Wire(source, session))
+        return self.wires[-1]
 
     def read(self, wire: Wire, *, sheds: bool = False) -> None:
         """Read the next frame of a connection; a service under load sheds it before the intake sees it."""
@@ -178,7 +191,8 @@ class Service:
             wire.due.append(Answer("nack", number))
         else:
             verdict = self._loop.run_until_complete(self.intake.offer(offer))
-            wire.due.append(Pending(number, verdict, Position(offer.epoch, offer.last_sequence)))
+            last = offer.last_sequence // wire.source.stride
+            wire.due.append(Pending(number, verdict, Position(offer.epoch, last)))
             self._settle()
 
     def answer(self, wire: Wire) -> None:
@@ -204,6 +218,8 @@ class Service:
             assert isinstance(verdict, Durable | Duplicate)
             durable = self.durable.get((wire.source.name, pending.position.epoch), 0)
             assert pending.position.sequence < durable, "ack before its changes are in the log"
+            if wire.session.ack_level is None:
+                return Answer("ack", pending.number)
             wire.receipts.expect(pending.number, pending.position)
             wire.expected.append((pending.number, pending.position))
             if wire.session.ack_level == "committed":
@@ -240,7 +256,7 @@ class Service:
 
     def _committed_position(self, source: Source) -> Position | None:
         frames = (frame for frame in self.history[: self.committed_offset] if frame.source == source.name)
-        return max((Position(frame.epoch, frame.last_sequence) for frame in frames), default=None)
+        return max((Position(frame.epoch, frame.last_sequence // source.stride) for frame in frames), default=None)
 
     # -- what must be true
 
@@ -259,9 +275,11 @@ class Service:
         newest = max((epoch for source, epoch in self.durable if source == frame.source), default=0)
         assert frame.epoch >= newest, "epochs run backwards"
         end = self.durable.get((frame.source, frame.epoch), 0)
+        stride = self._strides[frame.source]
         new = [sequence for sequence in sequences_of(frame.body) if sequence > frame.after_sequence]
-        assert new == list(range(end, end + len(new))), f"not once and in order, or over a gap: {new} after {end - 1}"
-        assert (frame.after_sequence, frame.last_sequence) == (end - 1, new[-1])
+        expected = [index * stride for index in range(end, end + len(new))]
+        assert new == expected, f"not once and in order, or over a gap: {new} after {end - 1} times {stride}"
+        assert (frame.after_sequence, frame.last_sequence) == ((end - 1) * stride if end else -1, new[-1])
         self.durable[frame.source, frame.epoch] = end + len(new)
         self.history.append(frame)
 

@@ -1,8 +1,10 @@
 """Sources that keep to the protocol: what they send, what they hold an ack for, and what they do when refused.
 
-A source numbers its changes 0, 1, 2 ... in each epoch. It speaks on one connection at a time, resumes where it is told
-to, and sends a refused batch again, the same under the same number, before anything behind it. What it sent on a
-connection that it gave up may still arrive.
+A source counts its changes 0, 1, 2 ... in each epoch; on the wire they are so many times its stride, because a source
+may leave numbers out. It speaks on one connection at a time, resumes where it is told to, and sends a refused batch
+again, the same under the same number, before anything behind it. A source that opens a connection without `connect`
+asks nobody: it sends again, in other cuts, all that it has no ack for. What it sent on a connection that it gave up may
+still arrive.
 """
 
 from __future__ import annotations
@@ -43,10 +45,12 @@ class Source:
     """One source and its book: changes below `acked[epoch]` are acked."""
 
     name: SourceId
+    stride: int = 1
     epoch: int = 0
     next: int = 0
     number: int = 0
     numbered: bool = True
+    asks: bool = True
     ack_level: AckLevel = "durable"
     acked: dict[int, int] = field(default_factory=dict)
     batches: dict[int, Batch] = field(default_factory=dict)
@@ -57,10 +61,16 @@ class Source:
         """Begin on a new connection, behind what is durable."""
         self.numbered = numbered or ack_level == "committed"  # a receipt names a number, so there must be one
         self.ack_level = ack_level
+        self.asks = True
         self.number = FIRST_NUMBER if self.numbered else 0
         self.next = 0 if durable is None else durable + 1
         self.batches.clear()
         self.in_flight.clear()
+
+    def go_on(self, *, numbered: bool) -> None:
+        """Begin on a new connection behind what is acked, as one who does not ask."""
+        self.resume(numbered=numbered, ack_level="durable", durable=self.acked.get(self.epoch, 0) - 1)
+        self.asks = False
 
     def batch(self, *, back: int, size: int, padding: int) -> Batch:
         """Make the next batch, or the one again that is due again.
@@ -95,8 +105,15 @@ class Source:
         batch = self._answered(answer)
         if answer.status == "nack":
             self.number = min(self.number, batch.number)
+            if not self.asks:
+                self._cut_anew(batch)
         else:
             self._note_acked(batch)
+
+    def _cut_anew(self, refused: Batch) -> None:
+        """Go back to what was refused, and send it in other batches."""
+        self.next = min(self.next, refused.first)
+        self.batches = {number: batch for number, batch in self.batches.items() if number < self.number}
 
     def _answered(self, answer: Answer) -> Batch:
         """Find the batch that an answer is about: the next, unless those before it are answered by receipts alone."""
@@ -115,10 +132,14 @@ class Source:
             "type": "cdc_batch",
             "sourceDoId": self.name,
             **({"sequenceNumber": self.number} if self.numbered else {}),
-            **({"firstEventSequence": first, "lastEventSequence": stop - 1} if first < stop else {}),
+            **(
+                {"firstEventSequence": first * self.stride, "lastEventSequence": (stop - 1) * self.stride}
+                if first < stop
+                else {}
+            ),
             "events": [
-                {"sequence": sequence, "operation": "INSERT", "table": "users", "after": {"pad": "x" * padding}}
-                for sequence in range(first, stop)
+                {"sequence": index * self.stride, "operation": "INSERT", "table": "t", "after": {"pad": "x" * padding}}
+                for index in range(first, stop)
             ],
         }
         return orjson.dumps(message)

@@ -1,9 +1,10 @@
 """The data plane against its promises: random conversations with random faults, thousands of them, the same each run.
 
-Sources connect and resume, send batches with and without numbers that overlap, repeat and break rules, and give up
-connections whose frames arrive later; the disk is slow, full or broken; the service sheds load, dies, loses power and
-is stopped; the log is trimmed. Checked after every step (service.py): every change is in the log once, in order and
-over no gap; an ack or receipt is never early; a resume point is what is durable; and whatever happened, all can go on.
+Sources connect and resume, or go on without asking, send batches with and without numbers that overlap, repeat, are cut
+anew and break rules, and give up connections whose frames arrive later; there is room for few refused batches; the disk
+is slow, full or broken; the service sheds load, dies, loses power and is stopped; the log is trimmed. Checked after
+every step (service.py): every change is in the log once, in order and over no gap; an ack or receipt is never early; a
+resume point is what is durable; and whatever happened, all can go on.
 
 MODEL_CASES sets how many conversations, MODEL_SEED (a number, or `random`) which.
 """
@@ -32,16 +33,25 @@ class Conversation:
     """Two sources and a service. Each step draws what it does, and says it."""
 
     def __init__(self) -> None:
-        self.service = Service()
-        self.sources = [Source(SourceId("a")), Source(SourceId("b"))]
+        self.sources = [Source(SourceId("a")), Source(SourceId("b"), stride=3)]
+        self.service = Service(self.sources)
         self.wires: list[Wire] = []
         self._start_over(random.Random(0))
 
     def step(self, chance: random.Random) -> str:
         """Do something; faults are rarer than work, so that there is something to lose."""
-        steps = (self.send, self.read, self.hear, self.connect, self.commit, self.hold_disk, self.fill_disk)
+        steps = (
+            self.send,
+            self.read,
+            self.hear,
+            self.connect,
+            self.reopen,
+            self.commit,
+            self.hold_disk,
+            self.fill_disk,
+        )
         rare = (self.send_malformed, self.crash, self.break_disk)
-        (chosen,) = chance.choices((*steps, *rare), weights=(8, 6, 4, 3, 2, 2, 2, 1, 1, 0.5))
+        (chosen,) = chance.choices((*steps, *rare), weights=(8, 7, 4, 2, 5, 1, 1, 2, 1, 1, 0.5))
         return chosen(chance)
 
     # -- sources
@@ -56,9 +66,22 @@ class Conversation:
         source.resume(numbered=numbered, ack_level=ack_level, durable=durable)
         return f"connect {source.name}: {numbered=} {ack_level=} {durable=} epoch={source.epoch}"
 
+    def reopen(self, chance: random.Random) -> str:
+        """Give up the connection and go on with another, without a word."""
+        index = chance.randrange(2)
+        source, numbered = self.sources[index], chance.random() < 0.5
+        self.wires[index] = self.service.open(source)
+        source.go_on(numbered=numbered)
+        sent = self.send_from(index, chance)
+        return f"reopen {source.name}: {numbered=} acked={source.acked} epoch={source.epoch}, {sent}"
+
     def send(self, chance: random.Random) -> str:
         """Send some batches, which may go back over what was sent; the service reads some of what waits."""
-        index, batches = chance.randrange(2), []
+        return self.send_from(chance.randrange(2), chance)
+
+    def send_from(self, index: int, chance: random.Random) -> str:
+        """Send some batches of one source."""
+        batches = []
         for _ in range(chance.choice((1, 1, 2, 4))):
             size = chance.choice((1, 1, 2, 4))
             back, padding = chance.choice((0, 0, 0, 1, 3)), chance.choice(PADDINGS) // size
@@ -104,7 +127,7 @@ class Conversation:
 
     def _read(self, wire: Wire, count: int, chance: random.Random) -> str:
         """Read frames; now and then the service is overloaded and refuses the first of them."""
-        count, sheds = min(count, len(wire.unread)), chance.random() < 0.15
+        count, sheds = min(count, len(wire.unread)), chance.random() < 0.25
         for number in range(count):
             self.service.read(wire, sheds=sheds and number == 0)
         return f"{count} read{', the first shed' if sheds and count else ''}"

@@ -12,9 +12,9 @@ import pyarrow as pa
 from writer.changes import SourceId
 from writer.decode import own_fields
 from writer.frames import Encoding, Frame
+from writer.rows.column_notes import JSON_DOC
 from writer.rows.groups import ChangeGroup, split_frames
 from writer.rows.misfits import NOTHING
-from writer.rows.parse_types import JSON_DOC
 from writer.schema import Fitted, fit_group, initial_columns
 from writer.types import Field, ListType, MapType, StructType, Type
 

@@ -1,4 +1,4 @@
-"""The open buffer of a table: what it holds, when it is due, and what is left after the table's own marks."""
+"""The open buffer of a table: what it holds, and what is left after the table's own marks."""
 
 from __future__ import annotations
 
@@ -8,24 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from writer import columns
-from writer.buffer import Chunk, FlushReason, Gathered, TableBuffer, layout_of
+from writer.buffer import Chunk, Gathered, TableBuffer
 from writer.changes import Position, SourceId, Span
-from writer.config import WriterConfig
-from writer.iceberg.partitions import PartitionField, PartitionSpec
 
-BY_DAY = PartitionSpec(0, (PartitionField(2, 1000, "_cdc_timestamp_day", "day"),))
 A, B = SourceId("a"), SourceId("b")
-DAY_1, DAY_2 = (20_773,), (20_774,)
-
-CONFIG = WriterConfig(flush_max_changes=100, flush_max_bytes=10_000, flush_max_age_s=10.0)
 
 
-def rows(*sequences: int, source: str = "a", padding: int = 0) -> pa.Table:
+def rows(*sequences: int, source: str = "a") -> pa.Table:
     return pa.table(
         {
             columns.SEQUENCE: pa.array(sequences, pa.int64()),
             columns.SOURCE: pa.array([source] * len(sequences), pa.string()),
-            "name": pa.array(["x" * padding] * len(sequences), pa.string()),
         }
     )
 
@@ -34,13 +27,12 @@ def span(first: int, last: int, *, epoch: int = 0) -> Span:
     return Span(Position(epoch, first), Position(epoch, last))
 
 
-def chunk(first: int, last: int, *, source: str = "a", offset: int = 0, epoch: int = 0, partition=DAY_1) -> Chunk:
+def chunk(first: int, last: int, *, source: str = "a", offset: int = 0, epoch: int = 0) -> Chunk:
     return Chunk(
-        parts=[(partition, rows(*range(first, last + 1), source=source))],
+        rows=rows(*range(first, last + 1), source=source),
         log_from=offset,
         log_to=offset + 1,
         spans={SourceId(source): span(first, last, epoch=epoch)},
-        layout=layout_of(BY_DAY),
     )
 
 
@@ -51,25 +43,21 @@ def filled(*chunks: Chunk) -> TableBuffer:
     return buffer
 
 
-def sequences_of(gathered: Gathered) -> dict:
-    return {
-        partition: [value for table in tables for value in table[columns.SEQUENCE].to_pylist()]
-        for partition, tables in gathered.partitions.items()
-    }
+def sequences_of(gathered: Gathered) -> list[int]:
+    return [value for table in gathered.tables for value in table[columns.SEQUENCE].to_pylist()]
 
 
 # -- gathering
 
 
-def test_buffer_hands_over_rows_per_partition_in_the_order_of_the_log():
-    buffer = filled(chunk(1, 2, offset=4), chunk(3, 4, offset=5, partition=DAY_2), chunk(5, 6, offset=9))
-    assert (buffer.rows, buffer.partition_count) == (6, 2)
+def test_buffer_hands_over_rows_in_the_order_of_the_log():
+    buffer = filled(chunk(1, 2, offset=4), chunk(3, 4, offset=5), chunk(5, 6, offset=9))
+    assert buffer.rows == 6
     gathered = buffer.take()
-    assert sequences_of(gathered) == {DAY_1: [1, 2, 5, 6], DAY_2: [3, 4]}
+    assert sequences_of(gathered) == [1, 2, 3, 4, 5, 6]
     assert (gathered.rows, gathered.log_from, gathered.log_to) == (6, 4, 10)
-    assert gathered.bytes == sum(table.nbytes for tables in gathered.partitions.values() for table in tables)
+    assert gathered.bytes == sum(table.nbytes for table in gathered.tables)
     assert gathered.spans == {A: span(1, 6)}
-    assert gathered.layouts == {layout_of(BY_DAY)}
 
 
 def test_spans_of_several_sources_grow_on_their_own():
@@ -80,7 +68,7 @@ def test_spans_of_several_sources_grow_on_their_own():
 def test_buffer_is_empty_after_it_was_taken_and_starts_anew():
     buffer = filled(chunk(1, 2, offset=4))
     taken = buffer.take()
-    assert (buffer.rows, buffer.bytes, buffer.spans, buffer.partition_count) == (0, 0, {}, 0)
+    assert (buffer.rows, buffer.bytes, buffer.spans) == (0, 0, {})
     buffer.add(chunk(3, 3, offset=8), now=50.0)
     assert (buffer.log_from, buffer.oldest_at) == (8, 50.0)
     assert taken.rows == 2
@@ -92,27 +80,6 @@ def test_age_counts_from_the_oldest_row():
     buffer.add(chunk(1, 1), now=100.0)
     buffer.add(chunk(2, 2), now=105.0)
     assert buffer.take().oldest_at == 100.0
-
-
-def test_layouts_are_remembered_when_the_partitioning_changes_in_between():
-    other = Chunk([((), rows(3))], 1, 2, {A: span(3, 3)}, layout_of(PartitionSpec(1, ())))
-    assert filled(chunk(1, 2), other).take().layouts == {layout_of(BY_DAY), ()}
-
-
-# -- when to flush
-
-
-def test_empty_buffer_is_never_due():
-    assert TableBuffer().due(CONFIG, now=1e9) is None
-
-
-def test_buffer_is_due_by_changes_by_bytes_or_by_age():
-    buffer = filled(chunk(1, 10))
-    assert buffer.due(CONFIG, now=9.9) is None
-    assert buffer.due(CONFIG, now=10.0) is FlushReason.AGE
-    assert filled(chunk(1, 100)).due(CONFIG, now=0.0) is FlushReason.CHANGES
-    large = Chunk([(DAY_1, rows(1, padding=10_000))], 0, 1, {A: span(1, 1)}, layout_of(BY_DAY))
-    assert filled(large).due(CONFIG, now=0.0) is FlushReason.BYTES
 
 
 def test_only_a_new_epoch_of_a_buffered_source_begins_an_epoch():
@@ -128,29 +95,24 @@ def test_only_a_new_epoch_of_a_buffered_source_begins_an_epoch():
 
 
 def test_rows_at_or_below_the_mark_are_left_out():
-    gathered = filled(chunk(1, 4), chunk(5, 8, partition=DAY_2), chunk(1, 3, source="b")).take()
+    gathered = filled(chunk(1, 4), chunk(5, 8), chunk(1, 3, source="b")).take()
     left = gathered.after({A: Position(0, 5)})
-    assert sequences_of(left) == {DAY_1: [1, 2, 3], DAY_2: [6, 7, 8]}
+    assert sequences_of(left) == [6, 7, 8, 1, 2, 3]
     assert left.rows == 6
-    assert left.bytes == sum(table.nbytes for tables in left.partitions.values() for table in tables)
+    assert left.bytes == sum(table.nbytes for table in left.tables)
     assert left.spans == {A: span(6, 8), B: span(1, 3)}
     assert (left.log_from, left.log_to) == (gathered.log_from, gathered.log_to)
 
 
-def test_partition_without_rows_left_is_not_written():
-    gathered = filled(chunk(1, 4), chunk(5, 8, partition=DAY_2)).take()
-    assert list(gathered.after({A: Position(0, 4)}).partitions) == [DAY_2]
-
-
 def test_nothing_is_left_where_the_table_has_everything():
     left = filled(chunk(1, 4)).take().after({A: Position(0, 9)})
-    assert (left.rows, left.bytes, left.partitions, left.spans) == (0, 0, {}, {})
+    assert (left.rows, left.bytes, left.tables, left.spans) == (0, 0, [], {})
 
 
 @pytest.mark.parametrize("marks", [{}, {B: Position(0, 99)}, {A: Position(0, 0)}])
 def test_marks_below_or_of_others_leave_everything(marks):
     gathered = filled(chunk(1, 4)).take()
-    assert sequences_of(gathered.after(marks)) == {DAY_1: [1, 2, 3, 4]}
+    assert sequences_of(gathered.after(marks)) == [1, 2, 3, 4]
 
 
 def test_later_epoch_in_the_table_makes_all_rows_history_and_an_earlier_one_none():
@@ -173,8 +135,7 @@ def test_marks_cut_exactly_the_rows_that_a_set_says(lengths, marks):
     left = buffer.take().after({source: Position(0, mark) for source, mark in marks.items()})
     found = [
         pair
-        for tables in left.partitions.values()
-        for table in tables
+        for table in left.tables
         for pair in zip(table[columns.SOURCE].to_pylist(), table[columns.SEQUENCE].to_pylist(), strict=True)
     ]
     assert found == expected

@@ -17,7 +17,7 @@ from pyiceberg.schema import Schema as PyIcebergSchema
 from tests.writer.examples import NESTED, nested_rows
 from writer.config import WriterConfig
 from writer.data_files import repeating_columns, write_data_file
-from writer.types import FIELD_ID_KEY, Field, Schema, StructType, schema_to_json, to_arrow_schema
+from writer.types import FIELD_ID_KEY, Field, ListType, Schema, StructType, schema_to_json, to_arrow_schema
 
 
 def write(table: pa.Table, schema: Schema = NESTED, **settings):
@@ -132,3 +132,16 @@ def test_every_compression_of_the_settings_can_be_written(compression):
 def test_an_empty_table_is_a_file_without_bounds():
     _, file = write(nested_rows(0))
     assert (file.record_count, file.lower_bounds) == (0, {})
+
+
+def test_uuids_have_no_statistics_because_readers_disagree_on_their_order():
+    home = StructType((Field(3, "id", "uuid"), Field(4, "zip", "int")))
+    schema = Schema(
+        0, StructType((Field(1, "a", "uuid"), Field(2, "home", home), Field(5, "ids", ListType(6, "uuid"))))
+    )
+    low, high = b"\x00" * 16, b"\xff" * 16
+    rows = [{"a": low, "home": {"id": low, "zip": 1}, "ids": [low]}, {"a": high, "home": {"id": high, "zip": 2}}]
+    buffer, file = write(pa.Table.from_pylist(rows, schema=to_arrow_schema(schema)), schema)
+    assert set(file.lower_bounds) == {4}
+    group = pq.read_metadata(pa.BufferReader(buffer)).row_group(0)
+    assert [group.column(n).is_stats_set for n in range(4)] == [False, False, True, False]

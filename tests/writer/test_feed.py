@@ -16,6 +16,7 @@ from pyiceberg.schema import Schema as PyIcebergSchema
 from pyiceberg.types import LongType, NestedField
 
 from tests.fakes import CatalogFault, FlakyCatalog
+from tests.writer.feeding import feed_tasks
 from writer.changes import Position, SourceId
 from writer.committer import Committer
 from writer.config import MIB, LogConfig, WriterConfig
@@ -24,7 +25,7 @@ from writer.frames import Encoding, Frame, encode_frame
 from writer.iceberg.catalog_client import open_catalog
 from writer.metrics import WriterMetrics
 from writer.storage import open_store
-from writer.table_writer import TableContext
+from writer.table_context import TableContext
 from writer.wal.log import Log
 
 DEADLINE_S = 30.0
@@ -90,8 +91,8 @@ async def working(tmp_path, lake, **settings) -> AsyncIterator[Bench]:
                 metrics=WriterMetrics(CollectorRegistry()),
                 clock=time.monotonic,
             )
-            feed = Feed(log, context, tasks=tasks, marks_at_start={})
-            own = [tasks.create_task(run()) for run in (feed.run_reader, feed.run_applier, feed.run_timer)]
+            feed = Feed(log, context, tasks=tasks, marks_at_start={}, table_max_share=0.5)
+            own = [tasks.create_task(run()) for run in feed_tasks(feed)]
             try:
                 yield Bench(log, feed, flaky)
             finally:
@@ -127,7 +128,7 @@ async def test_change_of_a_table_that_is_still_to_come_is_neither_told_as_commit
         bench.flaky.load_faults.extend([CatalogFault.ERROR_BEFORE] * 1_000)  # `orders` cannot be looked up
         await bench.append((2, "users", {"id": 2}), (3, "orders", {"id": 1}), (4, "users", {"id": 3}))
         await bench.until(lambda: bench.status("default.users")["committedRows"] == 4)
-        assert bench.feed.committed_position(SHOP) == Position(0, 1)
+        assert bench.feed.committed_position(SHOP) == Position(0, 2)
         assert bench.feed.log_status()["uncommittedRecords"] == 1
         bench.flaky.load_faults.clear()
         await bench.flush()

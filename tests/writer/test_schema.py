@@ -25,7 +25,7 @@ def _plain(field: Field):
 
 
 def test_initial_columns_are_ours_and_before_is_optional():
-    assert [field.name for field in initial_columns(keep_before=True).fields] == list(names.ALL)
+    assert [field.name for field in initial_columns(keep_before=True, is_routed=True).fields] == list(names.ALL)
     assert names.BEFORE not in [field.name for field in initial_columns(keep_before=False).fields]
     required = [field.name for field in initial_columns(keep_before=True).fields if field.required]
     assert required == [*names.ALL[:6]]
@@ -156,7 +156,7 @@ def test_declared_types_widen_for_values_that_need_it(before, value, after):
         ("uuid", "x"),
         (ListType(21, "long"), [1, "x"]),
         (ListType(21, "long"), 1),
-        (MapType(21, "long", 22, "long"), {"1": 1}),
+        (MapType(21, "long", 22, "long"), {"x": 1}),
         (StructType((Field(21, "x", "long"),)), [1]),
     ],
 )
@@ -251,6 +251,7 @@ def test_required_columns_that_rows_leave_empty_become_optional():
     assert by_name["s"].type == StructType((Field(23, "x", "long"),))
     assert by_name["l"].type == ListType(25, "long")
     assert rescued(fitted.table) == [{"b": "t"}, None]
+    assert set(fitted.added) == {f"{path} required -> optional" for path in ("b", "s.x", "l.element")}
 
 
 def test_columns_beyond_the_limit_are_rescued(monkeypatch):

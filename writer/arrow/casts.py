@@ -17,9 +17,9 @@ import pyarrow.types as pt
 
 from writer.arrow.json import in_common_years, json_values, moment_texts
 from writer.arrow.types import UUID_VALUES, is_bytes
+from writer.rows.column_notes import is_json
 from writer.rows.exact_numbers import decimal_parts
 from writer.rows.misfits import row_keeper, to_json
-from writer.rows.parse_types import JSON_DOC
 from writer.rows.text_values import Misfit, is_text_type, read_texts
 from writer.types import Field, to_arrow_type
 
@@ -40,7 +40,7 @@ def cast_exactly(values: pa.Array, type_: str, doc: str | None = None) -> Cast:
     """Cast values of any plain primitive type of Arrow's to an Iceberg type."""
     if pt.is_null(values.type):
         return Cast(pa.nulls(len(values), to_arrow_type(type_)), None)
-    if doc != JSON_DOC:
+    if not is_json(doc):
         try:
             if (cast := _cast_all(values, type_)) is not None:
                 return Cast(cast, None)
@@ -95,7 +95,7 @@ def _cast_to_decimal(values: pa.Array, target: pa.DataType) -> pa.Array | None:
 
 def _cast_each(values: pa.Array, type_: str, doc: str | None) -> Cast:
     forms = json_values(values)
-    if doc == JSON_DOC:
+    if is_json(doc):
         texts = [None if form is None else to_json(form).decode() for form in forms]
         return Cast(pa.array(texts, pa.string()), None)
     keep = row_keeper((Field(0, "value", type_),))

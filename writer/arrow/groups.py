@@ -6,7 +6,7 @@ each other with the same schema are one group; their columns stay where they are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -21,7 +21,7 @@ from writer.arrow.frames import TABLE_KEY, open_stream
 from writer.arrow.plain import plain_rows
 from writer.frames import Frame
 from writer.rows.change_columns import received_at_us, sources_of
-from writer.rows.groups import Group, Run, keep_of_runs
+from writer.rows.groups import Group, Run, declared_of, keep_of_runs
 
 _US_PER_MS = 1000
 
@@ -35,6 +35,7 @@ class ArrowGroup(Group):
     sequences: npt.NDArray[np.int64]
     runs: tuple[Run, ...]
     held_bytes: int
+    declared: tuple[str, ...] = ()
 
     def sequence_at(self, row: int) -> int:
         """Give the sequence of a change."""
@@ -50,15 +51,15 @@ class ArrowGroup(Group):
         return replace(self, rows=rows, sequences=_sequences_of(rows), runs=runs)
 
 
-def split_arrow_frames(frames: Iterable[tuple[int, Frame]]) -> list[ArrowGroup]:
-    """Group the changes of (log offset, frame) pairs by source table, dropping what admission had taken before.
+def split_arrow_frames(frames: Iterable[tuple[int, Frame]], *, name_of: Callable[[str], str] = str) -> list[ArrowGroup]:
+    """Group the changes of (log offset, frame) pairs by table, dropping what admission had taken before.
 
-    Each table's groups come in log order.
+    `name_of` tells which table a source's table is. Each table's groups come in log order.
     """
     open_groups: dict[str, list[ArrowGroup]] = {}
     done: list[ArrowGroup] = []
     for offset, frame in frames:
-        group = _group_of(frame, offset)
+        group = _group_of(frame, offset, name_of)
         if not len(group):
             continue
         gathered = open_groups.setdefault(group.table, [])
@@ -69,15 +70,16 @@ def split_arrow_frames(frames: Iterable[tuple[int, Frame]]) -> list[ArrowGroup]:
     return done + [_join(gathered) for gathered in open_groups.values()]
 
 
-def _group_of(frame: Frame, offset: int) -> ArrowGroup:
+def _group_of(frame: Frame, offset: int, name_of: Callable[[str], str]) -> ArrowGroup:
     with open_stream(frame.body) as reader:
-        table = reader.schema.metadata[TABLE_KEY].decode()
+        table = name_of(reader.schema.metadata[TABLE_KEY].decode())
         rows = plain_rows(reader.read_all())
     held_bytes = max(len(frame.body), rows.nbytes)
     sequences = _sequences_of(rows)
     start = first_after(sequences, frame.after_sequence)
     run = Run(0, len(sequences) - start, frame.source, frame.epoch, frame.received_at_us, offset)
-    return ArrowGroup(table, rows.slice(start), sequences[start:], (run,) if run.stop else (), held_bytes)
+    declared = declared_of(frame, table, name_of)
+    return ArrowGroup(table, rows.slice(start), sequences[start:], (run,) if run.stop else (), held_bytes, declared)
 
 
 def _join(groups: list[ArrowGroup]) -> ArrowGroup:
@@ -93,6 +95,7 @@ def _join(groups: list[ArrowGroup]) -> ArrowGroup:
         sequences=np.concatenate([group.sequences for group in groups]),
         runs=tuple(runs),
         held_bytes=sum(group.held_bytes for group in groups),
+        declared=tuple(text for group in groups for text in group.declared),
     )
 
 
@@ -122,6 +125,7 @@ def arrow_change_columns(
         names.UNCHANGED: _column_or(rows, names.UNCHANGED, None),
         names.METADATA: _column_or(rows, names.METADATA, None),
         names.RESCUED: pa.nulls(len(group)) if rescued is None else rescued,
+        names.PARTITION: pa.nulls(len(group)),  # filled by routing.py when all columns are there
     }
     return {name: column.cast(schema.field(name).type) for name, column in every.items() if name in schema.names}
 

@@ -15,10 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 from writer.arrow.checks import CHANGE_COLUMNS
-from writer.arrow.evolution import declare_columns, relax_columns
 from writer.arrow.groups import ArrowGroup, arrow_change_columns
+from writer.arrow.relaxation import relax_columns
 from writer.arrow.split import Left, split_fields
+from writer.arrow.types import declared_fields
 from writer.decode import own_fields
+from writer.rows.column_notes import former_names
+from writer.rows.declaring import declare_fields
 from writer.rows.evolution import Room, StructWatch
 from writer.rows.misfits import WHOLE_ROW, to_json
 from writer.rows.parse_types import NO_VACANCIES, Vacancies
@@ -43,7 +46,7 @@ def fit_arrow_group(
     """
     brought = [field for field in group.rows.schema if field.name not in CHANGE_COLUMNS]
     room = Room(columns, next_field_id)
-    own = declare_columns(own_fields(columns), brought, room, nanoseconds=nanoseconds)
+    own = declare_fields(own_fields(columns), declared_fields(brought, nanoseconds=nanoseconds), room)
     parts = _split_rows(group, own)
     if any(part.left is not None for part in parts):
         wider = _widen_for_left(own, parts, room)
@@ -80,7 +83,7 @@ def _split_rows(group: ArrowGroup, own: Sequence[Field]) -> list[_Part]:
 
 def _widen_for_left(own: Sequence[Field], parts: Sequence[_Part], room: Room) -> tuple[Field, ...]:
     """Let known columns grow for single values that did not fit, by the rules that rows in JSON go by."""
-    known = {field.name for field in own}
+    known = {name for field in own for name in (field.name, *former_names(field))}
     watch = StructWatch(StructType(tuple(own)))
     for part in parts:
         for row in part.render_left():

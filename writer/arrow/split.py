@@ -18,8 +18,8 @@ import pyarrow.types as pt
 
 from writer.arrow.casts import Mask, as_mask, cast_exactly, null_mask
 from writer.arrow.json import json_values
+from writer.rows.column_notes import is_json, name_in
 from writer.rows.misfits import NOTHING
-from writer.rows.parse_types import JSON_DOC
 from writer.rows.relaxation import type_has_required
 from writer.types import Field, ListType, MapType, StructType, Type, to_arrow_type
 
@@ -59,13 +59,14 @@ def split_fields(
     kept: list[pa.Array] = []
     members: dict[str, Left] = {}
     for field in fields:
-        if field.name not in brought:
+        name = name_in(field, brought)
+        if name is None:
             kept.append(pa.nulls(rows, to_arrow_type(field.type)))
             continue
-        column, left = _split(brought.pop(field.name), field.type, field.doc)
+        column, left = _split(brought.pop(name), field.type, field.doc)
         kept.append(column)
         if left is not None:
-            members[field.name] = left
+            members[name] = left
     for name, values in brought.items():
         if (left := _leave_all(values)) is not None:
             members[name] = left
@@ -86,7 +87,7 @@ def _leave(values: pa.Array, misfits: Mask | None) -> Left | None:
 def _split(values: pa.Array, type_: Type, doc: str | None) -> Split:
     target = to_arrow_type(type_)
     # What Arrow calls not nullable may not even be null below a null struct, so such columns are built anew.
-    if doc != JSON_DOC and _is_laid_out_alike(values.type, target) and not type_has_required(type_):
+    if not is_json(doc) and _is_laid_out_alike(values.type, target) and not type_has_required(type_):
         return values.view(target), None
     if not pt.is_nested(values.type) and isinstance(type_, str):
         kept, misfits = cast_exactly(values, type_, doc)
@@ -94,7 +95,7 @@ def _split(values: pa.Array, type_: Type, doc: str | None) -> Split:
     if values.offset and pt.is_nested(values.type):
         # Building on parts of a slice is not possible; joining copies the slice into an array of its own.
         values = pa.concat_arrays([values, values.slice(0, 0)])
-    if doc == JSON_DOC:
+    if is_json(doc):
         return cast_exactly(values, "string", doc).kept, None
     match type_:
         case StructType() if pt.is_struct(values.type):

@@ -28,7 +28,7 @@ import pyarrow.types as pt
 
 from writer.rows.exact_numbers import DECIMAL_MAX_PRECISION
 from writer.rows.field_names import fold, is_usable
-from writer.rows.inference import NewList, NewMap, NewStruct, Settled
+from writer.types import UNNUMBERED, Field, ListType, MapType, StructType, Type
 
 UUID, JSON = "arrow.uuid", "arrow.json"
 
@@ -63,19 +63,27 @@ _PRIMITIVES: dict[pa.DataType, str] = {
 }
 
 
-def declared_type(type_: pa.DataType, *, nanoseconds: bool) -> Settled | None:
+def declared_fields(fields: Iterable[pa.Field], *, nanoseconds: bool) -> tuple[Field, ...]:
+    """Give the fields, not numbered yet, that plain ones of Arrow declare; without those that hold nothing."""
+    return tuple(
+        Field(UNNUMBERED, field.name, type_)
+        for field in fields
+        if (type_ := declared_type(field.type, nanoseconds=nanoseconds)) is not None
+    )
+
+
+def declared_type(type_: pa.DataType, *, nanoseconds: bool) -> Type | None:
     """Give the type of a new column for a plain one of Arrow's, None where there is nothing to hold."""
     if pt.is_struct(type_):
-        settled = {field.name: declared_type(field.type, nanoseconds=nanoseconds) for field in usable_fields(type_)}
-        fields = {name: each for name, each in settled.items() if each is not None}
-        return NewStruct(fields) if fields else None
+        fields = declared_fields(usable_fields(type_), nanoseconds=nanoseconds)
+        return StructType(fields) if fields else None
     if is_list(type_):
         element = declared_type(type_.value_type, nanoseconds=nanoseconds)
-        return None if element is None else NewList(element)
+        return None if element is None else ListType(UNNUMBERED, element)
     if pt.is_map(type_):
         key = declared_type(type_.key_type, nanoseconds=nanoseconds)
         value = declared_type(type_.item_type, nanoseconds=nanoseconds)
-        return None if key is None or value is None else NewMap(key, value)
+        return None if key is None or value is None else MapType(UNNUMBERED, key, UNNUMBERED, value)
     return None if pt.is_null(type_) else _declared_primitive(type_, nanoseconds=nanoseconds)
 
 

@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 
 import fastavro
 
-from writer.iceberg.partitions import PartitionRejected, PartitionSpec
+from writer.iceberg.partitions import PartitionSpec
+from writer.iceberg.terms import PartitionRejected
 
 AvroSchema: TypeAlias = dict[str, Any]
 

@@ -5,6 +5,7 @@ What an answer means for a commit:
     2xx                                     committed
     404                                     TableMissing
     409                                     CommitConflict
+    401, with OAuth2                        once more with a new token: nothing was taken up
     429, connection refused                 CatalogUnavailable: nothing was taken up
     5xx, timeout, connection lost           CommitUnknown: it may have committed
     any other                               CatalogError
@@ -14,10 +15,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import aiohttp
 import orjson
@@ -26,16 +27,24 @@ from yarl import URL
 from writer.changes import TableName
 from writer.commit_plan import Request
 from writer.errors import CatalogError, CatalogUnavailable, CommitConflict, CommitUnknown, TableMissing
+from writer.iceberg.config import IcebergConfig
+from writer.iceberg.oauth import Credentials, FixedToken, OAuthClient, OAuthToken
 from writer.iceberg.partitions import PartitionSpec, spec_to_json
+from writer.iceberg.sort_orders import UNSORTED, SortOrder, order_to_json
 from writer.types import Schema, schema_to_json
 
-NAMESPACE_SEPARATOR = "\x1f"  # fixed by the specification; %1F in a path
+NAMESPACE_SEPARATOR = "\x1f"  # %1F in a path, unless the catalog asks for another
 CONNECTIONS_MAX = 16  # commits of different tables at once; more would only queue in the catalog
 
 # The answer to a commit is the table's whole history, which is not read here: packing it would cost the catalog more
 # time than the commit itself.
 _BODY_HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+_MINIMAL_ANSWER = {"Prefer": "return=minimal"}
 
+_HEADER_KEY = "header."
+_TRANSACTION_ENDPOINT = "POST /v1/{prefix}/transactions/commit"
+
+_NOT_AUTHENTICATED = (401, 419)  # the second is Iceberg's own, for a token that has expired
 _NOT_FOUND = 404
 _CONFLICT = 409
 _TOO_MANY_REQUESTS = 429
@@ -63,30 +72,79 @@ async def open_catalog(
     uri: str, *, warehouse: str = "", token: str = "", timeout_s: float = 30.0
 ) -> AsyncIterator[CatalogClient]:
     """Connect to the catalog at `uri` (which ends before /v1), and close the connections at the end."""
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    connector = aiohttp.TCPConnector(limit=CONNECTIONS_MAX)
-    async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
-        yield CatalogClient(session, uri, warehouse=warehouse, timeout_s=timeout_s)
+    async with _open_session({}) as session:
+        yield CatalogClient(session, uri, credentials=FixedToken(token), warehouse=warehouse, timeout_s=timeout_s)
+
+
+@asynccontextmanager
+async def open_foreign_catalog(config: IcebergConfig) -> AsyncIterator[CatalogClient]:
+    """Connect to the catalog that the settings name, and close the connections at the end."""
+    timeout_s = config.request_timeout_s
+    async with _open_session(config.header_map()) as session:
+        credentials: Credentials = FixedToken(config.token)
+        if config.credential:
+            credentials = OAuthToken(session, _oauth_client(config), timeout_s=timeout_s)
+        yield CatalogClient(
+            session, config.uri, credentials=credentials, warehouse=config.warehouse, timeout_s=timeout_s
+        )
+
+
+def _open_session(headers: Mapping[str, str]) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX), headers=headers)
+
+
+def _oauth_client(config: IcebergConfig) -> OAuthClient:
+    client_id, _, client_secret = config.credential.partition(":")
+    return OAuthClient(
+        token_uri=config.oauth2_server_uri or f"{_versioned(config.uri)}/oauth/tokens",
+        client_id=client_id,
+        client_secret=client_secret,
+        scope=config.scope,
+    )
+
+
+def _versioned(uri: str) -> str:
+    return f"{uri.rstrip('/').removesuffix('/v1')}/v1"
 
 
 class CatalogClient:
     """Requests to one catalog. Every method raises CatalogError, or one of its kinds, when it is not answered well."""
 
-    def __init__(self, session: aiohttp.ClientSession, uri: str, *, warehouse: str, timeout_s: float) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, uri: str, *, credentials: Credentials, warehouse: str, timeout_s: float
+    ) -> None:
         self._session = session
-        self._base = f"{uri.rstrip('/').removesuffix('/v1')}/v1"
+        self._credentials = credentials
+        self._base = _versioned(uri)
         self._warehouse = warehouse
         self._timeout_s = timeout_s
         self._prefix = ""
+        self._separator = NAMESPACE_SEPARATOR
+        self._headers: Mapping[str, str] = {}
+        self._endpoints: frozenset[str] | None = None
 
     async def load_config(self) -> Mapping[str, str]:
         """Ask how the catalog wants to be used, and keep to it; called once, before anything else."""
         query = {"warehouse": self._warehouse} if self._warehouse else {}
         answer = orjson.loads(await self._send("GET", f"{self._base}/config", query=query))
-        config: dict[str, str] = {**(answer.get("defaults") or {}), **(answer.get("overrides") or {})}
+        overrides = answer.get("overrides") or {}
+        config: dict[str, str] = {**(answer.get("defaults") or {}), **overrides}
         # A prefix may have several segments and goes into paths as it is.
         self._prefix = config.get("prefix", "").strip("/")
+        self._separator = unquote(config.get("namespace-separator", "")) or NAMESPACE_SEPARATOR
+        self._headers = {
+            name.removeprefix(_HEADER_KEY): value for name, value in config.items() if name.startswith(_HEADER_KEY)
+        }
+        if "uri" in overrides:  # the catalog's way to send clients to another address
+            self._base = _versioned(overrides["uri"])
+        if answer.get("endpoints"):
+            self._endpoints = frozenset(answer["endpoints"])
         return config
+
+    @property
+    def has_transactions(self) -> bool:
+        """Tell whether several tables can be committed at once; a catalog that lists nothing is taken to have all."""
+        return self._endpoints is None or _TRANSACTION_ENDPOINT in self._endpoints
 
     async def ensure_namespace(self, namespace: tuple[str, ...]) -> None:
         """Create a namespace and those above it, unless they are there."""
@@ -96,12 +154,48 @@ class CatalogClient:
             except CommitConflict:
                 continue
 
+    async def list_namespaces(self, parent: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+        """Name all namespaces, or all below one, however deep."""
+        query = {"parent": self._separator.join(parent)} if parent else {}
+        found: list[tuple[str, ...]] = []
+        while True:
+            answer = orjson.loads(await self._send("GET", self._url("namespaces"), query=query))
+            for namespace in map(tuple, answer["namespaces"]):
+                found += [namespace, *await self.list_namespaces(namespace)]
+            if not (token := answer.get("next-page-token")):
+                return found
+            query["pageToken"] = token
+
+    async def list_tables(self, namespace: tuple[str, ...]) -> list[TableName]:
+        """Name the tables of a namespace."""
+        url = self._url("namespaces", self._path(namespace), "tables")
+        query: dict[str, str] = {}
+        found: list[TableName] = []
+        while True:
+            answer = orjson.loads(await self._send("GET", url, query=query))
+            found += [TableName(tuple(item["namespace"]), item["name"]) for item in answer["identifiers"]]
+            if not (token := answer.get("next-page-token")):
+                return found
+            query["pageToken"] = token
+
+    async def load_table_properties(self, name: TableName) -> Mapping[str, str]:
+        """Load a table's properties, without asking for its history."""
+        answer = await self._send("GET", self._table_url(name), query={"snapshots": "refs"})
+        properties: dict[str, str] = parse_table(answer).document.get("properties") or {}
+        return properties
+
     async def load_table(self, name: TableName) -> LoadedTable:
         """Load a table's current metadata."""
         return parse_table(await self._send("GET", self._table_url(name)))
 
     async def create_table(
-        self, name: TableName, *, schema: Schema, spec: PartitionSpec, properties: Mapping[str, str]
+        self,
+        name: TableName,
+        *,
+        schema: Schema,
+        spec: PartitionSpec,
+        properties: Mapping[str, str],
+        order: SortOrder = UNSORTED,
     ) -> LoadedTable:
         """Create a table. The catalog may give its columns other field ids than `schema` has.
 
@@ -113,55 +207,97 @@ class CatalogClient:
             "name": name.name,
             "schema": schema_to_json(schema),
             "partition-spec": spec_to_json(spec),
+            "write-order": order_to_json(order),
             "properties": dict(properties),
         }
         return parse_table(
-            await self._send("POST", self._url("namespaces", _path(name.namespace), "tables"), body=body)
+            await self._send("POST", self._url("namespaces", self._path(name.namespace), "tables"), body=body)
         )
 
-    async def commit_table(self, name: TableName, request: Request) -> bytes:
-        """Commit; the answer is left unparsed, because it grows with the table's history and is rarely needed."""
-        body = {
-            "identifier": {"namespace": name.namespace, "name": name.name},
-            "requirements": request.requirements,
-            "updates": request.updates,
-        }
-        return await self._send("POST", self._table_url(name), body=body)
+    async def commit_table(self, name: TableName, request: Request, *, needs_answer: bool = True) -> bytes:
+        """Commit; the answer is left unparsed.
+
+        It grows with the table's history. Whoever does not need it says so, and a catalog that knows RFC 7240, as ours
+        does, then leaves the history out.
+        """
+        headers = {} if needs_answer else _MINIMAL_ANSWER
+        return await self._send("POST", self._table_url(name), body=_change(name, request), headers=headers)
+
+    async def commit_transaction(self, requests: Mapping[TableName, Request]) -> None:
+        """Commit to several tables at once: all or none."""
+        changes = [_change(name, request) for name, request in requests.items()]
+        await self._send("POST", self._url("transactions", "commit"), body={"table-changes": changes})
+
+    async def load_properties(self, namespace: tuple[str, ...]) -> Mapping[str, str]:
+        """Load the properties of a namespace."""
+        answer = orjson.loads(await self._send("GET", self._url("namespaces", self._path(namespace))))
+        properties: dict[str, str] = answer.get("properties") or {}
+        return properties
+
+    async def set_properties(self, namespace: tuple[str, ...], updates: Mapping[str, str]) -> None:
+        """Set properties of a namespace; others stay."""
+        url = self._url("namespaces", self._path(namespace), "properties")
+        await self._send("POST", url, body={"updates": dict(updates), "removals": []})
 
     def _url(self, *segments: str) -> str:
         return "/".join((self._base, *([self._prefix] if self._prefix else []), *segments))
 
+    def _path(self, namespace: tuple[str, ...]) -> str:
+        return quote(self._separator.join(namespace), safe="")
+
     def _table_url(self, name: TableName) -> str:
-        return self._url("namespaces", _path(name.namespace), "tables", quote(name.name, safe=""))
+        return self._url("namespaces", self._path(name.namespace), "tables", quote(name.name, safe=""))
 
     async def _send(
-        self, method: str, url: str, *, body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
+        self,
+        method: str,
+        url: str,
+        *,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> bytes:
-        facts = f"method={method} url={url}"
+        """Send a request; one that is refused for its token is sent once more with a new one."""
+        data = None if body is None else orjson.dumps(body)
+        # The path is encoded by us: aiohttp would decode %1F and %2F in it.
+        target = URL(url, encoded=True).with_query(query or None)
+        every = {**self._headers, **({} if body is None else _BODY_HEADERS), **(headers or {})}
+        authorization = await self._credentials.header()
+        status, answer = await self._exchange(method, target, data=data, headers=_signed(every, authorization))
+        if status in _NOT_AUTHENTICATED and await self._credentials.renew(authorization):
+            authorization = await self._credentials.header()
+            status, answer = await self._exchange(method, target, data=data, headers=_signed(every, authorization))
+        if status >= _FIRST_ERROR:
+            raise _refusal(method, status)(f"{_message(answer)}: status={status} method={method} url={url}")
+        return answer
+
+    async def _exchange(
+        self, method: str, target: URL, *, data: bytes | None, headers: Mapping[str, str]
+    ) -> tuple[int, bytes]:
+        facts = f"method={method} url={target}"
         try:
-            async with asyncio.timeout(self._timeout_s), self._request(method, url, body, query) as response:
-                answer = await response.read()
+            async with (
+                asyncio.timeout(self._timeout_s),
+                self._session.request(method, target, data=data, headers=headers) as response,
+            ):
+                return response.status, await response.read()
         except aiohttp.ClientConnectorError as error:
             raise CatalogUnavailable(f"catalog cannot be reached: {error}: {facts}") from error
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
             reason = str(error) or type(error).__name__
             raise _unknown_to(method)(f"catalog did not answer: {reason}: {facts}") from error
-        if response.status >= _FIRST_ERROR:
-            raise _refusal(method, response.status)(f"{_message(answer)}: status={response.status} {facts}")
-        return answer
-
-    def _request(
-        self, method: str, url: str, body: Mapping[str, Any] | None, query: Mapping[str, str] | None
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        # The path is encoded by us: aiohttp would decode %1F and %2F in it.
-        target = URL(url, encoded=True).with_query(query or None)
-        data = None if body is None else orjson.dumps(body)
-        headers = {} if body is None else _BODY_HEADERS
-        return self._session.request(method, target, data=data, headers=headers)
 
 
-def _path(namespace: tuple[str, ...]) -> str:
-    return quote(NAMESPACE_SEPARATOR.join(namespace), safe="")
+def _change(name: TableName, request: Request) -> dict[str, Any]:
+    return {
+        "identifier": {"namespace": name.namespace, "name": name.name},
+        "requirements": request.requirements,
+        "updates": request.updates,
+    }
+
+
+def _signed(headers: Mapping[str, str], authorization: str | None) -> dict[str, str]:
+    return {**headers, "Authorization": authorization} if authorization else dict(headers)
 
 
 def _unknown_to(method: str) -> type[CatalogError]:

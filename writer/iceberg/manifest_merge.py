@@ -1,8 +1,12 @@
 """Merging of small manifests, so that a snapshot's list stays short however often we commit. Owns no files.
 
-Every commit adds one manifest. When as many as the table's `commit.manifest.min-count-to-merge` have gathered, the
-next commit replaces them by one that holds all their entries; that one is left alone by us from then on. A list is so
-about commits/100 + 100 entries long; the pipeline's manifest rewrite takes it from there.
+Every commit adds one manifest. Manifests are merged in two tiers, each when it has gathered as many as the table's
+`commit.manifest.min-count-to-merge`:
+
+    fresh (one flush each)  --100-->  merged  --100-->  merged, until half of `commit.manifest.target-size-bytes`
+
+The next commit puts one manifest that holds all their entries in their place. A list is so at most about 200 entries
+long, and one more per several MiB of entries: a million commits make it about 300.
 
 Only manifests of our own are merged, known by their file name: of others we cannot know all fields.
 """
@@ -12,15 +16,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from writer.iceberg.manifests import ManifestFile, ManifestList, TableShape, decode_avro
+from writer.iceberg.manifests import ManifestFile, ManifestList, TableShape, decode_avro, encode_entries
 from writer.iceberg.partitions import partition_types
+from writer.iceberg.properties import MERGE_ENABLED, MERGE_MIN_COUNT, MERGE_TARGET_BYTES, is_enabled, read_number
 from writer.iceberg.single_values import comparable_bound
 
 OWN_MANIFEST_PREFIX = "lakefeed-"
 
-MERGE_ENABLED_PROPERTY = "commit.manifest-merge.enabled"
-MIN_COUNT_PROPERTY = "commit.manifest.min-count-to-merge"
+# Both are Iceberg's own defaults.
 MIN_COUNT_DEFAULT = 100
+TARGET_BYTES_DEFAULT = 8 * 1024 * 1024
 
 _DATA = 0
 _EXISTING = 0
@@ -28,22 +33,49 @@ _EXISTING = 0
 
 def plan_merge(current: ManifestList, shape: TableShape, properties: Mapping[str, str]) -> tuple[ManifestFile, ...]:
     """Choose the manifests that the next commit merges; none while they are few."""
-    if properties.get(MERGE_ENABLED_PROPERTY, "true") != "true":
+    if not is_enabled(properties, MERGE_ENABLED):
         return ()
-    chosen = tuple(manifest for manifest in current.manifests if _is_mergeable(manifest, shape))
-    wanted = max(2, int(properties.get(MIN_COUNT_PROPERTY, MIN_COUNT_DEFAULT)))
-    return chosen if len(chosen) >= wanted else ()
+    wanted = max(2, read_number(properties, MERGE_MIN_COUNT, MIN_COUNT_DEFAULT))
+    target_bytes = read_number(properties, MERGE_TARGET_BYTES, TARGET_BYTES_DEFAULT)
+    small = [m for m in current.manifests if _is_mergeable(m, shape) and 2 * m["manifest_length"] < target_bytes]
+    fresh = [manifest for manifest in small if not manifest["existing_files_count"]]
+    merged = [manifest for manifest in small if manifest["existing_files_count"]]
+    for tier in (fresh, merged):
+        if len(tier) >= wanted:
+            return _oldest(tier, target_bytes)
+    return ()
+
+
+def _oldest(tier: Sequence[ManifestFile], target_bytes: int) -> tuple[ManifestFile, ...]:
+    """Take the oldest that fit into one manifest: they lie close together in time, and so in their partitions.
+
+    Each is below half of the target, so that there are two at least.
+    """
+    first, left_bytes = len(tier), target_bytes
+    while first and tier[first - 1]["manifest_length"] <= left_bytes:
+        first -= 1
+        left_bytes -= tier[first]["manifest_length"]
+    return tuple(tier[first:])
 
 
 def _is_mergeable(manifest: ManifestFile, shape: TableShape) -> bool:
     return (
         manifest["content"] == _DATA
         and manifest["partition_spec_id"] == shape.spec.spec_id
-        and manifest["existing_files_count"] == 0  # not merged before
         and manifest["deleted_files_count"] == 0
         and manifest.get("key_metadata") is None
         and manifest["manifest_path"].rpartition("/")[2].startswith(OWN_MANIFEST_PREFIX)
     )
+
+
+def merge_entries(bodies: Sequence[bytes], manifests: Sequence[ManifestFile], shape: TableShape) -> bytes:
+    """Encode one manifest that holds the entries of several.
+
+    Raises:
+        ManifestUnreadable: one of them is damaged.
+    """
+    pairs = zip(bodies, manifests, strict=True)
+    return encode_entries((entry for body, manifest in pairs for entry in decode_entries(body, manifest)), shape)
 
 
 def decode_entries(data: bytes, manifest: ManifestFile) -> list[dict[str, Any]]:
@@ -95,10 +127,10 @@ def apply_merge(
         "min_sequence_number": min(manifest["min_sequence_number"] for manifest in merged),
         "added_snapshot_id": snapshot_id,
         "added_files_count": 0,
-        "existing_files_count": sum(manifest["added_files_count"] for manifest in merged),
+        "existing_files_count": sum(m["added_files_count"] + m["existing_files_count"] for m in merged),
         "deleted_files_count": 0,
         "added_rows_count": 0,
-        "existing_rows_count": sum(manifest["added_rows_count"] for manifest in merged),
+        "existing_rows_count": sum(m["added_rows_count"] + m["existing_rows_count"] for m in merged),
         "deleted_rows_count": 0,
         "partitions": _merge_summaries([manifest["partitions"] for manifest in merged], shape),
     }

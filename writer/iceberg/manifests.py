@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -64,6 +64,7 @@ class DataFile:
     lower_bounds: Mapping[int, bytes]
     upper_bounds: Mapping[int, bytes]
     split_offsets: tuple[int, ...]
+    sort_order_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def encode_manifest(files: Sequence[DataFile], *, shape: TableShape, snapshot_id
     return encode_entries([_added_entry(file, names, snapshot_id) for file in files], shape)
 
 
-def encode_entries(entries: Sequence[Mapping[str, Any]], shape: TableShape) -> bytes:
+def encode_entries(entries: Iterable[Mapping[str, Any]], shape: TableShape) -> bytes:
     """Encode a manifest of entries that are spelled out already."""
     types = partition_types(shape.spec, shape.schema)
     schema = manifest_schema(shape.spec, types, shape.format_version)
@@ -121,6 +122,7 @@ def _added_entry(file: DataFile, names: list[str], snapshot_id: int) -> dict[str
         "lower_bounds": _pairs(file.lower_bounds),
         "upper_bounds": _pairs(file.upper_bounds),
         "split_offsets": list(file.split_offsets),
+        "sort_order_id": file.sort_order_id,
     }
     return {"status": _ADDED, "snapshot_id": snapshot_id, "data_file": data_file}
 
@@ -242,7 +244,7 @@ def _named(record: Mapping[str, Any], names: Mapping[str, str]) -> ManifestFile:
     return manifest
 
 
-def _encode(schema: Any, records: Sequence[Mapping[str, Any]], metadata: dict[str, str]) -> bytes:
+def _encode(schema: Any, records: Iterable[Mapping[str, Any]], metadata: dict[str, str]) -> bytes:
     sink = io.BytesIO()
     fastavro.writer(sink, schema, records, codec=_CODEC, metadata=metadata)
     return sink.getvalue()

@@ -1,43 +1,41 @@
-"""Partition specs: their JSON, the partition of rows, and partition paths. Owns no files.
+"""Partition specs: their JSON, the setting they come from, the partition of rows, and partition paths. Owns no files.
 
-Supported transforms: identity, year, month, day, hour, void. All of these rise with their column, so that a table
-whose smallest and largest value fall into one partition lies in it whole; this is how one partition is told quickly.
+What a transform does to a column is in transforms.py.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 from urllib.parse import quote_plus
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from writer.errors import WriterError
-from writer.types import Field, Schema, StructType, Type
+from writer.iceberg.terms import (
+    PartitionRejected,
+    PartitionTerm,
+    Transform,
+    parse_partition_terms,
+    parse_transform,
+)
+from writer.iceberg.transforms import NUMPY_UNITS, TIME_UNITS, apply_transform, result_type
+from writer.types import Field, Schema, StructType
 
 # One value per field of the spec: dates and times as Iceberg's integers, decimals as Decimal, None for null.
 Partition: TypeAlias = tuple[Any, ...]
 
 FIRST_PARTITION_FIELD_ID = 1000  # fixed by the specification for tables of format 2 and above
+SEVERAL_SOURCES = -1  # a transform of several columns, which format 3 allows and nobody has defined yet
 
-_TIME_UNITS = {"year": "Y", "month": "M", "day": "D", "hour": "h"}
-_NUMPY_UNITS = {
-    "date": "D",
-    "timestamp": "us",
-    "timestamptz": "us",
-    "timestamp_ns": "ns",
-    "timestamptz_ns": "ns",
-}
-_TERM = re.compile(r"(\w+)\(([^()]+)\)")
+# Of a value in a directory's name, after quoting. File systems end at 255 bytes a name, object stores at 1,024 a path;
+# readers take the value from the manifest, so a name that is cut short only looks shorter.
+PATH_VALUE_MAX_BYTES = 160
+_CUT_CHARACTERS = PATH_VALUE_MAX_BYTES // len("%F0%9F%90%8B")  # the longest that one character becomes
 
-
-class PartitionRejected(WriterError, ValueError):
-    """A spec cannot be used here: change the setting, or the table's spec."""
+_NAME_SUFFIXES = {"bucket": "bucket_{}", "truncate": "trunc_{}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,10 @@ class PartitionSpec:
 
 def spec_from_json(document: Mapping[str, Any]) -> PartitionSpec:
     """Read a spec from table metadata."""
-    fields = (PartitionField(f["source-id"], f["field-id"], f["name"], f["transform"]) for f in document["fields"])
+    fields = (
+        PartitionField(f.get("source-id", SEVERAL_SOURCES), f["field-id"], f["name"], f["transform"])
+        for f in document["fields"]
+    )
     return PartitionSpec(document["spec-id"], tuple(fields))
 
 
@@ -78,48 +79,69 @@ def spec_to_json(spec: PartitionSpec) -> dict[str, Any]:
 
 
 def parse_partition(text: str, schema: Schema) -> PartitionSpec:
-    """Read the setting `partition`: `none`, or terms such as `day(_cdc_timestamp), identity(_cdc_source)`.
+    """Read the setting `partition` for a table's columns; terms.py has its grammar.
 
     Raises:
-        PartitionRejected: a term is not understood or names a column that the table does not have.
+        PartitionRejected: a term is not understood, or its column is missing or of a type that it does not take.
     """
-    terms = [] if text.strip() == "none" else text.split(",")
-    fields = [_parse_term(term.strip(), schema) for term in terms]
-    numbered = (
-        PartitionField(source.id, FIRST_PARTITION_FIELD_ID + number, _field_name(source, transform), transform)
-        for number, (transform, source) in enumerate(fields)
+    fields = (
+        _field_of(term, schema, FIRST_PARTITION_FIELD_ID + number)
+        for number, term in enumerate(parse_partition_terms(text))
     )
-    return PartitionSpec(0, tuple(numbered))
+    return PartitionSpec(0, tuple(fields))
 
 
-def _parse_term(term: str, schema: Schema) -> tuple[str, Field]:
-    match = _TERM.fullmatch(term)
-    if match is None:
-        raise PartitionRejected(f"partition must be `none` or transform(column): term={term}")
-    transform, column = match[1], match[2].strip()
-    field = schema.columns.field(column)
-    if field is None:
-        raise PartitionRejected(f"partition names an unknown column: term={term}")
-    result_type(transform, field.type)
-    return transform, field
+def _field_of(term: PartitionTerm, schema: Schema, field_id: int) -> PartitionField:
+    source = find_column(term.column, schema)
+    if source is None:
+        raise PartitionRejected(f"partition names an unknown column: term={term.transform}({term.column})")
+    result_type(term.transform, source.type)
+    return PartitionField(source.id, field_id, _field_name(term), term.transform)
 
 
-def _field_name(source: Field, transform: str) -> str:
-    return source.name if transform == "identity" else f"{source.name}_{transform}"
+def find_column(name: str, schema: Schema) -> Field | None:
+    """Find a column by its name, or a field inside structs by its path: `address.zip`."""
+    field = schema.columns.field(name)
+    struct, dot, rest = name.partition(".")
+    if field is not None or not dot:
+        return field
+    outer = schema.columns.field(struct)
+    if outer is None or not isinstance(outer.type, StructType):
+        return None
+    return find_column(rest, Schema(schema.schema_id, outer.type))
 
 
-def result_type(transform: str, source: Type) -> str:
-    """Give the type of a partition value.
+def _field_name(term: PartitionTerm) -> str:
+    """Name a partition field as other writers do; the width is in it, so that another width is another name."""
+    transform = parse_transform(term.transform)
+    if transform.kind == "identity":
+        return term.column
+    return f"{term.column}_{_NAME_SUFFIXES.get(transform.kind, transform.kind).format(transform.width)}"
 
-    Raises:
-        PartitionRejected: the transform is not supported, or not on this type.
+
+def same_partitioning(one: PartitionSpec, other: PartitionSpec) -> bool:
+    """Tell whether two specs put rows into the same partitions, whatever their fields are called."""
+    return _sources_of(one) == _sources_of(other)
+
+
+def _sources_of(spec: PartitionSpec) -> list[tuple[int, str]]:
+    # A void field is what format 1 left of a dropped one: it parts nothing.
+    return [(field.source_id, field.transform) for field in spec.fields if field.transform != "void"]
+
+
+def with_known_ids(spec: PartitionSpec, known: Iterable[PartitionSpec], *, last_field_id: int) -> PartitionSpec:
+    """Give each field the id and name of an equal one in the table's specs, or else the next free id.
+
+    The specification asks for it: readers join the partitions of all specs by field id.
     """
-    if isinstance(source, str):
-        if transform in {"identity", "void"}:
-            return source
-        if transform in _TIME_UNITS and source in _NUMPY_UNITS and (transform, source) != ("hour", "date"):
-            return "date" if transform == "day" else "int"
-    raise PartitionRejected(f"partition transform is not supported: transform={transform} type={source}")
+    older = {(field.source_id, field.transform): field for each in known for field in each.fields}
+    fields = []
+    for field in spec.fields:
+        found = older.get((field.source_id, field.transform))
+        if found is None:
+            last_field_id += 1
+        fields.append(found or replace(field, field_id=last_field_id))
+    return replace(spec, fields=tuple(fields))
 
 
 def partition_types(spec: PartitionSpec, schema: Schema) -> tuple[str, ...]:
@@ -132,7 +154,7 @@ def partition_types(spec: PartitionSpec, schema: Schema) -> tuple[str, ...]:
 
 
 def _find_source(field: PartitionField, schema: Schema) -> tuple[Field, ...]:
-    path = _find_path(schema.columns, field.source_id)
+    path = find_path(schema.columns, field.source_id)
     if path is None:
         raise PartitionRejected(
             f"partition field has no column in the schema: field={field.name} source_id={field.source_id}"
@@ -140,13 +162,22 @@ def _find_source(field: PartitionField, schema: Schema) -> tuple[Field, ...]:
     return path
 
 
-def _find_path(struct: StructType, field_id: int) -> tuple[Field, ...] | None:
+def find_path(struct: StructType, field_id: int) -> tuple[Field, ...] | None:
+    """Find a field and the structs around it, from the outside in."""
     for field in struct.fields:
         if field.id == field_id:
             return (field,)
-        if isinstance(field.type, StructType) and (rest := _find_path(field.type, field_id)):
+        if isinstance(field.type, StructType) and (rest := find_path(field.type, field_id)):
             return (field, *rest)
     return None
+
+
+def values_at(table: pa.Table, path: tuple[Field, ...]) -> pa.ChunkedArray:
+    """Give the values of a column, or of a field inside structs."""
+    values = table.column(path[0].name)
+    for nested in path[1:]:
+        values = pc.struct_field(values, nested.name)
+    return values
 
 
 def split_by_partition(table: pa.Table, spec: PartitionSpec, schema: Schema) -> list[tuple[Partition, pa.Table]]:
@@ -175,56 +206,38 @@ class _Single:
 class _Column:
     """A partition field's column and its transform."""
 
-    transform: str
+    transform: Transform
     source_type: str
     values: pa.ChunkedArray
 
     @classmethod
     def of(cls, table: pa.Table, field: PartitionField, schema: Schema) -> _Column:
         path = _find_source(field, schema)
-        values = table.column(path[0].name)
-        for nested in path[1:]:
-            values = pc.struct_field(values, nested.name)
         source_type = path[-1].type
         result_type(field.transform, source_type)
         assert isinstance(source_type, str)
-        return cls(field.transform, source_type, values)
+        return cls(parse_transform(field.transform), source_type, values_at(table, path))
 
     def single_value(self) -> _Single | None:
         """Find the value that all rows share, from the ends of the column; None if there may be several."""
-        if self.transform == "void" or self.values.null_count == len(self.values):
+        if self.transform.kind == "void" or self.values.null_count == len(self.values):
             return _Single(None)
         if self.values.null_count or self.source_type in {"float", "double"}:  # min_max passes over NaN
             return None
         ends = pc.min_max(self.values)
-        low, high = self._transform(pa.array([ends["min"].as_py(), ends["max"].as_py()], self.values.type)).to_pylist()
+        # All transforms but this one rise with their column, so that what lies between two ends of one value has it.
+        if self.transform.kind == "bucket" and ends["min"] != ends["max"]:
+            return None
+        # Arrow's own scalars: Python has no times in nanoseconds, nor any beyond its years 1 to 9999.
+        low, high = self._transform(pa.array([ends["min"], ends["max"]], self.values.type)).to_pylist()
         return _Single(low) if low == high else None
 
     def keys(self) -> pa.Array:
         """Compute the partition value of each row."""
-        if self.transform == "void":
-            return pa.nulls(len(self.values))
         return self._transform(self.values.combine_chunks())
 
     def _transform(self, values: pa.Array) -> pa.Array:
-        if self.transform == "identity":
-            return _internal(values)
-        # Conversions between numpy's time units round down, before 1970 too, as the specification asks.
-        source = f"M8[{_NUMPY_UNITS[self.source_type]}]"
-        numbers: npt.NDArray[np.int64] = pc.fill_null(_internal(values).cast(pa.int64()), 0).to_numpy(
-            zero_copy_only=False
-        )
-        units = numbers.view(source).astype(f"M8[{_TIME_UNITS[self.transform]}]").astype(np.int64)
-        return pa.array(units, mask=values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None)
-
-
-def _internal(values: pa.Array) -> pa.Array:
-    """See dates and times as the integers that they are stored as."""
-    if pa.types.is_date32(values.type):
-        return values.cast(pa.int32())
-    if pa.types.is_timestamp(values.type) or pa.types.is_time64(values.type):
-        return values.cast(pa.int64())
-    return values
+        return apply_transform(self.transform, self.source_type, values)
 
 
 def _split_by_keys(table: pa.Table, keys: list[pa.Array]) -> list[tuple[Partition, pa.Table]]:
@@ -251,15 +264,17 @@ def partition_path(partition: Partition, spec: PartitionSpec, schema: Schema) ->
 
 def _path_parts(partition: Partition, spec: PartitionSpec, schema: Schema) -> Iterator[str]:
     for value, field, type_ in zip(partition, spec.fields, partition_types(spec, schema), strict=True):
-        text = "null" if value is None else _value_text(value, field.transform, type_)
-        yield f"{quote_plus(field.name)}={quote_plus(text)}"
+        text = "null" if value is None else _value_text(value, parse_transform(field.transform), type_)
+        quoted = quote_plus(text)
+        shown = quoted if len(quoted) <= PATH_VALUE_MAX_BYTES else quote_plus(text[:_CUT_CHARACTERS])
+        yield f"{quote_plus(field.name)}={shown}"
 
 
-def _value_text(value: Any, transform: str, type_: str) -> str:
-    if transform in _TIME_UNITS:
-        return _moment_text(value, _TIME_UNITS[transform]).replace("T", "-")
-    if type_ in _NUMPY_UNITS:
-        return _moment_text(value, _NUMPY_UNITS[type_])
+def _value_text(value: Any, transform: Transform, type_: str) -> str:
+    if transform.kind in TIME_UNITS:
+        return _moment_text(value, TIME_UNITS[transform.kind]).replace("T", "-")
+    if type_ in NUMPY_UNITS:
+        return _moment_text(value, NUMPY_UNITS[type_])
     if isinstance(value, bool):
         return str(value).lower()
     return value.hex() if isinstance(value, bytes) else str(value)

@@ -1,11 +1,12 @@
 """How far a table has come: the marker that every commit moves. Owns its text in properties and summaries.
 
-    table property     lakefeed.progress   {"nodes":{"n1":4711},"sources":{"shop":[0,9000]}}
+    table property     lakefeed.progress   {"generations":{"n1":17},"nodes":{"n1":4711},"sources":{"shop":[0,9000]}}
     snapshot summary   lakefeed.flush-id   lakefeed.node   lakefeed.log-from   lakefeed.log-to
                        lakefeed.sources    {"shop":[0,8501,9000]}     (epoch, first and last sequence of this flush)
 
 A node's number is the next log offset it has to read for this table; a source's pair is the epoch and sequence of its
-last committed change. The property is the whole, the summary is one flush's part of it.
+last committed change; a node's generation is that of the service that committed last under its id (fencing.py), left
+out by versions from before there were any. The property is the whole, the summary is one flush's part of it.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ class ProgressUnreadable(WriterError):
     """A table's marker is damaged: nothing may be committed to the table until a person has looked."""
 
 
-class _Document(msgspec.Struct):
+class _Document(msgspec.Struct, omit_defaults=True):
     nodes: dict[str, int] = {}
     sources: dict[str, tuple[int, int]] = {}
+    generations: dict[str, int] = {}
 
 
 _encode = msgspec.json.Encoder(order="sorted").encode
@@ -41,10 +43,11 @@ _decode = msgspec.json.Decoder(_Document, strict=True).decode
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The next log offset of each node, and the last committed position of each source."""
+    """The next log offset of each node, the last committed position of each source, the generation of each node."""
 
     nodes: Mapping[str, int] = field(default_factory=dict)
     sources: Mapping[SourceId, Position] = field(default_factory=dict)
+    generations: Mapping[str, int] = field(default_factory=dict)
 
     def position_of(self, source: SourceId) -> Position | None:
         """Find where a source's last committed change sits."""
@@ -54,11 +57,14 @@ class Progress:
         """Find the next log offset that a node has to read for this table."""
         return self.nodes.get(node, 0)
 
-    def advance(self, *, node: str, log_to: int, sources: Mapping[SourceId, Position]) -> Progress:
-        """Move the marks of a node and its sources on; no mark ever moves back."""
-        offset = max(log_to, self.offset_of(node))
+    def advance(self, *, node: str, log_to: int, sources: Mapping[SourceId, Position], generation: int = 0) -> Progress:
+        """Move the marks of a node and its sources on; neither a source nor a generation ever moves back."""
+        before = self.generations.get(node, 0)
+        # A later service under the same id may have another log, whose offsets are not to be compared.
+        offset = log_to if generation > before else max(log_to, self.offset_of(node))
         moved = {source: max(last, self.sources.get(source, last)) for source, last in sources.items()}
-        return Progress({**self.nodes, node: offset}, {**self.sources, **moved})
+        generations = {**self.generations, node: max(generation, before)} if generation else self.generations
+        return Progress({**self.nodes, node: offset}, {**self.sources, **moved}, generations)
 
     def is_ahead_of(self, spans: Mapping[SourceId, Span]) -> bool:
         """Tell whether some of these changes are committed already."""
@@ -72,7 +78,7 @@ class Progress:
     def to_text(self) -> str:
         """Render the table property."""
         sources = {str(source): (mark.epoch, mark.sequence) for source, mark in self.sources.items()}
-        return _encode(_Document(dict(self.nodes), sources)).decode()
+        return _encode(_Document(dict(self.nodes), sources, dict(self.generations))).decode()
 
 
 def progress_from_text(text: str | None) -> Progress:
@@ -87,7 +93,8 @@ def progress_from_text(text: str | None) -> Progress:
         document = _decode(text)
     except msgspec.MsgspecError as error:
         raise ProgressUnreadable(f"progress marker is damaged: {error}: text={text[:200]}") from error
-    return Progress(document.nodes, {SourceId(source): Position(*mark) for source, mark in document.sources.items()})
+    sources = {SourceId(source): Position(*mark) for source, mark in document.sources.items()}
+    return Progress(document.nodes, sources, document.generations)
 
 
 def spans_to_text(spans: Mapping[SourceId, Span]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 
 # The specification's default for text and binary bounds: long enough to prune by, short enough to keep manifests small.
@@ -33,6 +33,8 @@ _PACKED = {
     "float": struct.Struct("<f"),
     "double": struct.Struct("<d"),
 }
+_BEFORE_WIDENING = {"long": _INT, "double": _PACKED["float"]}
+_EXACT = Context(prec=38)  # digits of the widest decimal; the usual context rounds to 28
 _DECIMAL = re.compile(r"decimal\(\d+,\s*(\d+)\)")
 
 
@@ -50,8 +52,10 @@ def encode_single_value(type_: str, value: Any) -> bytes:
 
 
 def comparable_bound(type_: str, encoded: bytes) -> Any:
-    """Read an encoded value as something that sorts as its column does."""
+    """Read an encoded value as something that sorts as its column does; it may be from before the column was widened."""
     if packed := _PACKED.get(type_):
+        if len(encoded) < packed.size:
+            packed = _BEFORE_WIDENING[type_]
         return packed.unpack(encoded)[0]
     return int.from_bytes(encoded, "big", signed=True) if _DECIMAL.fullmatch(type_) else encoded
 
@@ -60,7 +64,7 @@ def unscaled(type_: str, value: Decimal) -> int:
     """Give the integer that a decimal column stores for `value`."""
     decimal = _DECIMAL.fullmatch(type_)
     assert decimal is not None, type_
-    return int(value.scaleb(int(decimal[1])))
+    return int(value.scaleb(int(decimal[1]), _EXACT))
 
 
 def _shortest_signed(value: int) -> bytes:

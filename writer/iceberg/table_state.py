@@ -16,6 +16,7 @@ from writer.iceberg.avro_schemas import FORMAT_WITH_ROW_IDS
 from writer.iceberg.manifests import ManifestList, TableShape
 from writer.iceberg.partitions import Partition, PartitionSpec, partition_path, spec_from_json
 from writer.iceberg.progress import PROGRESS_PROPERTY, Progress, progress_from_text
+from writer.iceberg.sort_orders import UNSORTED, SortOrder, order_from_json
 from writer.types import Schema, schema_from_json
 
 MAIN_BRANCH = "main"
@@ -43,7 +44,10 @@ class TableState:
     manifest_list: str | None
     summary: Mapping[str, str]
     main_ref: Mapping[str, Any]
+    snapshot_count: int
     manifests: ManifestList | None
+    sort_order: SortOrder = UNSORTED
+    specs: tuple[PartitionSpec, ...] = ()
 
     @property
     def shape(self) -> TableShape:
@@ -80,8 +84,16 @@ def table_state_from(name: TableName, document: Mapping[str, Any]) -> TableState
         manifest_list=snapshot["manifest-list"] if snapshot else None,
         summary=snapshot.get("summary", {}) if snapshot else {},
         main_ref=main_ref,
+        snapshot_count=len(document.get("snapshots") or ()),
         manifests=None if snapshot else ManifestList(),
+        sort_order=_default_order(document),
+        specs=tuple(spec_from_json(each) for each in document["partition-specs"]),
     )
+
+
+def _default_order(document: Mapping[str, Any]) -> SortOrder:
+    orders = document.get("sort-orders")  # none in metadata of the first writers
+    return order_from_json(_by_id(orders, "order-id", document["default-sort-order-id"])) if orders else UNSORTED
 
 
 def check_format(name: TableName, format_version: int) -> None:

@@ -35,6 +35,7 @@ def change_columns(
         names.UNCHANGED: lambda type_: _or_nulls(group, group.unchanged, type_),
         names.METADATA: lambda type_: _or_nulls(group, _texts_of(group.metadata), type_),
         names.RESCUED: lambda type_: _or_nulls(group, rescued, type_),
+        names.PARTITION: lambda type_: pa.nulls(len(group), type_),  # filled by routing.py when all columns are there
     }
     return {name: make(schema.field(name).type) for name, make in build.items() if name in schema.names}
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from writer.rows.column_notes import name_in
 from writer.types import ListType, MapType, Schema, StructType, Type, to_arrow_schema, to_arrow_type
 
 
 def conform(table: pa.Table, columns: StructType) -> pa.Table:
-    """Give the same rows under columns that evolved from the table's: nulls where fields are new, wider types."""
+    """Give the same rows under columns that evolved from the table's: new names, wider types, nulls for new fields."""
     schema = to_arrow_schema(Schema(0, columns))
     if table.schema.equals(schema, check_metadata=True):
         return table
+    given = set(table.column_names)
     arrays = [
-        _conform_column(table.column(field.name), field.type)
-        if field.name in table.column_names
+        _conform_column(table.column(name), field.type)
+        if (name := name_in(field, given)) is not None
         else pa.nulls(table.num_rows, to_arrow_type(field.type))
         for field in columns.fields
     ]
@@ -37,10 +39,11 @@ def _conform(array: pa.Array, type_: Type) -> pa.Array:
         array = pa.concat_arrays([array, array.slice(0, 0)])
     match type_:
         case StructType(fields):
+            given = {field.name for field in array.type}
             children = [
                 pa.nulls(len(array), to_arrow_type(field.type))
-                if array.type.get_field_index(field.name) < 0
-                else _conform(array.field(field.name), field.type)
+                if (name := name_in(field, given)) is None
+                else _conform(array.field(name), field.type)
                 for field in fields
             ]
             return pa.StructArray.from_arrays(children, fields=list(target.fields), mask=array.is_null())

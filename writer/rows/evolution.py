@@ -1,6 +1,7 @@
 """How a table's columns grow to hold rows that they do not hold yet. Owns which changes of a schema are made.
 
-    new field       where its values have a type (inference.py), its name is usable (field_names.py) and there is room
+    new field       where its values have a type (inference.py), its name is usable (field_names.py) and there is room;
+                    values under a field's former name (column_notes.py) are that field's
     int -> long, float -> double, decimal(p, s) -> decimal(p', s)     where values need it
     required -> optional                                              where values are missing
 
@@ -15,10 +16,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from writer.rows import exact_numbers as numbers
+from writer.rows.column_notes import JSON_DOC, former_names, is_json
 from writer.rows.field_names import fold, is_usable, is_usable_column
-from writer.rows.inference import NewList, NewMap, NewStruct, Seen, Settled, Text
+from writer.rows.inference import Seen, field_of
 from writer.rows.misfits import as_double, as_integer, exact_decimal
-from writer.rows.parse_types import ELEMENT, JSON_DOC, Path
+from writer.rows.parse_types import ELEMENT, KEY, VALUE, Path
 from writer.types import Field, ListType, MapType, StructType, Type
 
 # Fields of one table at all depths. More make every reader slow; a source that goes on has names that are data.
@@ -31,62 +33,64 @@ class Room:
     def __init__(self, columns: StructType, next_field_id: int) -> None:
         self.last_field_id = next_field_id - 1
         self.changes: list[str] = []
-        self._taken = set(_full_names(columns.fields, ()))
+        self.refusals: list[str] = []
+        self._taken = set(full_names(columns.fields))
 
-    def add(self, path: Path, settled: Settled) -> Field | None:
-        """Make a new field, None if the table cannot take it."""
-        names = [".".join(map(fold, each)) for each in _paths_of(settled, path)]
+    def add(self, path: Path, new: Field) -> Field | None:
+        """Give a new field its ids, None if the table cannot take it."""
+        names = list(full_names((new,), path[:-1]))
         usable = is_usable_column(path[0]) if len(path) == 1 else is_usable(path[-1])
         if not usable or len(set(names)) < len(names) or not self._taken.isdisjoint(names):
             return None
         if len(self._taken) + len(names) > FIELDS_MAX:
             return None
         self._taken.update(names)
-        self.note(path, _describe(settled))
-        return self._field(path[-1], settled)
+        self.note(path, describe(new))
+        return self._numbered(new)
 
     def note(self, path: Path, change: str) -> None:
         """Remember a change for the log."""
         self.changes.append(f"{'.'.join(path)} {change}")
 
-    def _field(self, name: str, settled: Settled) -> Field:
-        field_id = self._new_id()
-        if isinstance(settled, Text):
-            return Field(field_id, name, "string", doc=JSON_DOC)
-        return Field(field_id, name, self._type(settled))
+    def refuse(self, path: Path, refusal: str) -> None:
+        """Remember, for the log, what was declared and is not followed."""
+        self.refusals.append(f"{'.'.join(path)} {refusal}")
 
-    def _type(self, settled: Settled) -> Type:
-        match settled:
-            case NewStruct(fields):
-                return StructType(tuple(self._field(name, each) for name, each in fields.items()))
-            case NewList(element):
-                return ListType(self._new_id(), self._type(element))
-            case NewMap(key, value):
-                return MapType(self._new_id(), self._type(key), self._new_id(), self._type(value))
-        assert isinstance(settled, str)
-        return settled
+    def _numbered(self, new: Field) -> Field:
+        return replace(new, id=self._new_id(), type=self._numbered_type(new.type))
+
+    def _numbered_type(self, type_: Type) -> Type:
+        match type_:
+            case StructType(fields):
+                return StructType(tuple(map(self._numbered, fields)))
+            case ListType(_, element, required):
+                return ListType(self._new_id(), self._numbered_type(element), required)
+            case MapType(_, key, _, value, required):
+                key_id, numbered_key = self._new_id(), self._numbered_type(key)
+                return MapType(key_id, numbered_key, self._new_id(), self._numbered_type(value), required)
+            case str():
+                return type_
 
     def _new_id(self) -> int:
         self.last_field_id += 1
         return self.last_field_id
 
 
-def _describe(settled: Settled) -> str:
-    match settled:
-        case Text():
-            return JSON_DOC
-        case NewStruct():
-            return "struct"
-        case NewList():
-            return "list"
-        case NewMap():
-            return "map"
-        case str():
-            return settled
+def describe(each: Field) -> str:
+    """Name a field's type in a word."""
+    if is_json(each.doc):
+        return JSON_DOC
+    return each.type if isinstance(each.type, str) else _KINDS[type(each.type)]
 
 
-def _full_names(fields: Iterable[Field], parent: Path) -> Iterator[str]:
+_KINDS = {StructType: "struct", ListType: "list", MapType: "map"}
+
+
+def full_names(fields: Iterable[Field], parent: Path = ()) -> Iterator[str]:
+    """Spell the paths of fields and of all below them, former names too: nobody else can have those."""
     for each in fields:
+        for name in former_names(each):
+            yield ".".join(map(fold, (*parent, name)))
         path = (*parent, each.name)
         yield ".".join(map(fold, path))
         yield from _names_below(each.type, path)
@@ -95,26 +99,13 @@ def _full_names(fields: Iterable[Field], parent: Path) -> Iterator[str]:
 def _names_below(type_: Type, path: Path) -> Iterator[str]:
     match type_:
         case StructType(fields):
-            yield from _full_names(fields, path)
+            yield from full_names(fields, path)
         case ListType(element=element):
             yield ".".join(map(fold, (*path, ELEMENT)))
             yield from _names_below(element, (*path, ELEMENT))
         case MapType(value=value):
-            yield from (".".join(map(fold, (*path, part))) for part in ("key", "value"))
-            yield from _names_below(value, (*path, "value"))
-
-
-def _paths_of(settled: Settled, path: Path) -> Iterator[Path]:
-    yield path
-    match settled:
-        case NewStruct(fields):
-            for name, each in fields.items():
-                yield from _paths_of(each, (*path, name))
-        case NewList(element):
-            yield from _paths_of(element, (*path, ELEMENT))
-        case NewMap(key, value):
-            yield from _paths_of(key, (*path, "key"))
-            yield from _paths_of(value, (*path, "value"))
+            yield from (".".join(map(fold, (*path, part))) for part in (KEY, VALUE))
+            yield from _names_below(value, (*path, VALUE))
 
 
 class Watch(Protocol):
@@ -138,15 +129,18 @@ class StructWatch:
     depth: int = 0
     unknown: dict[str, Seen] = field(default_factory=dict)
     known: dict[str, Watch | None] = field(default_factory=dict)
+    former: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.known = {each.name: _watch(each.type, each.doc, self.depth + 1) for each in self.type.fields}
+        self.former = {former: each.name for each in self.type.fields for former in former_names(each)}
 
     def add(self, value: Any) -> None:
         """Take an object's members into account."""
         if not isinstance(value, dict):
             return
-        for name, member in value.items():
+        for given, member in value.items():
+            name = given if given in self.known else self._renamed(given, value)
             if name not in self.known:
                 # Nobody's names grow without bound: beyond the limit no field could be added anyway.
                 if name in self.unknown or len(self.unknown) < FIELDS_MAX:
@@ -154,13 +148,18 @@ class StructWatch:
             elif member is not None and (watch := self.known[name]) is not None:
                 watch.add(member)
 
+    def _renamed(self, given: str, members: dict[str, Any]) -> str:
+        name = self.former.get(given, given)
+        return given if name in members else name
+
     def evolved(self, room: Room, path: Path) -> StructType:
         """Give the struct with wider fields and new ones at its end."""
         kept = [self._evolved_field(each, room, (*path, each.name)) for each in self.type.fields]
         new = [
             made
             for name, seen in self.unknown.items()
-            if (settled := seen.settle()) is not None and (made := room.add((*path, name), settled)) is not None
+            if (settled := seen.settle()) is not None
+            and (made := room.add((*path, name), field_of(name, settled))) is not None
         ]
         return StructType((*kept, *new))
 
@@ -208,7 +207,7 @@ class _MapWatch:
                     self.value.add(each)
 
     def evolved(self, room: Room, path: Path) -> MapType:
-        return replace(self.type, value=self.value.evolved(room, (*path, "value")))
+        return replace(self.type, value=self.value.evolved(room, (*path, VALUE)))
 
     def vacancies(self, path: Path) -> Iterator[Path]:
         return iter(())
@@ -246,7 +245,7 @@ class _PrimitiveWatch:
 
 def _watch(type_: Type, doc: str | None, depth: int) -> Watch | None:
     """Build what sees a type's values, None where no value could change it."""
-    if doc == JSON_DOC:
+    if is_json(doc):
         return None
     match type_:
         case StructType():

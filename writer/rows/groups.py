@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeAlias, TypeVar
 
@@ -31,6 +31,8 @@ _Item = TypeVar("_Item")
 _NULL = msgspec.Raw(b"null")
 _EMPTY = msgspec.Raw(b"{}")
 _LENGTH_OF_NULL = 4
+
+_decode_declared = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class Group(ABC):
 
     table: str
     runs: tuple[Run, ...]
+    # What sources declared of the table along with these changes, each as JSON (declared.py).
+    declared: tuple[str, ...]
 
     @abstractmethod
     def sequence_at(self, row: int) -> int:
@@ -136,6 +140,7 @@ class ChangeGroup(Group):
     unchanged: list[list[str] | None] | None
     metadata: list[Image] | None
     runs: tuple[Run, ...]
+    declared: tuple[str, ...] = ()
 
     def sequence_at(self, row: int) -> int:
         """Give the sequence of a change."""
@@ -164,8 +169,12 @@ def _pick(items: list[_Item], spans: list[slice]) -> list[_Item]:
     return [item for span in spans for item in items[span]]
 
 
-def split_frames(frames: Iterable[tuple[int, Frame]], *, keep_before: bool = False) -> dict[str, ChangeGroup]:
-    """Group the changes of (log offset, frame) pairs by source table, dropping what admission had taken before.
+def split_frames(
+    frames: Iterable[tuple[int, Frame]], *, keep_before: bool = False, name_of: Callable[[str], str] = str
+) -> dict[str, ChangeGroup]:
+    """Group the changes of (log offset, frame) pairs by table, dropping what admission had taken before.
+
+    `name_of` tells which table a source's table is: where two are one, so is their group, in the order of the log.
 
     Raises: BatchMalformed for a body that admission cannot have let through.
     """
@@ -175,18 +184,28 @@ def split_frames(frames: Iterable[tuple[int, Frame]], *, keep_before: bool = Fal
         events = decode_batch(frame.body).events
         if events and events[0].sequence <= frame.after_sequence:
             events = [event for event in events if event.sequence > frame.after_sequence]
-        for table, own in _by_table(events).items():
-            pending.setdefault(table, _Pending(table)).add(own, offset=offset, frame=frame, keep_before=keep_before)
+        for table, own in _by_table(events, name_of).items():
+            group = pending.setdefault(table, _Pending(table))
+            group.add(own, offset=offset, frame=frame, keep_before=keep_before)
+            group.declared += declared_of(frame, table, name_of)
     return {table: each.finish(keep_before=keep_before) for table, each in pending.items()}
 
 
-def _by_table(events: list[Event]) -> dict[str, list[Event]]:
-    tables = {event.table for event in events}
-    if len(tables) == 1:
-        return {tables.pop(): events}
-    groups: dict[str, list[Event]] = {}
+def declared_of(frame: Frame, table: str, name_of: Callable[[str], str]) -> tuple[str, ...]:
+    """Pick what a frame declares of a table, under any of the names that mean it."""
+    if not frame.declared:
+        return ()
+    every = _decode_declared(frame.declared)
+    return tuple(bytes(each).decode() for name, each in every.items() if name_of(name) == table)
+
+
+def _by_table(events: list[Event], name_of: Callable[[str], str]) -> dict[str, list[Event]]:
+    tables = {table: name_of(table) for table in dict.fromkeys([event.table for event in events])}
+    groups: dict[str, list[Event]] = {table: [] for table in tables.values()}
+    if len(groups) == 1:
+        return dict.fromkeys(groups, events)
     for event in events:
-        groups.setdefault(event.table, []).append(event)
+        groups[tables[event.table]].append(event)
     return groups
 
 
@@ -204,6 +223,7 @@ class _Pending:
     unchanged: list[Any] = field(default_factory=list)
     metadata: list[Image] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
+    declared: tuple[str, ...] = ()
 
     def add(self, events: list[Event], *, offset: int, frame: Frame, keep_before: bool) -> None:
         start = len(self.sequences)
@@ -232,6 +252,7 @@ class _Pending:
             unchanged=self.unchanged if any(self.unchanged) else None,
             metadata=self.metadata if any(self.metadata) else None,
             runs=tuple(self.runs),
+            declared=self.declared,
         )
 
 

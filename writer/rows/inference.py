@@ -21,9 +21,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from writer.rows import exact_numbers as numbers
+from writer.rows.column_notes import JSON_DOC
 from writer.rows.field_names import are_usable_together
 from writer.rows.misfits import as_double, as_integer, plain_number
 from writer.rows.parse_types import ELEMENT, Path
+from writer.types import UNNUMBERED, Field, ListType, StructType, Type
 
 # Deeper objects are documents, not columns; engines also walk types recursively.
 NESTING_MAX_DEPTH = 12
@@ -38,30 +40,15 @@ class Text(enum.Enum):
     DOCUMENT = "a shape that columns do not have"
 
 
-@dataclass(frozen=True, slots=True)
-class NewStruct:
-    """A struct whose fields have no ids yet."""
-
-    fields: dict[str, Settled]
+# What values settle on; fields of a type are not numbered yet.
+Settled: TypeAlias = Type | Text
 
 
-@dataclass(frozen=True, slots=True)
-class NewList:
-    """A list whose element has no id yet."""
-
-    element: Settled
-
-
-@dataclass(frozen=True, slots=True)
-class NewMap:
-    """A map whose key and value have no ids yet. Only declared columns are maps."""
-
-    key: Settled
-    value: Settled
-
-
-# A string here is a primitive type.
-Settled: TypeAlias = str | Text | NewStruct | NewList | NewMap
+def field_of(name: str, settled: Settled) -> Field:
+    """Make a field of what its values settled on."""
+    if isinstance(settled, Text):
+        return Field(UNNUMBERED, name, "string", doc=JSON_DOC)
+    return Field(UNNUMBERED, name, settled)
 
 
 @dataclass(slots=True)
@@ -117,13 +104,15 @@ class Seen:
         fields = {name: settled for name, seen in self.fields.items() if (settled := seen.settle()) is not None}
         if Text.MIXED in fields.values() or not are_usable_together(fields):
             return Text.DOCUMENT
-        return NewStruct(fields) if fields else None
+        return StructType(tuple(field_of(name, settled) for name, settled in fields.items())) if fields else None
 
     def _settle_list(self) -> Settled | None:
         if self.element is None:
             return Text.DOCUMENT
         element = self.element.settle()
-        return Text.DOCUMENT if isinstance(element, Text) else None if element is None else NewList(element)
+        if isinstance(element, Text):
+            return Text.DOCUMENT
+        return None if element is None else ListType(UNNUMBERED, element)
 
     def vacancies(self, path: Path) -> Iterator[Path]:
         """Give the paths at and below `path` where only nulls have come."""

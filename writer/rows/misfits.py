@@ -19,7 +19,7 @@ misfit is left over whole. Under the name "" is what the row is instead of an ob
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple, TypeAlias
 
@@ -27,8 +27,10 @@ import msgspec
 
 from writer.rows import exact_numbers as numbers
 from writer.rows.change_columns import text_of
+from writer.rows.column_notes import former_names, is_json
 from writer.rows.groups import Image
-from writer.rows.parse_types import JSON_DOC
+from writer.rows.map_keys import key_reader
+from writer.rows.parse_types import KEY, VALUE
 from writer.rows.text_values import fits_text, is_text_type
 from writer.types import Field, ListType, MapType, StructType, Type
 
@@ -108,7 +110,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | msgspec.Raw) and not isinstance(value, bool)
 
 
-def row_keeper(fields: Iterable[Field]) -> Keeper:
+def row_keeper(fields: Sequence[Field]) -> Keeper:
     """Build what splits a whole row between a table's own columns and `_cdc_rescued`."""
     keep_fields = _struct_keeper(fields)
 
@@ -124,7 +126,7 @@ def row_keeper(fields: Iterable[Field]) -> Keeper:
 
 
 def _keeper(type_: Type, doc: str | None) -> Keeper:
-    if doc == JSON_DOC:
+    if is_json(doc):
         return lambda value: (to_json(value).decode(), NOTHING)
     match type_:
         case StructType(fields):
@@ -132,7 +134,8 @@ def _keeper(type_: Type, doc: str | None) -> Keeper:
         case ListType(_, element, _):
             return _list_keeper(_keeper(element, None))
         case MapType(_, key, _, value, _):
-            return _map_keeper(_keeper(value, None)) if key == "string" else _leave
+            assert isinstance(key, str), "only primitive types are keys"
+            return _map_keeper(key, _keeper(value, None))
         case str():
             return _primitive_keeper(type_)
 
@@ -141,16 +144,19 @@ def _leave(value: Any) -> Split:
     return None, value
 
 
-def _struct_keeper(fields: Iterable[Field]) -> Keeper:
-    keepers = {field.name: (_own_class(field), _keeper(field.type, field.doc)) for field in fields}
-    unknown = (None, _leave)
+def _struct_keeper(fields: Sequence[Field]) -> Keeper:
+    current = {field.name: (field.name, _own_class(field), _keeper(field.type, field.doc)) for field in fields}
+    former = {name: current[field.name] for field in fields for name in former_names(field)}
+    keepers = former | current
 
     def keep(members: Any) -> Split:
         if not isinstance(members, dict):
             return None, members
         kept, left = {}, {}
-        for name, value in members.items():
-            own_class, keeper = keepers.get(name, unknown)
+        for given, value in members.items():
+            name, own_class, keeper = keepers.get(given) or (given, None, _leave)
+            if name != given and name in members:
+                keeper, own_class = _leave, None  # under the former name there is something else beside
             if type(value) is own_class:
                 kept[name] = value
             elif value is not None:
@@ -158,7 +164,7 @@ def _struct_keeper(fields: Iterable[Field]) -> Keeper:
                 if kept_value is not None:
                     kept[name] = kept_value
                 if left_value is not NOTHING:
-                    left[name] = left_value
+                    left[given] = left_value
         return kept, left or NOTHING
 
     return keep
@@ -169,7 +175,7 @@ _OWN_CLASSES: Mapping[str, type] = {"boolean": bool, "long": int, "string": str}
 
 
 def _own_class(field: Field) -> type | None:
-    return _OWN_CLASSES.get(field.type) if isinstance(field.type, str) and field.doc != JSON_DOC else None
+    return _OWN_CLASSES.get(field.type) if isinstance(field.type, str) and not is_json(field.doc) else None
 
 
 def _list_keeper(keep_element: Keeper) -> Keeper:
@@ -187,16 +193,17 @@ def _list_keeper(keep_element: Keeper) -> Keeper:
     return keep
 
 
-def _map_keeper(keep_value: Keeper) -> Keeper:
-    keep_values = _list_keeper(keep_value)
+def _map_keeper(key_type: str, keep_value: Keeper) -> Keeper:
+    read_keys, keep_values = key_reader(key_type), _list_keeper(keep_value)
 
     def keep(members: Any) -> Split:
         if not isinstance(members, dict):
             return None, members
+        keys = read_keys(list(members))
         values, left = keep_values(list(members.values()))
-        if left is not NOTHING:
+        if keys is None or left is not NOTHING:
             return None, members
-        return [{"key": key, "value": value} for key, value in zip(members, values, strict=True)], NOTHING
+        return [{KEY: key, VALUE: value} for key, value in zip(keys, values, strict=True)], NOTHING
 
     return keep
 

@@ -22,12 +22,10 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from writer.rows.column_notes import is_json
 from writer.rows.exact_numbers import decimal_parts, floats_hold
 from writer.rows.text_values import Misfit, is_text_type, read_texts
 from writer.types import Field, ListType, MapType, StructType, Type, to_arrow_type
-
-# The doc of a string column whose values are JSON text.
-JSON_DOC = "json"
 
 # Paths of fields that rows name but that have only been null so far, so that nobody knows their type: no column holds
 # them, and the strict decoder has to be told that they may come. The step into a list's elements is "element".
@@ -35,6 +33,9 @@ Path: TypeAlias = tuple[str, ...]
 Vacancies: TypeAlias = frozenset[Path]
 NO_VACANCIES: Vacancies = frozenset()
 ELEMENT = "element"
+# The steps into a map's entries.
+KEY = "key"
+VALUE = "value"
 
 
 def parse_struct(fields: Iterable[Field], vacant: Vacancies, *, lifted: bool) -> pa.StructType:
@@ -50,7 +51,7 @@ def _below(vacant: Vacancies, name: str) -> Vacancies:
 
 
 def _parse_field(field: Field, vacant: Vacancies, *, lifted: bool) -> pa.Field:
-    if field.doc == JSON_DOC:
+    if is_json(field.doc):
         return pa.field(field.name, pa.string() if lifted else pa.null())
     return pa.field(field.name, _parse_type(field.type, vacant, lifted=lifted))
 
@@ -61,9 +62,12 @@ def _parse_type(type_: Type, vacant: Vacancies, *, lifted: bool) -> pa.DataType:
             return parse_struct(fields, vacant, lifted=lifted)
         case ListType(_, element, _):
             return pa.list_(pa.field(ELEMENT, _parse_type(element, _below(vacant, ELEMENT), lifted=lifted)))
-        case MapType(_, _, _, value, _):
-            entry = [("key", pa.string()), ("value", _parse_type(value, NO_VACANCIES, lifted=lifted))]
-            return pa.list_(pa.field(ELEMENT, pa.struct(entry))) if lifted else pa.null()
+        case MapType(_, key, _, value, _):
+            if not lifted:
+                return pa.null()
+            parts = {KEY: key, VALUE: value}
+            entry = [(part, _parse_type(each, NO_VACANCIES, lifted=True)) for part, each in parts.items()]
+            return pa.list_(pa.field(ELEMENT, pa.struct(entry)))
         case str():
             return _parse_primitive(type_)
 
@@ -142,7 +146,7 @@ def _refine_list(parsed: pa.ListArray, type_: ListType) -> pa.ListArray:
 
 def _refine_map(parsed: pa.ListArray, type_: MapType) -> pa.MapArray:
     entries = parsed.values
-    keys, values = refine(entries.field("key"), type_.key), refine(entries.field("value"), type_.value)
+    keys, values = refine(entries.field(KEY), type_.key), refine(entries.field(VALUE), type_.value)
     if type_.value_required and values.null_count:
         raise Misfit("a map of required values has nulls")
     return pa.MapArray.from_arrays(parsed.offsets, keys, values, type=to_arrow_type(type_), mask=parsed.is_null())

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from writer.rows.column_notes import is_json
 from writer.rows.evolution import Room
-from writer.rows.parse_types import ELEMENT, JSON_DOC, Path
+from writer.rows.parse_types import ELEMENT, VALUE, Path
 from writer.types import Field, ListType, MapType, StructType, Type
 
 
@@ -22,11 +23,21 @@ def relax_fields(fields: Sequence[Field], rows: Sequence[dict[str, Any]], room: 
 
 
 def _relax_field(each: Field, values: list[Any], room: Room, path: Path) -> Field:
-    present = [value for value in values if value is not None]
-    required = each.required and len(present) == len(values)
-    if required != each.required:
-        room.note(path, "required -> optional")
+    present, required = _present(values, room, path, required=each.required)
     return replace(each, required=required, type=_relax_type(each.type, present, room, path))
+
+
+def _present(values: list[Any], room: Room, path: Path, *, required: bool) -> tuple[list[Any], bool]:
+    """Leave out nulls, and tell whether the values can still be required."""
+    present = [value for value in values if value is not None]
+    return present, still_required(room, path, required=required, has_nulls=len(present) < len(values))
+
+
+def still_required(room: Room, path: Path, *, required: bool, has_nulls: bool) -> bool:
+    """Tell whether what is required can stay so; notes it where it cannot."""
+    if required and has_nulls:
+        room.note(path, "required -> optional")
+    return required and not has_nulls
 
 
 def _relax_type(type_: Type, values: list[Any], room: Room, path: Path) -> Type:
@@ -34,21 +45,20 @@ def _relax_type(type_: Type, values: list[Any], room: Room, path: Path) -> Type:
         case StructType(fields):
             return StructType(tuple(relax_fields(fields, values, room, path)))
         case ListType(element=element, element_required=required):
-            elements = [each for value in values for each in value]
-            present = [each for each in elements if each is not None]
-            relaxed = _relax_type(element, present, room, (*path, ELEMENT))
-            return replace(type_, element=relaxed, element_required=required and len(present) == len(elements))
+            below = (*path, ELEMENT)
+            present, required = _present([each for value in values for each in value], room, below, required=required)
+            return replace(type_, element=_relax_type(element, present, room, below), element_required=required)
         case MapType(value=value_type, value_required=required):
-            entries = [entry["value"] for value in values for entry in value]
-            present = [each for each in entries if each is not None]
-            relaxed = _relax_type(value_type, present, room, (*path, "value"))
-            return replace(type_, value=relaxed, value_required=required and len(present) == len(entries))
+            below = (*path, VALUE)
+            entries = [entry[VALUE] for value in values for entry in value]
+            present, required = _present(entries, room, below, required=required)
+            return replace(type_, value=_relax_type(value_type, present, room, below), value_required=required)
         case str():
             return type_
 
 
 def _has_required(each: Field) -> bool:
-    return each.required or (each.doc != JSON_DOC and type_has_required(each.type))
+    return each.required or (not is_json(each.doc) and type_has_required(each.type))
 
 
 def type_has_required(type_: Type) -> bool:

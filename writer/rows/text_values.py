@@ -10,16 +10,14 @@ reading it would be guessing. Years are 1 to 9999.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
-from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from writer.envelope import TIMESTAMP_MAX_MS, TIMESTAMP_MIN_MS
 from writer.errors import WriterError
+from writer.rows.byte_texts import read_base64, read_uuids
 from writer.types import to_arrow_type
 
 _DAY = r"\d{4}-\d\d-\d\d"
@@ -61,7 +59,7 @@ def read_texts(texts: pa.Array, type_: str) -> pa.Array:
             raise Misfit(f"text is not written as its type asks: type={type_}")
     try:
         values = _read(texts, type_)
-    except ValueError as error:  # Arrow's and base64's own errors are such, and so is text beyond ASCII to base64
+    except ValueError as error:  # Arrow's own errors are such too
         raise Misfit(f"text has no value of its type: type={type_}") from error
     _check_years(values, type_)
     return values
@@ -83,25 +81,10 @@ def _read(texts: pa.Array, type_: str) -> pa.Array:
         moments = pc.binary_join_element_wise(pa.scalar("1970-01-01T"), texts, "").cast(pa.timestamp("us"))
         return moments.cast(target)
     if type_ == "uuid":
-        return _each(texts, _from_hexadecimal, target)
+        return read_uuids(texts)
     if type_ in _PATTERNS:
         return texts.cast(target)
-    return _each(texts, _from_base64, target)
-
-
-def _each(texts: pa.Array, read: Callable[[str], bytes], target: pa.DataType) -> pa.Array:
-    return pa.array([None if text is None else read(text) for text in texts.to_pylist()], target)
-
-
-def _from_hexadecimal(text: str) -> bytes:
-    return bytes.fromhex(text.replace("-", ""))
-
-
-def _from_base64(text: str) -> bytes:
-    decoded = base64.b64decode(text, validate=True)
-    if base64.b64encode(decoded).decode() != text:
-        raise binascii.Error("not the one way to write these bytes")
-    return decoded
+    return read_base64(texts).cast(target)
 
 
 def _check_years(values: pa.Array, type_: str) -> None:

@@ -130,6 +130,10 @@ class Log:
         newest_bytes = 0 if self._newest is None else self._newest.segment.end_position
         return self._older_bytes + newest_bytes
 
+    def bytes_below(self, offset: int) -> int:
+        """Tell how much of the budget a trim at `offset` would give back."""
+        return sum(segment.file_bytes for segment in self._older if segment.end_offset <= offset)
+
     @property
     def group_max_bytes(self) -> int:
         """The sum of `record_bytes` that one append may have. The other half of a segment is for the head."""

@@ -23,7 +23,7 @@ from writer.arrow.groups import split_arrow_frames
 from writer.changes import SourceId
 from writer.envelope import BatchMalformed
 from writer.frames import Encoding, Frame
-from writer.rows.parse_types import JSON_DOC
+from writer.rows.column_notes import JSON_DOC
 from writer.types import Field, ListType, MapType, StructType
 
 ROWS = 20

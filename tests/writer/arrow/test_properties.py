@@ -22,8 +22,9 @@ from writer.arrow.types import UUID_VALUES
 from writer.decode import own_fields
 from writer.decoding import Expected, decode_or_fit, decode_run
 from writer.frames import encode_frame
+from writer.rows.column_notes import JSON_DOC
 from writer.rows.groups import split_frames
-from writer.rows.parse_types import JSON_DOC, NO_VACANCIES
+from writer.rows.parse_types import NO_VACANCIES
 from writer.schema import conform, initial_columns
 from writer.types import Field, ListType, MapType, StructType, Type, to_arrow_type
 from writer.wal.record import Record

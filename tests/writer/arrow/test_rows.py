@@ -16,8 +16,9 @@ from writer.changes import Position, SourceId
 from writer.decode import own_fields
 from writer.decoding import Expected, cut_run, decode_run
 from writer.frames import Frame, decode_frame, encode_frame
+from writer.rows.column_notes import JSON_DOC
 from writer.rows.groups import ChangeGroup, split_frames
-from writer.rows.parse_types import JSON_DOC, NO_VACANCIES
+from writer.rows.parse_types import NO_VACANCIES
 from writer.rows.text_values import Misfit, read_texts
 from writer.schema import initial_columns
 from writer.types import Field, ListType, MapType, StructType

@@ -145,3 +145,82 @@ async def test_a_table_is_created_with_columns_partitions_and_properties():
     assert (body["name"], body["properties"]) == ("orders/2026", {"a": "b"})
     assert body["partition-spec"]["fields"][0]["transform"] == "day"
     assert body["schema"]["fields"][0]["name"] == "_cdc_sequence"
+
+
+async def test_tables_are_listed_page_by_page():
+    pages = {None: (["a", "b"], "next"), "next": (["c"], None)}
+
+    async def handle(request: web.Request) -> web.Response:
+        names, token = pages[request.query.get("pageToken")]
+        identifiers = [{"namespace": ["sales", "eu"], "name": name} for name in names]
+        return web.json_response({"identifiers": identifiers, "next-page-token": token})
+
+    async with serve(handle) as url, open_catalog(url) as catalog:
+        found = await catalog.list_tables(("sales", "eu"))
+    assert found == [TableName(("sales", "eu"), name) for name in ("a", "b", "c")]
+
+
+async def test_what_the_catalog_asks_for_in_its_configuration_is_kept_to():
+    seen = []
+
+    async def record(request: web.Request) -> web.Response:
+        seen.append((request.raw_path, request.headers.get("X-Realm")))
+        base = f"{request.url.origin()}/moved"
+        overrides = {"uri": base, "prefix": "p", "namespace-separator": "%2E", "header.X-Realm": "lake"}
+        return web.json_response({"defaults": {"prefix": "other"}, "overrides": overrides, "metadata": {}})
+
+    async with serve(record) as url, open_catalog(url) as catalog:
+        await catalog.load_config()
+        await catalog.load_table(ORDERS)
+    assert seen == [
+        ("/v1/config", None),
+        ("/moved/v1/p/namespaces/sales.eu/tables/orders%2F2026", "lake"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "has"),
+    [
+        (None, True),
+        (["POST /v1/{prefix}/transactions/commit"], True),
+        (["GET /v1/{prefix}/namespaces"], False),
+    ],
+)
+async def test_a_catalog_that_lists_its_endpoints_has_only_those(endpoints, has):
+    async def config(_: web.Request) -> web.Response:
+        return web.json_response({} if endpoints is None else {"endpoints": endpoints})
+
+    async with serve(config) as url, open_catalog(url) as catalog:
+        await catalog.load_config()
+        assert catalog.has_transactions is has
+
+
+async def test_a_transaction_names_every_table_with_its_requirements_and_updates():
+    seen = []
+
+    async def record(request: web.Request) -> web.Response:
+        seen.append((request.path, await request.json()))
+        return web.Response(status=204)
+
+    request = Request(({"type": "assert-table-uuid", "uuid": "u"},), ({"action": "set-properties", "updates": {}},))
+    async with serve(record) as url, open_catalog(url) as catalog:
+        await catalog.commit_transaction({ORDERS: request})
+    change = {
+        "identifier": {"namespace": ["sales", "eu"], "name": "orders/2026"},
+        "requirements": [{"type": "assert-table-uuid", "uuid": "u"}],
+        "updates": [{"action": "set-properties", "updates": {}}],
+    }
+    assert seen == [("/v1/transactions/commit", {"table-changes": [change]})]
+
+
+async def test_whoever_does_not_need_the_answer_to_a_commit_says_so():
+    seen = []
+
+    async def record(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("Prefer"))
+        return web.json_response({})
+
+    async with serve(record) as url, open_catalog(url) as catalog:
+        await catalog.commit_table(ORDERS, NO_CHANGE)
+        await catalog.commit_table(ORDERS, NO_CHANGE, needs_answer=False)
+    assert seen == [None, "return=minimal"]

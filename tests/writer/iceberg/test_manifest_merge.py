@@ -130,6 +130,61 @@ def test_one_manifest_stands_for_all_that_it_merges():
     assert int.from_bytes(summary["upper_bound"], "little") == 31
 
 
+THREE = {"commit.manifest.min-count-to-merge": "3"}
+
+
+def merged_manifest(number: int, size_bytes: int = 1_000):
+    """A manifest that an earlier merge made, with four files and rows."""
+    [manifest] = make_list(1)[0].manifests
+    facts = {"added_files_count": 0, "existing_files_count": 4, "added_rows_count": 0, "existing_rows_count": 4}
+    path = f"file:///lakefeed-warehouse/lakefeed-{number}.avro"
+    return {**manifest, **facts, "manifest_path": path, "manifest_length": size_bytes}
+
+
+def test_manifests_that_were_merged_are_merged_again_when_they_are_many():
+    merged = [merged_manifest(number) for number in range(3)]
+    fresh = make_list(2)[0].manifests
+    assert list(plan_merge(ManifestList((*fresh, *merged)), SHAPE, THREE)) == merged
+    assert plan_merge(ManifestList((*fresh, *merged[:2])), SHAPE, THREE) == ()
+
+
+def test_fresh_manifests_are_merged_before_merged_ones():
+    merged = [merged_manifest(number) for number in range(3)]
+    fresh = make_list(3)[0].manifests
+    assert plan_merge(ManifestList((*fresh, *merged)), SHAPE, THREE) == fresh
+
+
+def test_manifests_of_half_the_target_size_are_left_alone():
+    sizes = {**THREE, "commit.manifest.target-size-bytes": "2000"}
+    merged = [merged_manifest(number, size_bytes=1_000 - (number > 0)) for number in range(4)]
+    assert list(plan_merge(ManifestList(tuple(merged)), SHAPE, sizes)) == merged[2:]
+    assert plan_merge(ManifestList(tuple(merged[:3])), SHAPE, sizes) == ()
+
+
+def test_a_merge_takes_the_oldest_that_fit_the_target_size():
+    sizes = {**THREE, "commit.manifest.target-size-bytes": "5000"}
+    merged = tuple(merged_manifest(number, size_bytes=2_000) for number in range(6))
+    assert plan_merge(ManifestList(merged), SHAPE, sizes) == merged[4:]
+
+
+def test_counts_of_a_second_merge_are_those_of_all_files():
+    merged = (merged_manifest(1), *make_list(1)[0].manifests)
+    after = apply_merge(
+        ManifestList(merged), merged, shape=SHAPE, snapshot_id=9, sequence_number=4, location="file:///m", size_bytes=1
+    )
+    [one] = after.manifests
+    assert (one["existing_files_count"], one["existing_rows_count"]) == (4 + 2, 4 + 2)
+    assert (one["added_files_count"], one["added_rows_count"]) == (0, 0)
+
+
+@pytest.mark.parametrize("text", ["", "many", "-5", "1.5"])
+def test_a_limit_that_is_no_number_counts_as_not_set(text):
+    manifests, _ = make_list(1)
+    properties = {"commit.manifest.min-count-to-merge": text}
+    assert plan_merge(ManifestList(manifests.manifests * 99), SHAPE, properties) == ()
+    assert len(plan_merge(ManifestList(manifests.manifests * 100), SHAPE, properties)) == 100
+
+
 def test_a_damaged_manifest_is_told():
     data, manifest = make_manifest(1, snapshot_id=1)
     with pytest.raises(ManifestUnreadable):

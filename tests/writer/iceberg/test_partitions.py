@@ -9,15 +9,18 @@ import pytest
 from tests.writer.examples import MIDNIGHT, NESTED, nested_rows
 from writer.iceberg.partitions import (
     PartitionField,
-    PartitionRejected,
     PartitionSpec,
     parse_partition,
     partition_path,
     partition_types,
+    same_partitioning,
     spec_from_json,
     spec_to_json,
     split_by_partition,
+    with_known_ids,
 )
+from writer.iceberg.terms import PartitionRejected
+from writer.types import Field, Schema, StructType, to_arrow_schema
 
 DAY = parse_partition("day(_cdc_timestamp)", NESTED)
 
@@ -40,7 +43,17 @@ def test_several_terms_are_numbered_in_order():
 
 
 @pytest.mark.parametrize(
-    "text", ["day", "day(nowhere)", "day(name)", "hour(born)", "bucket(name)", "identity(address)", ""]
+    "text",
+    [
+        *("day", "day(nowhere)", "day(name)", "hour(born)", "bucket(name)", "identity(address)", ""),
+        *(
+            "bucket[0](name)",
+            "bucket[4](weight)",
+            "day(address.zip)",
+            "identity(address.street)",
+            "day(born), day(born)",
+        ),
+    ],
 )
 def test_a_partition_that_makes_no_sense_is_refused(text):
     with pytest.raises(PartitionRejected, match="partition"):
@@ -99,6 +112,9 @@ def test_times_before_1970_round_down(transform, expected):
         ("identity(price)", "price=0.01"),
         ("identity(name)", "name=name+of+the+customer+000001"),
         ("identity(active)", "active=false"),
+        ("truncate[4](name)", "name_trunc_4=name"),
+        ("bucket[16](born)", "born_bucket_16=14"),
+        ("identity(address.zip)", "address.zip=1"),
         ("none", ""),
     ],
 )
@@ -125,3 +141,53 @@ def test_decimals_stay_decimals():
 
 def test_no_rows_are_no_partitions():
     assert split_by_partition(nested_rows(0), DAY, NESTED) == []
+
+
+def test_value_too_long_for_a_path_is_cut_there_and_nowhere_else():
+    spec = parse_partition("identity(name)", NESTED)
+    for name in ("x" * 5_000, "\U0001f40b" * 200, "/" * 300):
+        assert len(partition_path((name,), spec, NESTED)) <= 200
+    rows = nested_rows(1).set_column(3, "name", [["x" * 5_000]])
+    assert split_by_partition(rows, spec, NESTED)[0][0] == ("x" * 5_000,)
+
+
+def test_values_that_share_a_bucket_only_at_the_ends_are_not_taken_for_one_partition():
+    spec = parse_partition("bucket[2](_cdc_sequence)", NESTED)
+    parts = {
+        partition: rows["_cdc_sequence"].to_pylist()
+        for partition, rows in split_by_partition(nested_rows(4), spec, NESTED)
+    }
+    assert parts == {(0,): [1, 2, 4], (1,): [3]}
+
+
+def test_times_that_python_cannot_hold_are_partitioned():
+    schema = Schema(0, StructType((Field(1, "at", "timestamp_ns"), Field(2, "on", "timestamp"))))
+    columns = {"at": pa.array([1, 86_400_000_000_001]), "on": pa.array([-(2**62), 2**62])}
+    table = pa.table({name: values.cast(to_arrow_schema(schema).field(name).type) for name, values in columns.items()})
+    spec = parse_partition("day(at), year(on)", schema)
+    assert [partition for partition, _ in split_by_partition(table, spec, schema)] == [(0, -146_139), (1, 146_138)]
+
+
+def test_specs_are_the_same_by_what_they_do_and_not_by_their_names():
+    day = parse_partition("day(_cdc_timestamp)", NESTED)
+    renamed = PartitionSpec(7, (PartitionField(2, 1005, "when", "day"), PartitionField(3, 1001, "gone", "void")))
+    assert same_partitioning(day, renamed)
+    assert not same_partitioning(day, parse_partition("hour(_cdc_timestamp)", NESTED))
+    assert not same_partitioning(day, parse_partition("none", NESTED))
+
+
+def test_field_that_an_older_spec_had_keeps_its_id_and_name():
+    older = PartitionSpec(0, (PartitionField(2, 1003, "when", "day"),))
+    spec = parse_partition("identity(name), day(_cdc_timestamp), bucket[4](name)", NESTED)
+    assert with_known_ids(spec, [older], last_field_id=1007).fields == (
+        PartitionField(4, 1008, "name", "identity"),
+        PartitionField(2, 1003, "when", "day"),
+        PartitionField(4, 1009, "name_bucket_4", "bucket[4]"),
+    )
+
+
+def test_transform_of_several_columns_is_read_and_refused_only_when_rows_come():
+    field = {"source-ids": [1, 2], "field-id": 1000, "name": "both", "transform": "bucket[4]"}
+    spec = spec_from_json({"spec-id": 3, "fields": [field]})
+    with pytest.raises(PartitionRejected, match="field=both"):
+        split_by_partition(nested_rows(1), spec, NESTED)

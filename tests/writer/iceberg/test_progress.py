@@ -20,6 +20,26 @@ def test_the_text_is_compact_and_read_back_whole():
     assert progress_from_text(progress.to_text()) == progress
 
 
+def test_a_marker_from_before_there_were_generations_is_read_and_kept():
+    text = '{"nodes":{"n1":4711},"sources":{"shop":[0,9000]}}'
+    progress = progress_from_text(text)
+    assert (progress.offset_of("n1"), progress.position_of(SHOP), progress.generations) == (4711, Position(0, 9000), {})
+    assert progress.to_text() == text
+
+
+def test_generations_stand_beside_the_marks_and_never_fall():
+    progress = Progress().advance(node="n1", log_to=8, sources={SHOP: Position(0, 20)}, generation=17)
+    assert progress.to_text() == '{"generations":{"n1":17},"nodes":{"n1":8},"sources":{"shop":[0,20]}}'
+    assert progress_from_text(progress.to_text()) == progress
+    assert progress.advance(node="n1", log_to=9, sources={}, generation=16).generations == {"n1": 17}
+
+
+def test_a_later_service_may_have_a_log_that_begins_again():
+    progress = Progress({"n1": 500}, {}, {"n1": 17})
+    assert progress.advance(node="n1", log_to=3, sources={}, generation=18).offset_of("n1") == 3
+    assert progress.advance(node="n1", log_to=3, sources={}, generation=17).offset_of("n1") == 500
+
+
 def test_a_table_without_a_marker_has_come_nowhere():
     progress = progress_from_text(None)
     assert progress.position_of(SHOP) is None

@@ -10,6 +10,7 @@ from pyiceberg.types import BooleanType, DateType, DecimalType, DoubleType, Long
 
 from writer.iceberg.single_values import (
     BOUND_MAX_UNITS,
+    comparable_bound,
     encode_single_value,
     lower_binary_bound,
     lower_text_bound,
@@ -71,3 +72,14 @@ def test_text_of_only_largest_code_points_has_no_upper_bound():
 def test_binary_of_only_largest_bytes_has_no_upper_bound():
     assert upper_binary_bound(b"\xff" * 17) is None
     assert upper_binary_bound(b"\x01" + b"\xff" * 17) == b"\x02"
+
+
+def test_bounds_from_before_a_column_was_widened_compare_with_those_after_it():
+    bounds = [encode_single_value("int", -5), encode_single_value("long", -(2**40)), encode_single_value("long", 3)]
+    assert [comparable_bound("long", each) for each in bounds] == [-5, -(2**40), 3]
+    assert comparable_bound("double", encode_single_value("float", 1.5)) == 1.5
+
+
+def test_decimals_of_all_digits_are_encoded_exactly():
+    value = Decimal(12345678901234567890123456789012345678)
+    assert int.from_bytes(encode_single_value("decimal(38,0)", value), "big") == int(value)

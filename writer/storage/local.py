@@ -1,58 +1,21 @@
-"""The object store seam, and the store of local files. Owns how a file becomes durable; names are its callers'.
-
-Locations are full URIs as Iceberg stores them: `file:///path`, `file:/path`, `s3://bucket/key`. They are taken as they
-are: a percent sign in one is a percent sign in the name.
-
-An object appears whole or not at all. A write that raised may still have happened, so a caller who tries again picks
-a new name. Names are never used twice.
-"""
+"""The store of local files. Owns how a file becomes durable: whole, synced, and under a name that is synced too."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from writer.config import StorageConfig
 from writer.errors import StorageError
-from writer.storage_s3 import SCHEMES as S3_SCHEMES
-from writer.storage_s3 import open_s3_store
 
 T = TypeVar("T")
 
-# Local writes spend their time in fsync, S3 parts in copying and checksums; more threads than this gain nothing.
-STORAGE_THREADS = 4
 # Directories known to exist, so that a write does not look for them again; each partition is one of them.
 KNOWN_DIRECTORIES_MAX = 10_000
-
-
-class ObjectStore(Protocol):
-    """Whole objects by location. All methods raise StorageError when the store did not do what was asked."""
-
-    async def write(self, location: str, data: Any) -> None:
-        """Store bytes or a buffer; on return they are durable. Cancelling leaves the object whole or absent."""
-
-    async def read(self, location: str) -> bytes:
-        """Read a whole object."""
-
-    async def delete(self, location: str) -> None:
-        """Delete an object; one that is absent is no error."""
-
-
-@asynccontextmanager
-async def open_store(config: StorageConfig) -> AsyncIterator[ObjectStore]:
-    """Open the store that the warehouse's URI names, and close it at the end."""
-    with ThreadPoolExecutor(STORAGE_THREADS, thread_name_prefix="storage") as executor:
-        if config.warehouse.startswith(S3_SCHEMES):
-            async with open_s3_store(config, executor=executor) as store:
-                yield store
-        else:
-            yield LocalStore(executor, timeout_s=config.request_timeout_s)
 
 
 class LocalStore:

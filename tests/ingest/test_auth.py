@@ -1,0 +1,204 @@
+"""Who gets in: the decision by itself, and then at every door of a service that asks for tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import aiohttp
+import pytest
+from click.testing import CliRunner
+from pyiceberg.exceptions import UnauthorizedError
+from websockets.asyncio.client import connect
+
+from ingest.auth import Auth, Refusal, auth_from, choose_subprotocol
+from ingest.auth_settings import AuthConfig, is_loopback, load_tokens
+from ingest.cli import main
+from ingest.errors import ConfigError
+from ingest.service import Addresses, serving
+from tests.clients import open_duckdb, open_pyiceberg
+from tests.ingest.conftest import small_config
+from tests.ingest.talking import DEADLINE_S, talking
+
+TOKEN = "the-first-of-two-tokens"
+OTHER = "the-second-of-two/tokens=="
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+
+# -- the decision
+
+
+def test_without_tokens_everybody_gets_in():
+    assert Auth().admit("/status", None) is None
+    assert Auth().admit_socket("/ws", None, ["bearer.whatever"]) is None
+
+
+@pytest.mark.parametrize("header", [f"Bearer {TOKEN}", f"bearer {TOKEN}", f"BEARER  {OTHER} "])
+def test_any_of_the_tokens_gets_in(header):
+    assert auth_from([TOKEN, OTHER]).admit("/status", header) is None
+
+
+@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", f"Basic {TOKEN}", TOKEN])
+def test_who_shows_no_token_is_told_that_one_is_needed(header):
+    assert auth_from([TOKEN]).admit("/status", header) is Refusal.NOT_SHOWN
+
+
+@pytest.mark.parametrize("token", ["x", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "\udcff" * 20, f"{TOKEN},{TOKEN}"])
+def test_who_shows_another_token_is_not_let_in(token):
+    assert auth_from([TOKEN, OTHER]).admit("/status", f"Bearer {token}") is Refusal.NOT_VALID
+
+
+def test_only_the_sign_of_life_is_open_to_all():
+    auth = auth_from([TOKEN])
+    assert auth.admit("/health/live", None) is None
+    for path in ("/", "/health", "/health/ready", "/health/live/", "/health/live/..", "/metrics", "/v1/config", "/cdc"):
+        assert auth.admit(path, None) is Refusal.NOT_SHOWN
+
+
+def test_browser_shows_its_token_as_a_subprotocol_and_gets_another_one_back():
+    auth = auth_from([TOKEN])
+    offered = ["lakefeed", f"bearer.{TOKEN}"]
+    assert auth.admit_socket("/ws", None, offered) is None
+    assert auth.admit_socket("/ws", None, ["bearer.wrong"]) is Refusal.NOT_VALID
+    assert auth.admit_socket("/ws", None, ["lakefeed"]) is Refusal.NOT_SHOWN
+    assert auth.admit_socket("/ws", "Bearer wrong", offered) is Refusal.NOT_VALID, "a header counts before all"
+    assert choose_subprotocol(offered) == "lakefeed"
+    assert choose_subprotocol([]) is None
+
+
+def test_tokens_are_not_kept_as_they_are():
+    assert TOKEN not in repr(auth_from([TOKEN]))
+    assert TOKEN.encode() not in b"".join(auth_from([TOKEN])._digests)
+
+
+# -- where tokens come from
+
+
+def test_tokens_of_the_file_are_added_to_those_of_the_settings(tmp_path):
+    file = tmp_path / "tokens"
+    file.write_text(f"# of the shop\n{OTHER}\n\n")
+    assert load_tokens(AuthConfig(tokens=(TOKEN,), tokens_file=str(file))) == (TOKEN, OTHER)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "auth.tokens_file cannot be read"),
+        ("\n# none\n", "auth.tokens_file has no token in it"),
+        ("not a token at all", "auth.tokens_file: a token must be letters"),
+    ],
+)
+def test_file_that_shuts_no_door_is_refused_at_the_start(tmp_path, content, words):
+    file = tmp_path / "tokens"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match=words):
+        load_tokens(AuthConfig(tokens_file=str(file)))
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("10.0.0.1", False), ("::", False)],
+)
+def test_loopback_is_told_from_what_others_can_reach(host, expected):
+    assert is_loopback(host) is expected
+
+
+# -- every door
+
+
+@pytest.fixture
+async def guarded(tmp_path) -> AsyncIterator[Addresses]:
+    config = replace(small_config(tmp_path), auth=AuthConfig(tokens=(TOKEN, OTHER)))
+    async with serving(config) as addresses:
+        yield addresses
+
+
+@pytest.fixture
+async def http(guarded: Addresses) -> AsyncIterator[aiohttp.ClientSession]:
+    timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
+    async with aiohttp.ClientSession(guarded.http_url, timeout=timeout) as session:
+        yield session
+
+
+async def test_socket_without_a_valid_token_is_closed_with_4001_and_takes_nothing(guarded, http):
+    for headers in ({}, {"Authorization": "Bearer wrong"}):
+        async with connect(guarded.ws_url, additional_headers={**headers, "X-Client-ID": "shop"}) as socket:
+            async with asyncio.timeout(DEADLINE_S):
+                await socket.wait_closed()
+        assert (socket.close_code, str(socket.close_reason).partition(":")[0]) == (4001, "authentication failed")
+    async with http.get("/status", headers=BEARER) as answer:
+        assert (await answer.json())["sources"] == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"additional_headers": BEARER}, {"subprotocols": ["lakefeed", f"bearer.{TOKEN}"]}],
+    ids=["header", "sub"],
+)
+async def test_socket_with_a_token_works_from_batch_to_receipt(guarded, options):
+    async with talking(guarded.ws_url, **options) as client:
+        ack = await client.batch(1, 2)
+        await client.ask("flush_request")
+        assert (await client.hear_receipt(ack["sequenceNumber"]))["tables"].keys() == {"default.users"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        *(("GET", path) for path in ("/", "/status", "/health", "/health/ready", "/metrics", "/nowhere")),
+        *(("POST", path) for path in ("/flush", "/cdc", "/cdc/debezium")),
+    ],
+)
+async def test_control_plane_answers_401_without_a_token(http, method, path):
+    async with http.request(method, path) as answer:
+        assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, 'Bearer realm="lakefeed"')
+        assert (await answer.json())["reason"] == "unauthorized"
+    async with http.request(method, path, headers=BEARER) as answer:
+        assert answer.status != 401
+
+
+@pytest.mark.parametrize("path", ["/v1/config", "/v1/namespaces", "/v1/nowhere"])
+async def test_catalog_answers_401_in_icebergs_shape(http, path):
+    async with http.get(path, headers={"Authorization": "Bearer wrong"}) as answer:
+        assert answer.status == 401
+        assert answer.headers["WWW-Authenticate"] == 'Bearer realm="lakefeed", error="invalid_token"'
+        error = (await answer.json())["error"]
+    assert (error["type"], error["code"]) == ("NotAuthorizedException", 401)
+
+
+async def test_sign_of_life_needs_no_token(http):
+    async with http.get("/health/live") as answer:
+        assert answer.status == 200
+
+
+async def test_readers_and_the_command_line_get_in_with_a_token(guarded, tmp_path):
+    file = tmp_path / "rows.ndjson"
+    file.write_text('{"id": 1}\n{"id": 2}\n')
+
+    def use() -> None:
+        run = CliRunner().invoke
+        push = ["push", str(file), "--table", "users", "--url", guarded.ws_url]
+        refused = run(main, push)
+        assert refused.exit_code != 0
+        assert "4001" in refused.output
+        assert run(main, [*push, "--token", OTHER]).exit_code == 0
+        status = run(main, ["status", "--json", "--url", guarded.http_url], env={"LAKEFEED_TOKEN": TOKEN})
+        assert json.loads(status.output)["tables"][0]["table"] == "default.users"
+        assert run(main, ["flush", "--url", guarded.http_url]).exit_code != 0
+        assert run(main, ["flush", "--url", guarded.http_url, "--token", TOKEN]).exit_code == 0
+        with open_duckdb(guarded.http_url, token=TOKEN) as connection:
+            assert connection.execute("SELECT count(*) FROM lake.default.users").fetchone() == (2,)
+        with pytest.raises(UnauthorizedError):
+            open_pyiceberg(guarded.http_url)
+        with open_pyiceberg(guarded.http_url, token=TOKEN) as catalog:
+            assert catalog.list_tables("default") == [("default", "users")]
+
+    await asyncio.to_thread(use)
+
+
+async def test_listening_to_the_world_without_tokens_is_warned_about(tmp_path, caplog):
+    config = small_config(tmp_path)
+    async with serving(replace(config, server=replace(config.server, host="0.0.0.0"))):
+        assert "listening_without_authentication" in caplog.messages

@@ -1,0 +1,31 @@
+"""What a user can act on is one line; what nobody foresaw keeps its traceback."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from ingest.command_errors import readable_errors
+from ingest.errors import ConfigError, PushError
+from writer.errors import WriterError
+
+
+@pytest.mark.parametrize(
+    ("error", "shown", "exit_code"),
+    [
+        (ConfigError("unknown setting: key=a.b"), "unknown setting: key=a.b", 2),
+        (PushError("refused"), "refused", 1),
+        (WriterError("log is damaged"), "log is damaged", 1),
+        (PermissionError(13, "Permission denied"), "no permission, run as the service's user: ", 1),
+    ],
+)
+def test_foreseen_error_is_one_line_with_an_exit_code(error, shown, exit_code):
+    with pytest.raises(click.ClickException) as caught, readable_errors():
+        raise error
+    assert caught.value.message.startswith(shown)
+    assert caught.value.exit_code == exit_code
+
+
+def test_error_that_nobody_foresaw_is_not_dressed_up():
+    with pytest.raises(ZeroDivisionError), readable_errors():
+        raise ZeroDivisionError

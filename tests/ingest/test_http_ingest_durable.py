@@ -1,0 +1,98 @@
+"""/cdc: what is answered 2xx is in the log; a full log makes the answer late, a broken one an error."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+
+from ingest import http_ingest
+from tests.fakes import FaultyFilesystem
+from tests.ingest.posting import posting
+from tests.ingest.test_intake import LARGE, HeldFilesystem, fill, turns, until
+
+
+async def test_answer_comes_after_the_sync_and_never_before(tmp_path):
+    files = HeldFilesystem()
+    async with posting(tmp_path, files=files) as client:
+        await client.batch(1)
+        files.open_gate.clear()
+        begun = files.begun
+        answer = asyncio.create_task(client.batch(2))
+        await until(lambda: files.begun > begun)
+        await turns()
+        assert not answer.done()
+        files.open_gate.set()
+        assert (await answer).status == 200
+
+
+async def test_client_that_hangs_up_harms_nobody_and_may_send_again(tmp_path):
+    files = HeldFilesystem()
+    async with posting(tmp_path, files=files) as client:
+        await client.batch(1)
+        files.open_gate.clear()
+        begun = files.begun
+        gone = asyncio.create_task(client.batch(2, 3))
+        await until(lambda: files.begun > begun)
+        gone.cancel()
+        await turns()
+        again = asyncio.create_task(client.batch(2, 3))
+        files.open_gate.set()
+        assert (await again).document["lastDurableSequence"] == 3
+        assert client.sequences() == [1, 2, 3]
+
+
+async def test_full_log_makes_the_answer_late_and_it_is_a_200_once_there_is_room(tmp_path):
+    async with posting(tmp_path) as client:
+        await fill(client.at_work)
+        batch = asyncio.create_task(client.batch(1, 2, padding="x" * LARGE))
+        rows = asyncio.create_task(client.rows({"id": 1, "name": "x" * LARGE}, source="rows"))
+        await until(lambda: all(map(client.at_work.intake._dedup.is_held, ("shop", "rows"))))
+        assert not batch.done()
+        assert not rows.done()
+        await client.at_work.log.trim(client.at_work.log.durable_end)
+        accepted = [answer.document.get("eventsAccepted", answer) for answer in (await batch, await rows)]
+        assert accepted == [2, 1]
+        assert client.metric("ingest_received_changes_total") == 3
+
+
+async def test_log_that_stays_full_is_a_503_that_says_to_try_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(http_ingest, "WAIT_MAX_S", 0.0)
+    async with posting(tmp_path) as client:
+        await fill(client.at_work)
+        status, document = await client.batch(1, padding="x" * LARGE)
+        assert (status, document["reason"], document["shouldRetry"]) == (503, "buffer_full", True)
+        await client.at_work.log.trim(client.at_work.log.durable_end)
+        assert (await client.batch(1, padding="x" * LARGE)).status == 200
+
+
+async def test_batch_whose_client_is_gone_is_not_tried_again(tmp_path):
+    async with posting(tmp_path) as client:
+        await fill(client.at_work)
+        gone = asyncio.create_task(client.batch(1, padding="x" * LARGE))
+        await until(lambda: client.at_work.intake._dedup.is_held("shop"))
+        gone.cancel()
+        await turns()
+        await client.at_work.log.trim(client.at_work.log.durable_end)
+        await asyncio.sleep(2 * http_ingest.FULL_PAUSE_S)  # as long as a try would have taken
+        assert client.sequences() == []
+        assert (await client.batch(1)).status == 200
+
+
+async def test_broken_log_is_a_503(tmp_path):
+    files = FaultyFilesystem()
+    async with posting(tmp_path, files=files) as client:
+        await client.batch(1)
+        files.fail("sync", errno.EIO)
+        status, document = await client.batch(2)
+        assert (status, document["reason"], document["shouldRetry"]) == (503, "internal_error", True)
+
+
+async def test_batch_behind_one_that_was_refused_is_a_409_until_that_returns(tmp_path, monkeypatch):
+    monkeypatch.setattr(http_ingest, "WAIT_MAX_S", 0.0)
+    async with posting(tmp_path) as client:
+        await fill(client.at_work)
+        assert (await client.batch(1, padding="x" * LARGE)).status == 503
+        status, document = await client.batch(2)
+        assert (status, document["reason"], document["shouldRetry"]) == (409, "invalid_sequence", True)
+        await client.at_work.log.trim(client.at_work.log.durable_end)
+        assert [(await client.batch(number)).status for number in (1, 2)] == [200, 200]

@@ -1,0 +1,288 @@
+"""HTTP ingest inside the limits: memory, requests at a time, rates. Who has to wait waits, and Debezium always does."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+from ingest import http_gate, http_ingest
+from ingest.config import IngestConfig
+from ingest.read_budget import ALLOWANCE_BYTES
+from tests.ingest.debezium.envelopes import streamed
+from tests.ingest.posting import Answer, Posting, insert, posting
+from tests.ingest.raw_http import post_head, speaking
+from tests.ingest.test_intake import LARGE, HeldFilesystem, fill, turns, until
+from writer.config import MIB, LogConfig
+
+ROOMY_LOG = LogConfig(segment_max_bytes=4 * MIB, max_bytes=256 * MIB)
+DEBEZIUM_INSERT = streamed(90, 100, 1)
+
+
+def large(client: Posting, source: str, *, padding: int = 300_000) -> asyncio.Task[Answer]:
+    return asyncio.create_task(client.batch(1, source=source, padding="x" * padding))
+
+
+def held(client: Posting) -> int:
+    return client.gatekeeper.budget.used_bytes
+
+
+# -- memory
+
+
+async def test_bodies_are_held_against_the_budget_until_they_are_durable(tmp_path):
+    files = HeldFilesystem()
+    async with posting(tmp_path, log_config=ROOMY_LOG, files=files) as client:
+        await client.batch(1, source="first")
+        files.open_gate.clear()
+        batch = large(client, "shop")
+        rows = asyncio.create_task(client.rows({"id": 1, "name": "x" * 200_000}, source="rows"))
+        event = streamed(90, 100, 1) | {"padding": "x" * 100_000}
+        debezium = asyncio.create_task(client.debezium(event, source="dbz"))
+        await until(lambda: held(client) > 600_000)
+        assert held(client) == client.gate.held_bytes
+        await turns()
+        assert not any(task.done() for task in (batch, rows, debezium))
+        files.open_gate.set()
+        assert [(await task).status for task in (batch, rows, debezium)] == [200] * 3
+        assert (held(client), client.gate.held_bytes) == (0, 0)
+
+
+async def test_many_large_posts_stay_inside_a_small_budget_and_all_are_taken(tmp_path):
+    files = HeldFilesystem()
+    config = IngestConfig(frame_max_bytes=MIB, memory_max_bytes=4 * MIB, queue_max_bytes=MIB)
+    async with posting(tmp_path, log_config=ROOMY_LOG, config=config, files=files) as client:
+        await client.batch(1, source="first")
+        files.open_gate.clear()
+        posts = [large(client, f"source-{number}", padding=900_000) for number in range(40)]
+        await until(lambda: client.gatekeeper.budget.waiting_readers > 30)
+        most = held(client)
+        files.open_gate.set()
+        while not all(task.done() for task in posts):
+            most = max(most, held(client))
+            await asyncio.sleep(0)
+        assert [task.result().status for task in posts] == [200] * 40
+        assert most <= config.memory_max_bytes + 40 * ALLOWANCE_BYTES
+        assert (held(client), client.gatekeeper.budget.waiting_readers) == (0, 0)
+
+
+async def test_client_that_announces_much_and_sends_little_reserves_nothing(tmp_path):
+    config = IngestConfig(frame_max_bytes=MIB, memory_max_bytes=4 * MIB)
+    async with posting(tmp_path, config=config) as client, speaking(client.url) as raw:
+        await raw.send(post_head("/cdc?source=shop", Content_Length=MIB) + b" " * (ALLOWANCE_BYTES - 1))
+        await until(lambda: client.gate.places.taken == 1)
+        await turns()
+        assert held(client) == 0
+        await raw.send(b"  ")
+        await until(lambda: held(client) == MIB)
+
+
+async def test_no_room_in_memory_is_a_503_on_cdc_after_its_wait_and_never_for_debezium(tmp_path, monkeypatch):
+    monkeypatch.setattr(http_ingest, "WAIT_MAX_S", 0.05)
+    async with posting(tmp_path) as client:
+        client.gatekeeper.budget.charge(client.gatekeeper.budget.max_bytes)
+        debezium = asyncio.create_task(client.debezium(DEBEZIUM_INSERT))
+        answer = await post_for_headers(client, "/cdc?source=shop", {"events": [insert(1)]})
+        assert (answer[0], answer[2]["reason"], answer[2]["shouldRetry"]) == (503, "buffer_full", True)
+        assert int(answer[1]["Retry-After"]) >= 1
+        assert not debezium.done()
+        client.gatekeeper.budget.give_back(client.gatekeeper.budget.max_bytes)
+        assert (await debezium).status == 200
+
+
+async def post_for_headers(client: Posting, path: str, document: Any) -> tuple[int, Any, dict[str, Any]]:
+    async with asyncio.timeout(20), client._client.post(client.url + path, data=json.dumps(document)) as answer:
+        return answer.status, answer.headers, await answer.json()
+
+
+# -- requests at a time
+
+
+async def test_request_too_many_waits_for_a_place_and_is_then_taken(tmp_path):
+    files = HeldFilesystem()
+    async with posting(tmp_path, config=IngestConfig(http_requests_max=2), files=files) as client:
+        await client.batch(1, source="first")
+        files.open_gate.clear()
+        posts = [asyncio.create_task(client.batch(1, source=f"source-{number}")) for number in range(5)]
+        await until(lambda: client.gate.places.waiting == 3)
+        assert client.gate.places.taken == 2
+        assert client.gate.under_way == {"/cdc": 5}
+        files.open_gate.set()
+        assert [(await task).status for task in posts] == [200] * 5
+        assert (client.gate.places.taken, client.gate.places.waiting) == (0, 0)
+        assert client.gate.under_way["/cdc"] == 0
+
+
+async def test_no_place_is_a_503_on_cdc_after_its_wait_and_never_for_debezium(tmp_path, monkeypatch):
+    monkeypatch.setattr(http_ingest, "WAIT_MAX_S", 0.05)
+    files = HeldFilesystem()
+    async with posting(tmp_path, config=IngestConfig(http_requests_max=1), files=files) as client:
+        await client.batch(1)
+        files.open_gate.clear()
+        inside = asyncio.create_task(client.batch(2))
+        await until(lambda: client.gate.places.taken == 1)
+        debezium = asyncio.create_task(client.debezium(DEBEZIUM_INSERT, source="dbz"))
+        status, headers, document = await post_for_headers(client, "/cdc?source=other", {"events": [insert(1)]})
+        assert (status, document["reason"], document["shouldRetry"]) == (503, "connection_limit", True)
+        assert int(headers["Retry-After"]) >= 1
+        assert not debezium.done()
+        files.open_gate.set()
+        assert (await inside).status == 200
+        assert (await debezium).status == 200
+
+
+async def test_client_address_has_its_share_of_places_and_leaves_the_others_theirs(tmp_path):
+    files = HeldFilesystem()
+    config = IngestConfig(http_requests_per_ip_max=1, trusted_proxies="127.0.0.1")
+    async with posting(tmp_path, config=config, files=files) as client:
+        await client.batch(1, source="first")
+        files.open_gate.clear()
+        headers = [{"X-Forwarded-For": ip} for ip in ("8.8.8.8", "8.8.8.8", "9.9.9.9")]
+        bodies = [{"sourceDoId": f"source-{number}", "events": [insert(1)]} for number in range(3)]
+        posts = [
+            asyncio.create_task(client.post("/cdc", body, headers=header))
+            for body, header in zip(bodies, headers, strict=True)
+        ]
+        await until(lambda: (client.gate.places.taken, client.gate.places.waiting) == (2, 1))
+        files.open_gate.set()
+        assert [(await task).status for task in posts] == [200] * 3
+
+
+async def test_client_that_goes_while_it_waits_is_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr(http_gate, "GONE_CHECK_S", 0.01)
+    files = HeldFilesystem()
+    async with posting(tmp_path, config=IngestConfig(http_requests_max=1), files=files) as client:
+        await client.batch(1)
+        files.open_gate.clear()
+        inside = asyncio.create_task(client.batch(2))
+        await until(lambda: client.gate.places.taken == 1)
+        waiting = asyncio.create_task(client.debezium(DEBEZIUM_INSERT, source="dbz"))
+        await until(lambda: client.gate.places.waiting == 1)
+        waiting.cancel()
+        await until(lambda: client.gate.places.waiting == 0)
+        files.open_gate.set()
+        assert (await inside).status == 200
+        assert client.sequences("dbz") == []
+
+
+async def test_connection_too_many_is_hung_up_on_and_its_place_is_free_again_later(tmp_path):
+    async with posting(tmp_path, config=IngestConfig(http_connections_max=1)) as client:
+        async with speaking(client.url) as first, speaking(client.url) as second:
+            assert await second.closed() == b""
+            body = json.dumps({"sourceDoId": "shop", "events": [insert(1)]}).encode()
+            await first.send(post_head("/cdc", Content_Length=len(body)) + body)
+            assert (await first.answer())[0] == 200, "who is in is not disturbed"
+        async with asyncio.timeout(20):
+            while not await is_let_in(client):  # noqa: ASYNC110 - over the network there is only looking
+                await asyncio.sleep(0.01)
+
+
+async def is_let_in(client: Posting) -> bool:
+    async with speaking(client.url) as raw:
+        try:
+            await raw.send(b"GET /nothing HTTP/1.1\r\nHost: h\r\n\r\n")
+            return b"404" in await raw.reader.readline()
+        except ConnectionError:
+            return False
+
+
+# -- rates
+
+
+@pytest.mark.parametrize("limit", [{"source_bytes_per_s": 150.0}, {"message_rate_per_s": 0.5, "message_burst": 1}])
+async def test_batch_beyond_the_rate_is_a_429_and_nothing_overtakes_it(tmp_path, limit):
+    async with posting(tmp_path, config=IngestConfig(**limit)) as client:
+        assert (await client.batch(1)).status == 200
+        status, headers, document = await post_for_headers(client, "/cdc?source=shop", {"events": [insert(2)]})
+        assert (status, document["reason"], document["shouldRetry"]) == (429, "rate_limited", True)
+        assert 1 <= int(headers["Retry-After"]) <= 3
+        assert (await client.batch(1, source="other")).status == 200
+        answers = [await until_taken(client, number) for number in (3, 2)]
+        assert [answer.status for answer in answers] == [409, 200], "the one behind was told to wait for it"
+        assert client.sequences() == [1, 2]
+
+
+async def until_taken(client: Posting, number: int) -> Answer:
+    """Send a batch as often as its rate refuses it."""
+    async with asyncio.timeout(20):
+        while (answer := await client.batch(number)).status == 429:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    return answer
+
+
+async def test_numbered_rows_beyond_the_rate_are_held_for_and_others_are_not(tmp_path):
+    async with posting(tmp_path, config=IngestConfig(message_rate_per_s=0.001, message_burst=1)) as client:
+        for source, sequence in (("numbered", {"sequence": 10}), ("not", {})):
+            assert (await client.rows({"id": 1}, source=source, **sequence)).status == 200
+            following = {"sequence": 11} if sequence else {}
+            assert (await client.rows({"id": 2}, source=source, **following)).document["reason"] == "rate_limited"
+        assert client.at_work.intake._dedup.is_held("numbered")
+        assert not client.at_work.intake._dedup.is_held("not")
+
+
+@pytest.mark.parametrize("limit", [{"source_bytes_per_s": 500.0}, {"message_rate_per_s": 5.0, "message_burst": 1}])
+async def test_debezium_beyond_its_rate_is_answered_late_and_takes_nobodys_place_meanwhile(tmp_path, limit):
+    async with posting(tmp_path, config=IngestConfig(**limit, http_requests_max=1)) as client:
+        events = [streamed(90, 100 + number, number) for number in range(4)]
+        assert (await client.debezium(events[0])).status == 200
+        late = asyncio.create_task(client.debezium(events[1]))
+        await until(lambda: client.gate.under_way["/cdc/debezium"] == 1)
+        assert (client.gate.places.taken, late.done()) == (0, False)
+        assert (await client.batch(1, source="other")).status == 200
+        assert (await late).status == 200
+        assert [(await client.debezium(event)).status for event in events[2:]] == [200, 200]
+        assert [row["id"] for row in client.rows_taken()] == [0, 1, 2, 3]
+
+
+async def test_compressed_events_count_as_what_they_unpack_to(tmp_path):
+    async with posting(tmp_path, config=IngestConfig(source_bytes_per_s=1_000.0)) as client:
+        body = json.dumps(streamed(90, 100, 1) | {"padding": "x" * 50_000}).encode()
+        packed = gzip.compress(body)
+        headers = {"Content-Encoding": "gzip"}
+        assert (await client.post("/cdc/debezium", packed, headers=headers, params={"source": "shop"})).status == 200
+        assert client.gate.rates.bytes.bucket("shop", 0.0).tokens < -40_000
+
+
+# -- a log that is full
+
+
+async def test_log_that_stays_full_keeps_debezium_waiting_as_long_as_it_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(http_ingest, "WAIT_MAX_S", 0.0)
+    async with posting(tmp_path) as client:
+        await fill(client.at_work)
+        tries = []
+        take = client.debezium_intake.take
+
+        async def counted(*arguments: Any) -> Any:
+            tries.append(1)
+            return await take(*arguments)
+
+        monkeypatch.setattr(client.debezium_intake, "take", counted)
+        event = streamed(90, 100, 1) | {"padding": "x" * LARGE}
+        event["after"]["name"] = "x" * LARGE
+        late = asyncio.create_task(client.debezium(event))
+        await until(lambda: len(tries) >= 3)
+        assert not late.done()
+        await client.at_work.log.trim(client.at_work.log.durable_end)
+        assert (await late).status == 200
+        assert [row["id"] for row in client.rows_taken()] == [1]
+
+
+# -- what is shown
+
+
+async def test_requests_are_counted_by_route_status_and_source(tmp_path):
+    async with posting(tmp_path) as client:
+        await client.batch(1, 2)
+        await client.batch(1, 2)
+        await client.rows({"id": 1}, source="rows")
+        await client.debezium(DEBEZIUM_INSERT, source="dbz")
+        await client.post("/cdc", b"{", params={"source": "shop"})
+        assert client.metric("ingest_http_requests_total", route="/cdc", status="200") == 3
+        assert client.metric("ingest_http_requests_total", route="/cdc", status="400") == 1
+        assert client.metric("ingest_http_requests_total", route="/cdc/debezium", status="200") == 1
+        counted = {name: (known.requests, known.changes) for name, known in client.gate.sources.items()}
+        assert counted == {"shop": (2, 2), "rows": (1, 1), "dbz": (1, 1)}

@@ -1,0 +1,119 @@
+"""The limits on messages, met by real clients of the whole service on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from tests.ingest.limited import limited, refused_count, status_of
+from tests.ingest.talking import DEADLINE_S, Talker, insert, talking
+
+
+async def test_batch_beyond_the_rate_is_refused_and_nothing_overtakes_it(tmp_path):
+    async with (
+        limited(tmp_path, message_rate_per_s=2.0, message_burst=3) as addresses,
+        talking(addresses.ws_url) as client,
+        talking(addresses.ws_url, source=None) as twin,
+    ):
+        for number in (1, 2, 3, 4):
+            await client.send_batch(number, sequenceNumber=number, correlationId=f"c-{number}")
+        answers = [await client.hear() for _ in range(4)]
+        assert [answer["type"] for answer in answers] == ["ack", "ack", "nack", "nack"]
+        nack = answers[2]
+        assert (nack["reason"], nack["shouldRetry"], nack["sequenceNumber"]) == ("rate_limited", True, 3)
+        assert (nack["correlationId"], nack["retryDelayMs"] > 0) == ("c-3", True)
+        assert (nack["rateLimit"]["limit"], nack["rateLimit"]["remaining"]) == (3, 0)
+        behind = await twin.batch(4, sourceDoId="shop")
+        assert (behind["type"], behind["reason"]) == ("nack", "invalid_sequence"), "not even by another connection"
+        for number in (3, 4):
+            ack = await until_taken(client, number)
+            assert ack["details"]["eventsProcessed"] == 1
+        assert refused_count(await status_of(addresses), "messagesRateLimited") >= 2
+
+
+async def until_taken(client: Talker, number: int) -> dict[str, Any]:
+    """Send a batch again as often as it takes, each time after the delay that was asked for."""
+    async with asyncio.timeout(DEADLINE_S):
+        while (answer := await client.batch(number, sequenceNumber=number))["type"] != "ack":  # noqa: ASYNC110
+            await asyncio.sleep(answer["retryDelayMs"] / 1_000)
+    return answer
+
+
+async def test_refused_first_batch_is_expected_again(tmp_path):
+    async with (
+        limited(tmp_path, message_rate_per_s=2.0, message_burst=1) as addresses,
+        talking(addresses.ws_url) as client,
+    ):
+        nack = await client.batch(5, sequenceNumber=5)
+        assert nack["reason"] == "rate_limited"
+        answer = await until_answer(client, lambda: client.batch(6, sequenceNumber=6), "invalid_sequence")
+        assert "expected=5" in answer["errorMessage"]
+        await until_taken(client, 5)
+
+
+async def until_answer(client: Talker, ask: Callable[[], Any], reason: str) -> dict[str, Any]:
+    async with asyncio.timeout(DEADLINE_S):
+        while (answer := await ask()).get("reason") != reason:
+            assert answer["type"] == "nack", answer
+            await asyncio.sleep(answer["retryDelayMs"] / 1_000)
+    return answer
+
+
+async def test_acks_carry_the_limit_where_there_is_one(tmp_path):
+    async with (
+        limited(tmp_path, message_rate_per_s=0.01, message_burst=10) as addresses,
+        talking(addresses.ws_url) as client,
+    ):
+        limit = (await client.batch(1))["rateLimit"]
+        assert (limit["limit"], limit["remaining"]) == (10, 8)
+        assert limit["resetAt"] > 1_700_000_000
+    async with limited(tmp_path) as addresses, talking(addresses.ws_url) as client:
+        assert "rateLimit" not in await client.batch(2)
+
+
+async def test_heartbeats_are_limited_apart_from_batches(tmp_path):
+    async with limited(tmp_path, heartbeat_rate_per_s=0.5) as addresses, talking(addresses.ws_url) as client:
+        answers = [await client.ask("heartbeat", correlationId="h") for _ in range(2)]
+        assert [(answer["type"], answer.get("reason")) for answer in answers] == [
+            ("pong", None),
+            ("nack", "rate_limited"),
+        ]
+        await client.socket.send("ping")
+        assert (await client.hear())["reason"] == "rate_limited"
+        assert (await client.batch(1))["status"] == "ok"
+
+
+async def test_who_does_not_listen_to_refusals_is_closed_with_4002(tmp_path):
+    limits = {"message_rate_per_s": 0.01, "message_burst": 2, "refusals_max": 5}
+    async with limited(tmp_path, **limits) as addresses, talking(addresses.ws_url, source="neighbour") as neighbour:
+        async with talking(addresses.ws_url) as client:
+            for number in range(1, 8):
+                await client.send_batch(number, sequenceNumber=number)
+            answers = [await client.hear() for _ in range(6)]
+            assert [answer["type"] for answer in answers] == ["ack"] + ["nack"] * 5
+            assert await client.closed() == 4002
+        assert (await neighbour.batch(1))["status"] == "ok"
+        assert refused_count(await status_of(addresses), "connectionsClosed") == 1
+
+
+async def test_source_is_limited_by_its_bytes_over_all_its_connections(tmp_path):
+    async with (
+        limited(tmp_path, source_bytes_per_s=1_000.0) as addresses,
+        talking(addresses.ws_url) as twin,
+        talking(addresses.ws_url) as client,  # which the source speaks on, having connected here last
+    ):
+        assert (await client.batch(*range(20)))["status"] == "ok"
+        nack = await twin.batch(20)
+        assert (nack["reason"], "bytes" in nack["errorMessage"]) == ("rate_limited", True)
+        async with talking(addresses.ws_url, source="other") as other:
+            assert (await other.batch(1))["status"] == "ok"
+
+
+async def test_three_events_that_are_too_large_close_with_1008(tmp_path):
+    async with limited(tmp_path) as addresses, talking(addresses.ws_url) as client:
+        for number in range(3):
+            nack = await client.ask("cdc_batch", events=[insert(1, after={"blob": "x" * 140_000})], sequenceNumber=0)
+            assert nack["reason"] == "event_too_large", number
+        assert await client.closed() == 1008
+        assert refused_count(await status_of(addresses), "eventSizeRejections") == 3

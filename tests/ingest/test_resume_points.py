@@ -1,0 +1,121 @@
+"""Sources that this node's log does not know: how often the tables are asked, and what holds until they answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry
+
+from ingest.config import IngestConfig
+from ingest.intake import Intake
+from ingest.metrics import IngestMetrics
+from ingest.offers import Durable, NackReason, Refused
+from ingest.resume_points import LOOK_MAX_AGE_S, ResumePoints
+from tests.ingest.offered import offer_of
+from tests.ingest.test_intake import DEADLINE_S, SMALL_LOG, Running
+from writer.changes import Position, SourceId
+from writer.errors import CatalogUnavailable
+from writer.wal.log import Log
+
+SHOP = SourceId("shop")
+
+
+class Tables:
+    """Stands for all tables of a catalog."""
+
+    def __init__(self, marks: Mapping[SourceId, Position]) -> None:
+        self.marks = marks
+        self.looks = 0
+        self.now = 0.0
+        self.is_down = False
+
+    async def load(self) -> Mapping[SourceId, Position]:
+        self.looks += 1
+        await asyncio.sleep(0)
+        if self.is_down:
+            raise CatalogUnavailable("catalog cannot be reached")
+        return self.marks
+
+    def points(self) -> ResumePoints:
+        return ResumePoints(self.load, clock=lambda: self.now)
+
+
+async def test_one_look_serves_all_that_come_while_it_is_young():
+    tables = Tables({SHOP: Position(0, 5)})
+    points = tables.points()
+    found = await asyncio.gather(*(points.find(SourceId(name)) for name in ("shop", "other", "shop")))
+    assert (found, tables.looks) == ([Position(0, 5), None, Position(0, 5)], 1)
+    tables.now += LOOK_MAX_AGE_S + 1
+    tables.marks = {SHOP: Position(0, 9)}
+    assert (await points.find(SHOP), tables.looks) == (Position(0, 9), 2)
+
+
+async def test_look_that_fails_is_made_again_by_the_next_who_asks():
+    tables = Tables({SHOP: Position(0, 5)})
+    points, tables.is_down = tables.points(), True
+    for _ in range(2):
+        try:
+            await points.find(SHOP)
+        except CatalogUnavailable:
+            continue
+        raise AssertionError("nobody knows yet where the source stands")
+    tables.is_down = False
+    assert (await points.find(SHOP), tables.looks) == (Position(0, 5), 3)
+
+
+class Node:
+    """An intake at work on a new log, beside tables that may know more."""
+
+    def __init__(self, directory, tables: Tables) -> None:
+        self.log = Log.open(directory, SMALL_LOG)
+        registry = CollectorRegistry()
+        self.intake = Intake(
+            self.log, config=IngestConfig(), metrics=IngestMetrics(registry), elsewhere=tables.points()
+        )
+        self.at_work = Running(self.log, self.intake, registry)
+
+    async def __aenter__(self) -> Running:
+        self._task = asyncio.create_task(self.intake.run())
+        return self.at_work
+
+    async def __aexit__(self, *_: object) -> None:
+        self.intake.close()
+        async with asyncio.timeout(DEADLINE_S):
+            await self._task
+        await self.log.close()
+
+
+async def test_source_resumes_where_the_tables_have_it_and_then_from_its_own_log(tmp_path):
+    async with Node(tmp_path, Tables({SHOP: Position(0, 40)})) as at_work:
+        assert await at_work.intake.meet(SHOP) is None
+        assert at_work.intake.resume(SHOP) == Position(0, 40)
+        assert at_work.intake.durable_position(SHOP) is None, "nothing of it is in this log"
+        assert isinstance(*await at_work.verdicts(offer_of(41, 42)), Durable)
+        assert at_work.intake.resume(SHOP) == Position(0, 42)
+
+
+async def test_change_below_the_tables_marks_is_logged_because_a_table_may_lack_it(tmp_path):
+    async with Node(tmp_path, Tables({SHOP: Position(0, 40)})) as at_work:
+        assert await at_work.verdicts(offer_of(30, 31)) == [Durable(0, 2)]
+
+
+async def test_epoch_that_is_over_in_the_tables_is_refused_also_of_a_source_that_never_connects(tmp_path):
+    async with Node(tmp_path, Tables({SHOP: Position(3, 40)})) as at_work:
+        (refused,) = await at_work.verdicts(offer_of(41, epoch=2))
+        assert refused == Refused(NackReason.INVALID_SEQUENCE, "epoch is over: epoch=2 known=3", retry=False)
+        assert isinstance(*await at_work.verdicts(offer_of(1, epoch=3)), Durable)
+
+
+async def test_while_the_tables_cannot_be_asked_a_new_source_waits_and_nothing_overtakes_its_batch(tmp_path):
+    tables = Tables({})
+    async with Node(tmp_path, tables) as at_work:
+        assert isinstance(*await at_work.verdicts(offer_of(1, source="known")), Durable)
+        tables.is_down, tables.now = True, LOOK_MAX_AGE_S + 1
+        (refused,) = await at_work.verdicts(offer_of(1, 2))
+        assert isinstance(refused, Refused)
+        assert (refused.reason, refused.retry) == (NackReason.INTERNAL_ERROR, True)
+        assert isinstance(*await at_work.verdicts(offer_of(2, source="known")), Durable), "others go on"
+        tables.is_down = False
+        assert isinstance(*await at_work.verdicts(offer_of(3)), Refused), "it would pass over the one that was refused"
+        assert isinstance(*await at_work.verdicts(offer_of(1, 2)), Durable)

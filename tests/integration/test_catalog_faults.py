@@ -1,0 +1,99 @@
+"""The catalog breaks in every way while clients push: nothing is lost or doubled, and it ends without help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from catalog.app import build_catalog
+from catalog.config import CatalogConfig, Warehouse
+from tests.fault_proxy import Answer, CutRequest, CutResponse, Fault, FaultProxy, Silence, Slow, fault_proxy
+from tests.integration.outages import SETTINGS, pushing
+from tests.service_process import ServiceProcess, service_process
+from tests.serving import serve_in_thread
+
+pytestmark = pytest.mark.integration
+
+REQUEST_TIMEOUT_S = 1.0
+# A commit of a table, and nothing else that is posted.
+COMMITS = {"method": "POST", "path": "/tables/"}
+
+
+@dataclass(frozen=True, slots=True)
+class Lake:
+    """A service, not yet started, which reaches its catalog through a proxy."""
+
+    service: ServiceProcess
+    proxy: FaultProxy
+    catalog_url: str
+
+    def pushing(self):
+        return pushing(self.service, catalog_url=self.catalog_url)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Iterator[Lake]:
+    location = f"file://{tmp_path}/warehouse"
+    app = web.Application()
+    app.add_subapp("/v1", build_catalog(CatalogConfig(), Warehouse(location=location), tmp_path / "catalog.db"))
+    with serve_in_thread(app) as catalog_url, fault_proxy(catalog_url) as proxy:
+        settings = {
+            **SETTINGS,
+            "storage.warehouse": location,
+            "iceberg.uri": proxy.url,
+            "iceberg.request_timeout_s": REQUEST_TIMEOUT_S,
+        }
+        with service_process(tmp_path, settings) as service:
+            yield Lake(service, proxy, catalog_url)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Answer(409),
+        Answer(429),
+        Answer(500),
+        Answer(500, forwarded=True),
+        Answer(503, forwarded=True),
+        CutRequest(),
+        CutResponse(),
+        Silence(),
+        Silence(forwarded=True),
+    ],
+    ids=repr,
+)
+async def test_commits_that_fail_or_are_not_answered_end_with_every_change_once(lake: Lake, fault: Fault):
+    async with lake.pushing() as pushed:
+        spoiled = lake.proxy.spoil(fault, **COMMITS, times=6)
+        await pushed.wait_for(lambda _: spoiled.met == 6)
+
+
+async def test_a_catalog_that_is_stopped_is_told_and_found_again(lake: Lake):
+    async with lake.pushing() as pushed:
+        lake.proxy.stop()
+        problem = await pushed.wait_until_unwell("table is not committed")
+        assert "table=" in problem
+        await pushed.check_memory_while_changes_are_acked()
+        lake.proxy.resume()
+
+
+@pytest.mark.parametrize("fault", [Answer(403), Answer(404)], ids=repr)
+async def test_a_catalog_that_refuses_is_told_with_its_status_and_used_again(lake: Lake, fault: Answer):
+    async with lake.pushing() as pushed:
+        lake.proxy.spoil(fault)
+        await pushed.wait_until_unwell(f"table=.*status={fault.status}")
+        await pushed.check_memory_while_changes_are_acked()
+        lake.proxy.lift()
+
+
+async def test_a_slow_catalog_makes_commits_slow_and_nothing_else(lake: Lake):
+    async with lake.pushing() as pushed:
+        lake.proxy.spoil(Slow(delay_s=REQUEST_TIMEOUT_S / 4))
+        for _ in range(2):
+            await pushed.wait_until_tables_commit()
+        assert all(table["problem"] is None for table in (await pushed.status())["tables"])
+        lake.proxy.lift()

@@ -1,0 +1,105 @@
+"""A lost log, or another node: the tables' marks say where a source resumes, and each change is in its table once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import urllib.request
+from dataclasses import replace
+
+import pytest
+from websockets.sync.client import connect
+
+from ingest.config import Config
+from ingest.service import serving
+from tests.clients import open_duckdb
+from tests.ingest.conftest import small_config
+from tests.ingest.talking import talking
+from tests.service_process import service_process
+from writer.config import StorageConfig
+from writer.iceberg.config import IcebergConfig
+
+QUIET = {"writer.flush_max_age_s": 3600}
+
+
+def sequences(http_url: str, table: str) -> list[int]:
+    with open_duckdb(http_url) as connection:
+        query = f"SELECT _cdc_sequence FROM lake.default.{table} ORDER BY 1"
+        return [row[0] for row in connection.execute(query).fetchall()]
+
+
+def ask(socket, kind: str, **fields) -> dict:
+    socket.send(json.dumps({"type": kind, "sourceDoId": "shop", **fields}))
+    return json.loads(socket.recv(timeout=60))
+
+
+def send(socket, *changes: tuple[int, str]) -> dict:
+    events = [{"sequence": n, "operation": "INSERT", "table": table, "after": {"id": n}} for n, table in changes]
+    return ask(socket, "cdc_batch", events=events)
+
+
+def flush(http_url: str, table: str) -> None:
+    request = urllib.request.Request(f"{http_url}/flush?table=default.{table}", method="POST")
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert json.loads(answer.read())["success"]
+
+
+@pytest.mark.crash
+def test_source_resumes_at_the_table_that_is_behind_after_the_log_was_lost(tmp_path):
+    with service_process(tmp_path, QUIET) as service:
+        service.start()
+        with connect(service.ws_url) as socket:
+            send(socket, (1, "a"), (2, "b"))
+            service.flush()
+            # `c` is new, and like 3 in `b` only in the log; what follows in `a` is committed.
+            send(socket, (3, "b"), (4, "c"), (5, "a"), (6, "a"))
+            flush(service.http_url, "a")
+        service.kill()
+        shutil.rmtree(service.data_dir / "log")
+        service.start()
+        with connect(service.ws_url) as socket:
+            status = ask(socket, "connect")
+            assert status["lastDurableSequence"] == 2
+            assert "lastCommittedSequence" not in status
+            assert send(socket, (3, "b"), (4, "c"), (5, "a"), (6, "a"), (7, "a"))["status"] == "ok"
+        service.flush()
+        assert sequences(service.http_url, "a") == [1, 5, 6, 7]
+        assert sequences(service.http_url, "b") == [2, 3]
+        assert sequences(service.http_url, "c") == [4]
+
+
+async def test_source_goes_to_a_second_node_and_is_in_the_table_once(tmp_path):
+    first = replace(small_config(tmp_path / "one"), storage=StorageConfig(warehouse=str(tmp_path / "lake")))
+    async with serving(first) as one:
+        second = _beside(first, one.http_url, tmp_path / "two")
+        async with serving(second) as two:
+            async with talking(one.ws_url, source=None) as client:
+                await client.ask("connect", sourceDoId="shop", epoch=1)
+                await client.batch(1, 2, 3, table="moved")
+                await client.ask("flush_request")
+                await client.batch(4, table="moved")  # durable on the first node only
+            async with talking(two.ws_url, source=None) as client:
+                nack = await client.ask("connect", sourceDoId="other")
+                assert nack["type"] == "status", "a source that nobody knows is new"
+            async with talking(two.ws_url, source=None) as client:
+                # The second node looked before there was anything to see, so it may tell less than there is.
+                status = await client.ask("connect", sourceDoId="shop", epoch=1)
+                assert status.get("lastDurableSequence", -1) <= 3
+                await client.batch(2, 3, 4, 5, table="moved")
+                await client.ask("flush_request")
+            async with talking(one.ws_url, source=None) as client:
+                await client.ask("flush_request")
+            assert await asyncio.to_thread(sequences, one.http_url, "moved") == [1, 2, 3, 4, 5]
+        # A start looks at once.
+        shutil.rmtree(tmp_path / "two" / "log")
+        async with serving(second) as two, talking(two.ws_url, source=None) as client:
+            refused = await client.ask("connect", sourceDoId="shop", epoch=0)
+            assert refused["errorMessage"] == "epoch: expected at least 1, got 0"
+            status = await client.ask("connect", sourceDoId="shop", epoch=1)
+            assert status["lastDurableSequence"] == 5
+
+
+def _beside(first: Config, catalog_url: str, data_dir) -> Config:
+    config = small_config(data_dir)
+    return replace(config, storage=first.storage, iceberg=IcebergConfig(uri=catalog_url))

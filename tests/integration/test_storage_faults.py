@@ -1,0 +1,106 @@
+"""The object store breaks in every way while clients push: nothing is lost or doubled, and it ends without help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.clients import S3Settings
+from tests.fault_proxy import Answer, CutRequest, CutResponse, Fault, FaultProxy, Silence, Slow, fault_proxy
+from tests.integration.outages import SETTINGS, pushing
+from tests.s3_server import S3Server
+from tests.service_process import ServiceProcess, service_process
+
+pytestmark = pytest.mark.integration
+
+
+@dataclass(frozen=True, slots=True)
+class Lake:
+    """A service, not yet started, whose files go through a proxy."""
+
+    service: ServiceProcess
+    proxy: FaultProxy
+    s3: S3Settings
+
+
+@pytest.fixture
+def lake(tmp_path: Path, s3_server: S3Server) -> Iterator[Lake]:
+    with fault_proxy(s3_server.endpoint) as proxy:
+        settings = {
+            **SETTINGS,
+            "storage.warehouse": f"s3://{s3_server.create_bucket()}/tables",
+            "storage.s3_endpoint": proxy.url,
+            "storage.s3_path_style": "true",
+            "storage.s3_access_key_id": s3_server.access_key_id,
+            "storage.s3_secret_access_key": s3_server.secret_access_key,
+        }
+        with service_process(tmp_path, settings) as service:
+            yield Lake(service, proxy, s3_server.settings)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (Answer(500), "500"),
+        (Answer(503), "503"),
+        (Answer(403), "403"),
+        (Answer(500, forwarded=True), "500"),
+        (CutRequest(), "cannot write object"),
+        (CutResponse(), "cannot write object"),
+        (Silence(), "cannot write object"),
+    ],
+    ids=repr,
+)
+async def test_any_fault_of_the_store_is_told_and_ends_with_every_change_once(lake: Lake, fault: Fault, reason: str):
+    async with pushing(lake.service, s3=lake.s3) as pushed:
+        lake.proxy.spoil(fault)
+        problem = await pushed.wait_until_unwell(reason)
+        assert problem.startswith("table is not committed: table=")
+        await pushed.check_memory_while_changes_are_acked()
+        lake.proxy.lift()
+
+
+async def test_a_store_that_is_stopped_is_told_and_found_again(lake: Lake):
+    async with pushing(lake.service, s3=lake.s3) as pushed:
+        lake.proxy.stop()
+        problem = await pushed.wait_until_unwell("Could not connect")
+        assert problem.startswith("table is not committed: table=")
+        await pushed.check_memory_while_changes_are_acked()
+        lake.proxy.resume()
+
+
+async def test_a_slow_store_makes_commits_slow_and_nothing_else(lake: Lake):
+    async with pushing(lake.service, s3=lake.s3) as pushed:
+        lake.proxy.spoil(Slow(delay_s=0.1, bytes_per_s=500_000))
+        for _ in range(2):
+            await pushed.wait_until_tables_commit()
+        assert all(table["problem"] is None for table in (await pushed.status())["tables"])
+        lake.proxy.lift()
+
+
+async def test_faults_that_pass_by_chance_are_not_even_told(lake: Lake):
+    async with pushing(lake.service, s3=lake.s3) as pushed:
+        rules = [
+            lake.proxy.spoil(fault, method="PUT", times=1)
+            for fault in (Answer(503), CutRequest(), Answer(429), CutResponse())
+        ]
+        await pushed.wait_for(lambda _: all(rule.met for rule in rules))
+        for _ in range(2):
+            await pushed.wait_until_tables_commit()
+        assert await pushed.problems() == []
+
+
+async def test_one_table_that_the_store_refuses_leaves_the_others_as_they_are(lake: Lake):
+    async with pushing(lake.service, s3=lake.s3) as pushed:
+        lake.proxy.spoil(Answer(403), path="/default/users-")
+        problem = await pushed.wait_until_unwell("403")
+        assert "table=default.users " in problem
+        for _ in range(5):
+            await pushed.wait_until_tables_commit("sales.orders", "default.events")
+        tables = {table["table"]: table for table in (await pushed.status())["tables"]}
+        assert "403" in tables["default.users"]["problem"]
+        assert [tables[name]["problem"] for name in ("sales.orders", "default.events")] == [None, None]
+        lake.proxy.lift()

@@ -1,0 +1,244 @@
+"""Tables that fall behind and catch up, against a model with random stalls: each change once, in order, not trimmed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from writer.changes import Position, SourceId, Span
+from writer.parking import Holding, Standing, plan_stretch, plan_yields
+
+TABLES = ("a", "b", "c")
+SOURCES = (SourceId("shop"), SourceId("bank"))
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of the model's log: one record holds one change of each of its tables."""
+
+    offset: int
+    table: str
+    source: SourceId
+    sequence: int
+
+    @property
+    def spans(self) -> dict[SourceId, Span]:
+        position = Position(0, self.sequence)
+        return {self.source: Span(position, position)}
+
+
+@dataclass(slots=True)
+class Table:
+    """A table with rows in memory, a flush under way and rows that are committed; its standing is the real one."""
+
+    standing: Standing = field(default_factory=Standing)
+    waiting: list[Change] = field(default_factory=list)
+    flushing: list[Change] = field(default_factory=list)
+    committed: list[Change] = field(default_factory=list)
+
+    def offer(self, change: Change) -> None:
+        if self.standing.is_behind:
+            self.standing.pass_by(change.spans)
+        else:
+            self.take(change)
+
+    def take(self, change: Change) -> None:
+        if change not in self.committed:  # the table's own marks, after a flush that was given up had landed
+            self.waiting.append(change)
+
+    def park(self, *, everything: bool) -> None:
+        leaving = self.waiting + (self.flushing if everything else [])
+        if not leaving:
+            return
+        offsets = [change.offset for change in leaving]
+        if self.standing.resume_offset is not None:
+            offsets.append(self.standing.resume_offset)
+        self.standing.park(min(offsets), [change.spans for change in leaving], now=0.0)
+        self.waiting = []
+        self.flushing = [] if everything else self.flushing
+
+    @property
+    def in_memory(self) -> list[Change]:
+        return self.flushing + self.waiting
+
+    @property
+    def needed_offset(self) -> int | None:
+        offsets = [change.offset for change in self.in_memory]
+        if self.standing.resume_offset is not None:
+            offsets.append(self.standing.resume_offset)
+        return min(offsets, default=None)
+
+    def first_waiting(self, source: SourceId) -> int | None:
+        found = [change.sequence for change in self.in_memory if change.source == source]
+        passed = self.standing.first_passed(source)
+        return min([*found, *([passed.sequence] if passed else [])], default=None)
+
+
+@dataclass(slots=True)
+class World:
+    """A log, an applier that waits for nobody, and three tables."""
+
+    records: list[list[Change]] = field(default_factory=list)
+    tables: dict[str, Table] = field(default_factory=lambda: {name: Table() for name in TABLES})
+    applied: int = 0
+    trimmed: int = 0
+
+    def append(self, tables: set[str], source: SourceId) -> None:
+        offset = len(self.records)
+        self.records.append([Change(offset, table, source, offset) for table in sorted(tables)])
+
+    def apply(self, count: int) -> None:
+        until = min(self.applied + count, len(self.records))
+        for change in self.changes(self.applied, until):
+            self.tables[change.table].offer(change)
+        self.applied = until
+
+    def catch_up(self, ready: set[str], count: int) -> None:
+        offsets = {
+            name: table.standing.resume_offset
+            for name, table in self.tables.items()
+            if name in ready and table.standing.resume_offset is not None
+        }
+        stretch = plan_stretch(offsets, applied_offset=self.applied)
+        if stretch is None:
+            return
+        until = min(stretch.until, stretch.start + count)
+        for change in self.changes(stretch.start, until):
+            if change.table in stretch.tables:
+                self.tables[change.table].standing.take_again(change.spans)
+                self.tables[change.table].take(change)
+        for name in stretch.tables:
+            self.tables[name].standing.advance(until, applied_offset=self.applied)
+
+    def changes(self, start: int, until: int) -> list[Change]:
+        assert start >= self.trimmed, "read below what was trimmed"
+        return [change for record in self.records[start:until] for change in record]
+
+    def changes_ever(self) -> list[Change]:
+        return [change for record in self.records for change in record]
+
+    def trim(self) -> None:
+        needed = [table.needed_offset for table in self.tables.values()]
+        self.trimmed = max(self.trimmed, min([self.applied, *(offset for offset in needed if offset is not None)]))
+
+    def drain(self) -> None:
+        self.apply(len(self.records))
+        while any(table.needed_offset is not None for table in self.tables.values()):
+            for table in self.tables.values():
+                commit(table)
+            self.catch_up(set(TABLES), 3)
+
+
+def take(table: Table) -> None:
+    if not table.flushing:
+        table.flushing, table.waiting = table.waiting, []
+
+
+def commit(table: Table) -> None:
+    take(table)
+    table.committed += [change for change in table.flushing if change not in table.committed]
+    table.flushing = []
+
+
+def check(world: World) -> None:
+    for name, table in world.tables.items():
+        own = [change for change in world.changes_ever() if change.table == name]
+        assert table.committed == own[: len(table.committed)], "lost, doubled or out of order"
+        missing = own[len(table.committed) :]
+        for source in SOURCES:
+            first = next((c.sequence for c in missing if c.source == source and c.offset < world.applied), None)
+            told = table.first_waiting(source)
+            if first is None:
+                continue
+            assert told is not None, "told as committed too early"
+            assert told <= first, "told as committed too early"
+        first_missing = min((change.offset for change in missing if change.offset < world.applied), default=None)
+        if first_missing is not None:
+            assert table.needed_offset is not None
+            assert table.needed_offset <= first_missing
+
+
+_OPERATIONS = st.one_of(
+    st.tuples(st.just("append"), st.sets(st.sampled_from(TABLES), min_size=1), st.sampled_from(SOURCES)),
+    st.tuples(st.just("apply"), st.integers(1, 4)),
+    st.tuples(st.just("take"), st.sampled_from(TABLES)),
+    st.tuples(st.just("commit"), st.sampled_from(TABLES)),
+    st.tuples(st.just("land and give up"), st.sampled_from(TABLES)),
+    st.tuples(st.just("park"), st.sampled_from(TABLES), st.booleans()),
+    st.tuples(st.just("catch up"), st.sets(st.sampled_from(TABLES)), st.integers(1, 4)),
+    st.tuples(st.just("trim")),
+)
+
+
+@given(st.lists(_OPERATIONS, max_size=60))
+@settings(max_examples=300, deadline=None)
+def test_each_change_is_committed_once_and_in_order_whatever_stalls(operations):
+    world = World()
+    for operation in operations:
+        match operation:
+            case ("append", tables, source):
+                world.append(tables, source)
+            case ("apply", count):
+                world.apply(count)
+            case ("take", name):
+                take(world.tables[name])
+            case ("commit", name):
+                commit(world.tables[name])
+            case ("land and give up", name):
+                table = world.tables[name]
+                take(table)
+                table.committed += table.flushing
+                table.park(everything=True)
+            case ("park", name, everything):
+                world.tables[name].park(everything=everything)
+            case ("catch up", ready, count):
+                world.catch_up(ready, count)
+            case ("trim",):
+                world.trim()
+        check(world)
+    world.drain()
+    check(world)
+    assert sum(len(table.committed) for table in world.tables.values()) == len(world.changes_ever())
+    assert not any(table.standing.is_behind for table in world.tables.values())
+
+
+def test_the_furthest_back_is_read_first_and_meets_the_next_one_exactly_where_it_waits():
+    stretch = plan_stretch({"a": 10, "b": 4, "c": 4}, applied_offset=50)
+    assert stretch is not None
+    assert (stretch.start, stretch.until, stretch.tables) == (4, 10, {"b", "c"})
+
+
+def test_nothing_is_read_again_beyond_the_applier():
+    stretch = plan_stretch({"a": 10}, applied_offset=12)
+    assert stretch is not None
+    assert stretch.until == 12
+
+
+def test_table_that_has_passed_its_last_change_of_a_source_no_longer_holds_that_source_back():
+    standing = Standing()
+    standing.park(3, [{SOURCES[0]: Span(Position(0, 5), Position(0, 6))}], now=1.0)
+    standing.pass_by({SOURCES[1]: Span(Position(0, 9), Position(0, 9))})
+    standing.take_again({SOURCES[0]: Span(Position(0, 5), Position(0, 5))})
+    assert standing.first_passed(SOURCES[0]) == Position(0, 6)
+    standing.take_again({SOURCES[0]: Span(Position(0, 6), Position(0, 6))})
+    assert standing.first_passed(SOURCES[0]) is None
+    assert standing.first_passed(SOURCES[1]) == Position(0, 9)
+
+
+@pytest.mark.parametrize(
+    ("stuck", "waiting", "everything"),
+    [
+        ({"a": Holding(30, 20)}, set(), set()),
+        ({"a": Holding(40, 20)}, {"a"}, set()),
+        ({"a": Holding(30, 10), "b": Holding(20, 0)}, {"a"}, set()),
+        ({"a": Holding(0, 60), "b": Holding(0, 30)}, set(), {"a"}),
+        ({"a": Holding(5, 40), "b": Holding(5, 30)}, {"b"}, {"a"}),
+        ({"a": Holding(60, 70)}, set(), {"a"}),
+    ],
+)
+def test_stuck_tables_give_up_what_waits_before_what_is_being_flushed_and_the_largest_first(stuck, waiting, everything):
+    yields = plan_yields(stuck, max_bytes=100)
+    assert (yields.waiting, yields.everything) == (waiting, everything)

@@ -1,0 +1,68 @@
+"""Rows of a flush as data files in the store. Owns how many are written at once; file_layout.py has what each holds."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from writer.config import WriterConfig
+from writer.data_files import write_data_file
+from writer.file_layout import FileRows, lay_out
+from writer.iceberg.manifests import DataFile
+from writer.iceberg.table_state import TableState, data_location
+from writer.parallel import map_parallel
+from writer.table_context import TableContext
+
+# Encoded and not yet stored: enough to encode the next ones while the store takes these; each is at most about
+# target_file_bytes in memory.
+FILES_AT_ONCE = 4
+
+
+async def write_files(
+    tables: Sequence[pa.Table],
+    state: TableState,
+    context: TableContext,
+    *,
+    config: WriterConfig,
+    flush_id: str,
+    files_for: Callable[[int], int],
+) -> list[DataFile]:
+    """Write rows as files of the table's partitions and order; nothing refers to them yet. Cancelling leaves orphans.
+
+    Raises:
+        pa.ArrowInvalid: rows do not fit the table's columns.
+        WriterError: not all are written.
+    """
+    plan = functools.partial(lay_out, tables, state.shape, order=state.sort_order, files_for=files_for)
+    planned = await asyncio.get_running_loop().run_in_executor(context.encoders, plan)
+
+    async def write(number: int) -> DataFile:
+        location = data_location(state, planned[number].partition, f"{flush_id}-{number:05}.parquet")
+        return await _write_file(planned[number], location, state, context, config=config)
+
+    files: list[DataFile] = []
+    # A few after a few: when the store fails, thousands of others are not tried in vain.
+    for start in range(0, len(planned), FILES_AT_ONCE):
+        numbers = range(start, min(start + FILES_AT_ONCE, len(planned)))
+        files += await map_parallel(write, numbers, at_once=FILES_AT_ONCE)
+    return files
+
+
+async def _write_file(
+    planned: FileRows, location: str, state: TableState, context: TableContext, *, config: WriterConfig
+) -> DataFile:
+    encode = functools.partial(
+        write_data_file,
+        planned.rows,
+        schema=state.schema,
+        location=location,
+        partition=planned.partition,
+        config=config,
+        sort_order_id=planned.sort_order_id,
+    )
+    buffer, file = await asyncio.get_running_loop().run_in_executor(context.encoders, encode)
+    await context.store.write(location, buffer)
+    return file

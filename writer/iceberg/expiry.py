@@ -1,0 +1,155 @@
+"""Which old snapshots go, and which metadata files go with them. Core: it plans, expiring.py acts.
+
+A snapshot stays if it is one of these; all others that lead to main are removed, the oldest first:
+
+    of main: among the newest `history.expire.min-snapshots-to-keep`
+    of main: younger than `history.expire.max-snapshot-age-ms` and among the newest `lakefeed.snapshots-max`
+    of another branch: among its newest or younger, by the branch's own limits where it has some
+    pointed at by a branch or a tag
+    not an append of ours, or the last one before such a snapshot
+
+The last rule keeps data files reachable. An append of ours takes nothing away, so its data files are in every later
+snapshot. Compaction does, and the snapshot before it may be the last to name the files that it replaced: those are
+for whoever compacts to remove, with the snapshot (Spark's expire_snapshots).
+
+Metadata files of removed snapshots:
+
+    a snapshot's manifest list belongs to it alone
+    a manifest is added in one snapshot, is in every one that follows, and leaves for good where it is merged. So what
+    a merge replaced is unused when the snapshots before the merge are gone, unless a snapshot that is kept aside, as
+    by a tag, still has it: the lists of these are read before anything is deleted
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from writer.commit_plan import MANIFESTS_REPLACED_KEY, Request
+from writer.iceberg.progress import FLUSH_ID_KEY
+from writer.iceberg.properties import (
+    GC_ENABLED,
+    SNAPSHOT_MAX_AGE_DEFAULT_MS,
+    SNAPSHOT_MAX_AGE_MS,
+    SNAPSHOTS_MAX,
+    SNAPSHOTS_MAX_DEFAULT,
+    SNAPSHOTS_MIN,
+    SNAPSHOTS_MIN_DEFAULT,
+    is_enabled,
+    read_number,
+)
+from writer.iceberg.table_state import MAIN_BRANCH
+
+# Snapshots removed at once: bounds the request and the deletes behind it, far above what comes together in between.
+REMOVED_MAX = 500
+
+_Snapshot: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiryPlan:
+    """Snapshots to remove in one commit. `replaced` has the lists before and after each merge among them.
+
+    A manifest that is in a list before and not in the one after it is unused unless a list of `kept_lists` has it.
+    """
+
+    snapshot_ids: tuple[int, ...]
+    request: Request
+    lists: tuple[str, ...]
+    replaced: tuple[tuple[str, str], ...]
+    kept_lists: tuple[str, ...]
+
+
+def plan_expiry(document: Mapping[str, Any], *, now_ms: int) -> ExpiryPlan | None:
+    """Plan to remove what is beyond the table's limits; None if nothing is."""
+    properties = document.get("properties") or {}
+    refs = document.get("refs") or {}
+    most = read_number(properties, SNAPSHOTS_MAX, SNAPSHOTS_MAX_DEFAULT)
+    if MAIN_BRANCH not in refs or most == 0 or not is_enabled(properties, GC_ENABLED):
+        return None
+    by_id = {snapshot["snapshot-id"]: snapshot for snapshot in document["snapshots"]}
+    chain = list(_ancestors(by_id, refs[MAIN_BRANCH]["snapshot-id"]))
+    kept = _held(by_id, refs, properties, now_ms=now_ms)
+    kept |= {snapshot["snapshot-id"] for snapshot in _within(chain[:most], refs[MAIN_BRANCH], properties, now_ms)}
+    kept |= _around_others(chain)
+    doomed = [snapshot for snapshot in chain if snapshot["snapshot-id"] not in kept][-REMOVED_MAX:]
+    return _plan(document, chain, doomed) if doomed else None
+
+
+def _ancestors(by_id: Mapping[int, _Snapshot], snapshot_id: int | None) -> Iterator[_Snapshot]:
+    """Walk from a snapshot to its oldest known ancestor."""
+    for _ in by_id:
+        snapshot = by_id.get(snapshot_id) if snapshot_id is not None else None
+        if snapshot is None:
+            return
+        yield snapshot
+        snapshot_id = snapshot.get("parent-snapshot-id")
+
+
+def _within(
+    chain: list[_Snapshot], ref: Mapping[str, Any], properties: Mapping[str, str], now_ms: int
+) -> Iterator[_Snapshot]:
+    """Pick what a branch keeps by number and by age."""
+    least = ref.get("min-snapshots-to-keep") or read_number(properties, SNAPSHOTS_MIN, SNAPSHOTS_MIN_DEFAULT)
+    default_age_ms = read_number(properties, SNAPSHOT_MAX_AGE_MS, SNAPSHOT_MAX_AGE_DEFAULT_MS)
+    age_ms = ref.get("max-snapshot-age-ms") or default_age_ms
+    for position, snapshot in enumerate(chain):
+        if position < max(1, least) or snapshot["timestamp-ms"] >= now_ms - age_ms:
+            yield snapshot
+
+
+def _held(
+    by_id: Mapping[int, _Snapshot], refs: Mapping[str, Mapping[str, Any]], properties: Mapping[str, str], *, now_ms: int
+) -> set[int]:
+    """Find what refs hold: the snapshots they point at, and what other branches keep of their own past."""
+    held = {ref["snapshot-id"] for ref in refs.values()}
+    for name, ref in refs.items():
+        if name != MAIN_BRANCH and ref["type"] == "branch":
+            own = list(_ancestors(by_id, ref["snapshot-id"]))
+            held |= {snapshot["snapshot-id"] for snapshot in _within(own, ref, properties, now_ms)}
+    return held
+
+
+def _around_others(chain: list[_Snapshot]) -> set[int]:
+    """Find the snapshots that are not appends of ours, and those right before them."""
+    others = {s["snapshot-id"] for s in chain if not _is_own_append(s)}
+    return others | {s["parent-snapshot-id"] for s in chain if s["snapshot-id"] in others and "parent-snapshot-id" in s}
+
+
+def _is_own_append(snapshot: _Snapshot) -> bool:
+    summary = snapshot.get("summary") or {}
+    return FLUSH_ID_KEY in summary and summary.get("operation") == "append"
+
+
+def _plan(document: Mapping[str, Any], chain: list[_Snapshot], doomed: list[_Snapshot]) -> ExpiryPlan:
+    snapshot_ids = {snapshot["snapshot-id"] for snapshot in doomed}
+    # The run of kept ones that ends in main descends from its oldest: what that one has not, none of them has.
+    oldest_of_run = next(i for i, s in enumerate(chain) if s["snapshot-id"] in snapshot_ids) - 1
+    run = {snapshot["snapshot-id"] for snapshot in chain[:oldest_of_run]}
+    kept = [snapshot for snapshot in document["snapshots"] if snapshot["snapshot-id"] not in snapshot_ids]
+    used_lists = {snapshot["manifest-list"] for snapshot in kept}
+    return ExpiryPlan(
+        snapshot_ids=tuple(snapshot["snapshot-id"] for snapshot in doomed),
+        request=_request(document, doomed),
+        lists=tuple(s["manifest-list"] for s in doomed if s["manifest-list"] not in used_lists),
+        replaced=tuple(_replaced(chain, snapshot_ids)),
+        kept_lists=tuple(snapshot["manifest-list"] for snapshot in kept if snapshot["snapshot-id"] not in run),
+    )
+
+
+def _replaced(chain: list[_Snapshot], doomed_ids: set[int]) -> Iterator[tuple[str, str]]:
+    for after, before in itertools.pairwise(chain):
+        if before["snapshot-id"] in doomed_ids and MANIFESTS_REPLACED_KEY in (after.get("summary") or {}):
+            yield before["manifest-list"], after["manifest-list"]
+
+
+def _request(document: Mapping[str, Any], doomed: list[_Snapshot]) -> Request:
+    main = document["refs"][MAIN_BRANCH]["snapshot-id"]
+    requirements = (
+        {"type": "assert-table-uuid", "uuid": document["table-uuid"]},
+        {"type": "assert-ref-snapshot-id", "ref": MAIN_BRANCH, "snapshot-id": main},
+    )
+    removal = {"action": "remove-snapshots", "snapshot-ids": [snapshot["snapshot-id"] for snapshot in doomed]}
+    return Request(requirements, (removal,))

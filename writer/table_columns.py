@@ -1,0 +1,184 @@
+"""A table as the catalog last showed it, and the columns its rows are decoded to. Owns both, and how they agree.
+
+    load ----> state: schema, partitions, marks -----+
+                                                     +--> agree: the table has at least our columns, we have its ids
+    rows ----> expected: columns that rows ask for --+
+
+Rows may ask for new columns while a flush is being written: whoever changes the columns holds the lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from writer.changes import Position, SourceId, TableName
+from writer.decoding import Expected
+from writer.errors import CatalogError, CommitConflict, TableMissing
+from writer.iceberg.table_state import TableState
+from writer.layout_plan import plan_layout
+from writer.merge import field_ids, merge_columns
+from writer.rows.groups import Group
+from writer.rows.parse_types import NO_VACANCIES
+from writer.schema import declare_columns, initial_columns
+from writer.sifting import Sifted, sift_group
+from writer.table_context import TableContext
+from writer.types import Schema
+
+logger = logging.getLogger(__name__)
+
+# Iceberg's first format that has types for nanoseconds.
+FORMAT_WITH_NANOSECONDS = 3
+
+
+class TableColumns:
+    """One table's state and columns."""
+
+    def __init__(self, name: TableName, context: TableContext) -> None:
+        self.name = name
+        self.state: TableState | None = None
+        self.is_open = False
+        self.settings = context.settings_for(name)
+        config = self.settings.config
+        self.expected = Expected(
+            initial_columns(keep_before=config.keep_before, is_routed=bool(config.route)),
+            NO_VACANCIES,
+            nanoseconds=config.format_version >= FORMAT_WITH_NANOSECONDS,
+        )
+        self.layout_problem: str | None = None
+        self.changes: list[str] = []
+        self.refusals: tuple[str, ...] = ()
+        self._context = context
+        self._last_field_id = max(field_ids(self.expected.columns))
+        self._lock = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Look the table up once before the first row: its own marks tell what it already has.
+
+        Raises: WriterError, after which to try again later.
+        """
+        try:
+            self._adopt(await self._context.committer.load(self.name))
+        except TableMissing:
+            logger.info("table_is_new", extra={"table": str(self.name)})
+            self.is_open = True
+        self._declare()
+
+    def _declare(self) -> None:
+        """Take up the columns that the configuration declares."""
+        declared = declare_columns(
+            self.expected.columns,
+            self.settings.declared,
+            last_field_id=self._last_field_id,
+            nanoseconds=self.expected.nanoseconds,
+        )
+        self._note_changes(declared.changes)
+        self._note_refusals(declared.refusals)
+        self.expected = replace(self.expected, columns=declared.columns)
+        self._last_field_id = declared.last_field_id
+
+    def forget(self) -> None:
+        """Let the next flush load the table anew."""
+        self.state = None
+
+    def close(self) -> None:
+        """Forget what the table has, so that it is looked up again before the next row."""
+        self.state = None
+        self.is_open = False
+
+    async def follow(self, state: TableState) -> None:
+        """Go on from the state after a commit; columns that somebody else changed before it are taken up."""
+        if self.state is not None and state.schema == self.state.schema:
+            self.state = state
+            return
+        async with self._lock:  # not while rows are being decoded, whose columns would then be lost
+            self._adopt(state)
+
+    async def tidy(self) -> None:
+        """Remove old snapshots if it is time to. Called between flushes; a failure waits for the next time."""
+        before = self.state
+        if before is not None:
+            after = await self._context.committer.maybe_expire(before)
+            if self.state is before:
+                self.state = after
+
+    @property
+    def marks(self) -> Mapping[SourceId, Position]:
+        """How far each source has come in the table, as far as we know."""
+        return self.state.progress.sources if self.state else {}
+
+    @property
+    def snapshot_id(self) -> int | None:
+        """The table's newest snapshot that we know of."""
+        return self.state.snapshot_id if self.state else None
+
+    async def decode(self, group: Group) -> Sifted:
+        """Decode a group exactly, and tell apart the rows that cannot be; the columns may evolve for it."""
+        async with self._lock:
+            sift = functools.partial(sift_group, group, self.expected, last_field_id=self._last_field_id)
+            sifted = await asyncio.get_running_loop().run_in_executor(self._context.decoders, sift)
+            self._note_changes(sifted.changes)
+            self._note_refusals(sifted.refusals)
+            self.expected = sifted.expected
+            self._last_field_id = sifted.last_field_id
+        return sifted
+
+    def _note_changes(self, changes: Sequence[str]) -> None:
+        if changes:
+            logger.info("columns_changed", extra={"table": str(self.name), "changes": list(changes)})
+            self._context.metrics.schema_changes.labels(str(self.name)).inc(len(changes))
+            self.changes.extend(changes)
+
+    def _note_refusals(self, refusals: Sequence[str]) -> None:
+        """Tell what was declared of the columns and is not followed; values that do not fit are rescued."""
+        if refusals:
+            logger.warning("declaration_not_followed", extra={"table": str(self.name), "refusals": list(refusals)})
+            self.refusals = tuple(refusals)
+
+    async def agree(self) -> TableState:
+        """Make the table exist with at least our columns, under its own field ids.
+
+        Raises: WriterError, after which to try again later.
+        """
+        committer = self._context.committer
+        async with self._lock:
+            if self.state is None:
+                self._adopt(await committer.load_or_create(self.name, Schema(0, self.expected.columns), self.settings))
+            assert self.state is not None
+            if self.expected.columns != self.state.schema.columns:
+                schema = Schema(self.state.schema.schema_id + 1, self.expected.columns)
+                try:
+                    self._adopt(await committer.commit_schema(self.state, schema))
+                except CommitConflict:
+                    self.state = None  # its columns changed meanwhile: the next attempt starts from those
+                    raise
+            return await self._agree_on_layout(self.state)
+
+    async def _agree_on_layout(self, state: TableState) -> TableState:
+        """Let the table's partitions, order and properties follow changed settings; what cannot be followed is told."""
+        plan = plan_layout(state, self.settings)
+        self.layout_problem = plan.problem
+        request = plan.request_for(state)
+        if request is None:
+            return state
+        try:
+            self._adopt(await self._context.committer.commit_layout(state, request))
+        except CatalogError:
+            self.state = None  # it may have changed: the next attempt looks
+            raise
+        logger.info("layout_changed", extra={"table": str(self.name), "properties": plan.properties})
+        assert self.state is not None
+        return self.state
+
+    def _adopt(self, state: TableState) -> None:
+        """Go on from a table's state, with its columns and those that only we know."""
+        merged = merge_columns(state.schema.columns, self.expected.columns, last_field_id=state.last_column_id)
+        self.state = state
+        self.expected = replace(
+            self.expected, columns=merged.columns, nanoseconds=state.format_version >= FORMAT_WITH_NANOSECONDS
+        )
+        self._last_field_id = merged.last_field_id
+        self.is_open = True
