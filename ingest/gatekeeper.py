@@ -30,8 +30,9 @@ from ingest.config import IngestConfig
 from ingest.errors import ProtocolError
 from ingest.http_gate import HttpGate
 from ingest.metrics import IngestMetrics
-from ingest.offers import NackReason, Refused
+from ingest.offers import NackReason, Refused, Verdict
 from ingest.patience import (
+    BUFFER_OVERFLOW,
     TOO_MANY_CONNECTIONS,
     TOO_MANY_REFUSALS,
     TOO_MANY_SIZE_VIOLATIONS,
@@ -73,6 +74,15 @@ class Gate:
         self.messages = messages
         self.slot = slot
         self.closing: Closing | None = None
+        self._refused_in_a_row = 0
+
+    def on_verdict(self, verdict: Verdict | None) -> None:
+        """Count the batches for which the log has had no room, one after the other."""
+        is_full = isinstance(verdict, Refused) and verdict.reason is NackReason.BUFFER_FULL
+        self._refused_in_a_row = self._refused_in_a_row + 1 if is_full else 0
+        limit = self.messages.limits.refusals_max
+        if limit and self._refused_in_a_row >= limit:
+            self.closing = self.closing or BUFFER_OVERFLOW
 
     def on_protocol_error(self, error: ProtocolError) -> None:
         """Count messages that are too large."""

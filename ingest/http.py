@@ -96,9 +96,7 @@ async def _ready(request: web.Request) -> web.Response:
     parts = request.app[PARTS]
     now = time.monotonic()
     problems = _problems(parts)
-    if parts.intake.problems(now=now) or parts.feed.stands_still(
-        now=now, stalled_after_s=parts.config.stalled_after_s
-    ):
+    if parts.intake.problems(now=now) or parts.feed.stands_still(now=now, stalled_after_s=parts.config.stalled_after_s):
         return _json({"status": "not ready", "problems": problems}, 503)
     # One bad table must not take the whole service out of a load balancer.
     return _json({"status": "degraded" if problems else "ready", "problems": problems})

@@ -18,6 +18,7 @@ class CloseCode(enum.IntEnum):
     HEARTBEAT_TIMEOUT = 4000
     NOT_AUTHENTICATED = 4001
     RATE_LIMITED = 4002
+    BUFFER_OVERFLOW = 4003
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Closing:
 GOODBYE = Closing(CloseCode.GOODBYE, "goodbye")
 SHUTTING_DOWN = Closing(CloseCode.SHUTTING_DOWN, "shutting down")
 TOO_MANY_REFUSALS = Closing(CloseCode.RATE_LIMITED, "rate limited: too many refused messages")
+BUFFER_OVERFLOW = Closing(CloseCode.BUFFER_OVERFLOW, "buffer full: too many batches sent again too early")
 TOO_MANY_SIZE_VIOLATIONS = Closing(CloseCode.POLICY, "too many size violations")
 TOO_MANY_CONNECTIONS = Closing(CloseCode.POLICY, "too many connections of this source")
 _NOTHING_HEARD = Closing(CloseCode.HEARTBEAT_TIMEOUT, "heartbeat timeout")

@@ -424,6 +424,7 @@ class DataPlane:
     ) -> ServerMessage | None:
         """Answer a batch; nothing if its receipt is to be the answer."""
         now = time.time()
+        connection.gate.on_verdict(verdict)
         if isinstance(verdict, Refused):
             connection.session.on_refused(pending.number)
             self._metrics.nacks.labels(verdict.reason.value).inc()

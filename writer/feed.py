@@ -16,7 +16,6 @@ import asyncio
 import functools
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from writer.buffer import FlushReason
@@ -24,6 +23,7 @@ from writer.buffer_facts import BufferFacts, gather_facts
 from writer.catch_up import CatchUp, run_max_bytes
 from writer.changes import Position, SourceId, Span, TableName, table_name_of
 from writer.decoding import DecodedRun, cut_run, decode_run, spans_of
+from writer.flush_report import FlushReport
 from writer.parking import plan_move, plan_yields
 from writer.quarantine.names import is_quarantine
 from writer.set_aside import SetAside
@@ -39,40 +39,6 @@ logger = logging.getLogger(__name__)
 # How long a flush on request waits for a table that is paused: for the one attempt that the request itself causes, if
 # that is answered soon. Otherwise the reason is known already.
 PAUSED_FLUSH_MAX_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class FlushReport:
-    """What one flush of several tables committed."""
-
-    tables: Mapping[str, Flushed]
-    duration_s: float
-
-    @property
-    def problems(self) -> dict[str, str]:
-        """The tables that did not commit everything, and why."""
-        return {name: item.problem for name, item in self.tables.items() if item.problem is not None}
-
-    def to_json(self) -> dict[str, Any]:
-        """Render as /flush and flush_response send it."""
-        flushed, problems = self.tables.values(), self.problems
-        told = {"error": "; ".join(f"{name}: {problem}" for name, problem in problems.items())} if problems else {}
-        return {
-            "success": not problems,
-            **told,
-            "batchesFlushed": sum(item.files for item in flushed),
-            "eventsFlushed": sum(item.rows for item in flushed),
-            "bytesWritten": sum(item.bytes for item in flushed),
-            "paths": [path for item in flushed for path in item.paths],
-            "durationMs": round(self.duration_s * 1_000, 3),
-            "usedFallback": False,
-            "tables": {name: _table_json(item) for name, item in self.tables.items()},
-        }
-
-
-def _table_json(item: Flushed) -> dict[str, Any]:
-    done = {"snapshotId": item.snapshot_id, "rows": item.rows, "files": item.files}
-    return done if item.problem is None else {**done, "success": False, "error": item.problem}
 
 
 class Feed:

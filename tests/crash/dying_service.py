@@ -55,7 +55,7 @@ def _named(*marks: str) -> Callable[..., bool]:
     return lambda _store, location, _data: all(mark in location for mark in marks)
 
 
-def _has_rows(_client: Any, _name: Any, request: Any) -> bool:
+def _has_rows(_client: Any, _name: Any, request: Any, **_: Any) -> bool:
     return any(update["action"] == "add-snapshot" for update in request.updates)
 
 

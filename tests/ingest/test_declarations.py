@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ingest.errors import ProtocolError
+from ingest.config import load_config
+from ingest.errors import ConfigError, ProtocolError
 from ingest.protocol import Connect, Session, decode_message
 from ingest.service import serving
 from tests.clients import open_duckdb
@@ -115,3 +116,43 @@ async def test_a_declaration_lies_in_the_log_once_if_its_first_batch_is_durable(
             assert (await client.batch(sequence))["status"] == "ok"
         logged = b"".join(segment.read_bytes() for segment in (tmp_path / "log").glob("*.wal"))
     assert (logged.count(b"name 2"), logged.count(b"born")) == (1, 1)
+
+
+TOML = """
+[tables."sales.orders"]
+identifier = ["id"]
+
+[tables."sales.orders".columns]
+id = "long"
+customer = { type = "string", renamedFrom = "client" }
+lines = { type = "list", element = { type = "struct", fields = { sku = "string" } } }
+"""
+
+
+def test_the_configuration_declares_columns_in_the_same_form(tmp_path):
+    path = tmp_path / "lakefeed.toml"
+    path.write_text(TOML)
+    config = load_config(path, {}).config
+    declared = config.tables.settings_for("sales.orders", config.writer).declared
+    assert [(field.name, field.doc) for field in declared.fields] == [
+        ("id", "key"),
+        ("customer", 'formerly ["client"]'),
+        ("lines", None),
+    ]
+    assert config.tables.settings_for("sales.lines", config.writer).declared.fields == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('columns = { price = "money" }', 'tables."sales.orders": columns.price: expected a type'),
+        ('identifier = ["id"]', 'tables."sales.orders": identifier: expected a list of names of declared columns'),
+        ('columns = "id long"', 'wrong type: key=tables."sales.orders".columns'),
+    ],
+)
+def test_columns_that_break_a_rule_stop_the_start_with_their_place(tmp_path, text, message):
+    path = tmp_path / "lakefeed.toml"
+    path.write_text(f'[tables."sales.orders"]\n{text}\n')
+    with pytest.raises(ConfigError) as error:
+        load_config(path, {})
+    assert str(error.value).startswith(message)
