@@ -20,10 +20,10 @@ from tests.service_process import ServiceProcess
 
 WAIT_S = 60.0
 POLL_S = 0.05
-BATCH_MAX_CHANGES = 40
+BATCH_MAX_CHANGES = 80
 
 KIB = 1024
-BUFFER_MAX_BYTES = 256 * KIB
+BUFFER_MAX_BYTES = 128 * KIB
 # What was being decoded when they were full still arrives.
 MEMORY_BOUND_BYTES = 4 * BUFFER_MAX_BYTES
 
@@ -82,7 +82,7 @@ class Pushed:
     async def check_memory_while_changes_are_acked(self) -> None:
         """Go on until more was acked than the buffers may hold, and look all the while whether they do."""
         acked_before, change_bytes = self.sender.acked, 0.0
-        while (self.sender.acked - acked_before) * change_bytes < 1.25 * MEMORY_BOUND_BYTES:
+        while (self.sender.acked - acked_before) * change_bytes < 1.1 * MEMORY_BOUND_BYTES:
             buffer = (await self.status())["buffer"]
             assert buffer["totalSizeBytes"] < MEMORY_BOUND_BYTES
             if buffer["eventCount"]:

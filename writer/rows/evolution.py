@@ -89,11 +89,10 @@ _KINDS = {StructType: "struct", ListType: "list", MapType: "map"}
 def full_names(fields: Iterable[Field], parent: Path = ()) -> Iterator[str]:
     """Spell the paths of fields and of all below them, former names too: nobody else can have those."""
     for each in fields:
-        for name in former_names(each):
-            yield ".".join(map(fold, (*parent, name)))
-        path = (*parent, each.name)
-        yield ".".join(map(fold, path))
-        yield from _names_below(each.type, path)
+        # A former name may differ by case only, and is then no other.
+        for name in dict.fromkeys(map(fold, (each.name, *former_names(each)))):
+            yield ".".join((*map(fold, parent), name))
+        yield from _names_below(each.type, (*parent, each.name))
 
 
 def _names_below(type_: Type, path: Path) -> Iterator[str]:

@@ -132,6 +132,12 @@ def test_a_rename_back_works():
     assert own(evolved.columns) == [Field(20, "a", "int", doc='formerly ["b"]')]
 
 
+def test_a_rename_may_change_the_case_alone():
+    columns = declare(declared(Field(20, "Name", "long")), {"name": renamed("long", former="Name")}).columns
+    assert own(columns) == [Field(20, "name", "long", doc='formerly ["Name"]')]
+    assert own_rows(fit(group({"Name": 1}, {"name": 2}), columns).table) == [{"name": 1}, {"name": 2}]
+
+
 RENAMED = declared(
     Field(20, "customer", "long", doc='formerly ["client"]'),
     Field(21, "home", StructType((Field(22, "zip", "long", doc='formerly ["code"]'),))),
