@@ -123,6 +123,13 @@ class CommitFailed(CatalogError):
     type = "CommitFailedException"
 
 
+class KeyTaken(CatalogError):
+    """Another request with the same idempotency key was first; nothing has changed, and its outcome can be looked up."""
+
+    status = 409
+    type = "CommitFailedException"
+
+
 class BodyTooLarge(CatalogError):
     """The request body is beyond the configured limit."""
 
@@ -138,7 +145,7 @@ class Unprocessable(CatalogError):
 
 
 class TooManyCommits(CatalogError):
-    """Too many commits wait for one table. Not 503: Java clients take that as an unknown commit outcome."""
+    """Too many requests wait for one table or one key. Not 503: Java clients take that as an unknown commit outcome."""
 
     status = 429
     type = "TooManyRequestsException"

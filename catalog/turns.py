@@ -1,4 +1,4 @@
-"""Turns for the commits to one table: first come, first served, with a limit on how many may wait.
+"""Turns for the commits to one table or the requests of one key: first come, first served, and a limit on who may wait.
 
 Waiting here is cheaper than losing the swap: the winner's document is in the cache when the next one starts. It is
 no more than that. Other processes do not take part, so the swap in the database stays the truth.
@@ -7,35 +7,34 @@ no more than that. Other processes do not take part, so the swap in the database
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 
 from catalog.errors import TooManyCommits
-from catalog.names import EntryId
 
 
 class Turns:
-    """One lock per table that anybody holds or waits for."""
+    """One lock for each thing that anybody holds or waits for."""
 
     def __init__(self, *, waiting_max: int) -> None:
         self._waiting_max = waiting_max
-        self._locks: dict[EntryId, asyncio.Lock] = {}
-        self._present: dict[EntryId, int] = {}
+        self._locks: dict[Hashable, asyncio.Lock] = {}
+        self._present: dict[Hashable, int] = {}
 
     @asynccontextmanager
-    async def turn(self, table: EntryId) -> AsyncIterator[None]:
+    async def turn(self, thing: Hashable) -> AsyncIterator[None]:
         """Wait for the turn and hold it. Cancelling a waiter gives up its place.
 
         Raises: TooManyCommits.
         """
-        present = self._present.get(table, 0)
+        present = self._present.get(thing, 0)
         if present > self._waiting_max:
-            raise TooManyCommits(f"Too many commits wait: {table}")
-        self._present[table] = present + 1
+            raise TooManyCommits(f"Too many requests wait: {thing}")
+        self._present[thing] = present + 1
         try:
-            async with self._locks.setdefault(table, asyncio.Lock()):
+            async with self._locks.setdefault(thing, asyncio.Lock()):
                 yield
         finally:
-            self._present[table] -= 1
-            if not self._present[table]:
-                del self._present[table], self._locks[table]
+            self._present[thing] -= 1
+            if not self._present[thing]:
+                del self._present[thing], self._locks[thing]

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 from ingest.gatekeeper import Gate
 from ingest.offers import Verdict
-from ingest.protocol import ServerMessage, Session
+from ingest.protocol import ServerMessage
 from ingest.receipts import Receipts
 from ingest.regressions import Course
+from ingest.session import Session
 from writer.changes import Position
 
 

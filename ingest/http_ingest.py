@@ -30,8 +30,9 @@ from ingest.intake import Intake
 from ingest.metrics import IngestMetrics
 from ingest.ndjson import has_rows
 from ingest.offers import Duplicate, Durable, NackReason, Offer, Refused, Verdict
-from ingest.protocol import Session, describe_invalid
+from ingest.protocol import describe_invalid
 from ingest.row_intake import RowIntake, Rows
+from ingest.session import Session
 from writer.changes import Position, SourceId
 from writer.envelope import INT64_MAX, BatchHead, decode_deeper
 

@@ -1,29 +1,21 @@
-"""The wire protocol, version 1. Owns the messages, their checks and what one connection may say when.
+"""The messages of the wire protocol, version 1. Owns their fields and the words in which wrong ones are refused.
 
 Frames are JSON objects told apart by `type`, or batches as Arrow streams (writer/arrow/frames.py), told from JSON by
-their first bytes. A session goes through
-
-    OPEN --connect | first cdc_batch--> BOUND (to one source) --disconnect--> ENDED
-
-and in every state but ENDED takes heartbeats and flush requests. Wrong messages raise ProtocolError and change nothing.
+their first bytes. What one connection may say when is session.py's.
 """
 
 from __future__ import annotations
 
-import enum
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
 
-from ingest.batch_checks import AnyBatch, check_changes, head_of, invalid
-from ingest.declarations import Declarations, read_declarations
+from ingest.batch_checks import invalid
 from ingest.errors import ProtocolError
-from ingest.offers import Line, NackReason, Offer
-from writer.arrow.frames import ArrowFrame, ArrowHead
-from writer.changes import Operation, SourceId
+from writer.arrow.frames import ArrowFrame
+from writer.changes import Operation
 from writer.envelope import (
     BatchHead,
     BatchMalformed,
@@ -35,8 +27,6 @@ from writer.envelope import (
 
 PROTOCOL_VERSION = 1
 
-SOURCE_ID_MAX_CHARS = 255
-
 # Answers repeat it, and many answers may wait for a client that does not read them.
 CORRELATION_ID_MAX_CHARS = 255
 
@@ -47,13 +37,7 @@ ARROW_EXPANSION_MAX_FRAMES = 4
 # The last ` - at ` is the decoder's own; those before it are part of a value.
 _PLACE = re.compile(r"(.*) - at `\$\.?(.*?)`", re.DOTALL)
 
-# A header can bring bytes that are no text: they arrive as lone surrogates, which nothing can store.
-_SOURCE_ID = re.compile(rf"[^\x00-\x1f\x7f\ud800-\udfff]{{1,{SOURCE_ID_MAX_CHARS}}}")
-
-
 FlushReason: TypeAlias = Literal["manual", "shutdown", "buffer_full", "time_threshold"]
-FLUSH_REASONS = get_args(FlushReason)
-
 
 # When a batch is answered: once it is durable, with a receipt later, or by that receipt alone.
 AckLevel: TypeAlias = Literal["durable", "committed"]
@@ -115,6 +99,15 @@ class Disconnect(msgspec.Struct, rename="camel", tag_field="type", tag="disconne
 
 ClientMessage: TypeAlias = Connect | BatchHead | DebeziumBatch | Heartbeat | FlushRequest | Disconnect
 
+# What a field may say, where that is a choice, by the last part of its path.
+_CHOICES: Mapping[str, Iterable[str]] = {
+    "type": [str(kind.__struct_config__.tag) for kind in get_args(ClientMessage)],
+    "operation": [operation.value for operation in Operation],
+    "reason": get_args(FlushReason),
+    "ackLevel": get_args(AckLevel),
+}
+_GOT = re.compile(r"got `(\w+)`")
+
 
 class Limits(msgspec.Struct, rename="camel"):
     """What the server takes, told at connect so that a client need not find out by being refused."""
@@ -154,14 +147,18 @@ class Status(msgspec.Struct, rename="camel", tag_field="type", tag="status", omi
 class AckDetails(msgspec.Struct, rename="camel", omit_defaults=True):
     """Numbers beside an ack. `duplicates` are changes of this batch that had been taken before; times in ms.
 
-    `message` says why a batch is a duplicate that its sender may not have meant to be one.
+    The tokens are those of the limit on messages, where there is one. The circuit breaker is `open` while commits to
+    some table fail. `message` says why a batch is a duplicate that its sender may not have meant to be one.
     """
 
     events_processed: int
     buffer_utilization: float
     time_until_flush: int | None = None
     duplicates: int | None = None
+    remaining_tokens: int | None = None
+    bucket_capacity: int | None = None
     suggested_delay_ms: int | None = None
+    circuit_breaker_state: str | None = None
     message: str | None = None
 
 
@@ -192,7 +189,7 @@ class Ack(msgspec.Struct, rename="camel", tag_field="type", tag="ack", omit_defa
 
 
 class Nack(msgspec.Struct, rename="camel", tag_field="type", tag="nack", omit_defaults=True):
-    """The message was refused and changed nothing."""
+    """The message was refused and changed nothing. Sizes in bytes, where one was the reason; both names are known."""
 
     timestamp: int
     sequence_number: int
@@ -200,6 +197,9 @@ class Nack(msgspec.Struct, rename="camel", tag_field="type", tag="nack", omit_de
     error_message: str
     should_retry: bool
     retry_delay_ms: int | None = None
+    max_size: int | None = None
+    actual_size: int | None = None
+    received_size: int | None = None
     correlation_id: str | None = None
     rate_limit: RateLimit | None = None
 
@@ -289,150 +289,15 @@ def describe_invalid(message: str) -> str:
 
 
 def _rule(path: str, rule: str) -> str:
-    if path == "type":
-        return "expected one of connect, cdc_batch, debezium_batch, heartbeat, flush_request, disconnect"
-    if path.endswith(".operation"):
-        return f"expected one of {', '.join(operation.value for operation in Operation)}"
-    if path == "reason" and "enum" in rule:
-        return f"expected one of {', '.join(FLUSH_REASONS)}"
-    text = _without_values(rule).replace("`", "")
-    return text[:1].lower() + text[1:]
+    text = _without_values(rule)
+    choices = _CHOICES.get(path.rpartition(".")[2])
+    if choices is None or "| null" in text:  # a goodbye may have any reason
+        text = text.replace("`", "")
+        return text[:1].lower() + text[1:]
+    got = _GOT.search(text)
+    kind = got.group(1) if got else "str" if text.startswith("Invalid") else ""
+    return f"expected one of {', '.join(choices)}" + (f", got {kind}" if kind else "")
 
 
 def _without_values(text: str) -> str:
     return re.sub(r" '.*'", "", text, flags=re.DOTALL)
-
-
-class State(enum.Enum):
-    """Where a session stands."""
-
-    OPEN = "open"
-    BOUND = "bound"
-    ENDED = "ended"
-
-
-@dataclass(slots=True)
-class Session:
-    """One connection's side of the conversation: which source it speaks for, and which batch number is next."""
-
-    event_max_bytes: int
-    default_source: str = ""
-    state: State = State.OPEN
-    source: SourceId | None = None
-    epoch: int = 0
-    ack_level: AckLevel | None = None
-    expected_number: int | None = None
-    line: Line = field(default_factory=Line)
-    declarations: Declarations = field(default_factory=Declarations)
-
-    def on_connect(self, message: Connect) -> SourceId:
-        """Bind to the source.
-
-        Raises: ProtocolError.
-        """
-        self._check_open()
-        if message.protocol_version != PROTOCOL_VERSION:
-            raise invalid(f"protocolVersion: expected {PROTOCOL_VERSION}")
-        declarations = read_declarations(message.tables)
-        self.bind(message.source_do_id)
-        self.declarations = declarations
-        self.epoch = message.epoch
-        self.ack_level = message.ack_level
-        self.expected_number = None
-        assert self.source is not None
-        return self.source
-
-    def on_batch(self, batch: AnyBatch, body: bytes, *, received_at_us: int) -> Offer | None:
-        """Check a batch and turn it into an offer; None if it holds no change.
-
-        Raises: ProtocolError.
-        """
-        head = head_of(batch)
-        number = self._check_number(head)
-        try:
-            checked = check_changes(batch, body, event_max_bytes=self.event_max_bytes)
-            self.bind(head.source_do_id)
-        except ProtocolError as error:
-            error.sequence_number = number
-            self.on_malformed(number)
-            raise
-        # A batch that was sent again does not take back the answers to those behind it.
-        self.expected_number = max(number + 1, self.expected_number or 0)
-        assert self.source is not None
-        if not checked.sequences:
-            return None
-        return Offer(
-            source=self.source,
-            epoch=self.epoch,
-            sequences=checked.sequences,
-            received_at_us=received_at_us,
-            encoding=checked.encoding,
-            body=body,
-            expanded_bytes=checked.expanded_bytes,
-            declared=self.declarations.of_batch(batch),
-            line=self.line,
-        )
-
-    def on_debezium(self, batch: DebeziumBatch) -> int:
-        """Check a batch of Debezium's events, whose content is its adapter's; its number.
-
-        Raises: ProtocolError.
-        """
-        number = self._check_number(batch)
-        self.bind(batch.source_do_id)
-        self.expected_number = max(number + 1, self.expected_number or 0)
-        return number
-
-    def number_of(self, head: BatchHead | ArrowHead | DebeziumBatch) -> int:
-        """Tell a batch's number: its own, or the next one of this connection."""
-        if head.sequence_number is not None:
-            return head.sequence_number
-        return self.expected_number if self.expected_number is not None else 0
-
-    def on_refused(self, number: int) -> None:
-        """Expect a refused batch again, so that those sent behind it are told to wait for it."""
-        if self.expected_number is not None:
-            self.expected_number = min(self.expected_number, number)
-
-    def on_malformed(self, number: int) -> None:
-        """Expect a batch again that broke the protocol, also if it was the first: none may overtake it."""
-        if self.expected_number is None:
-            self.expected_number = number
-
-    def end(self) -> None:
-        """Take nothing more."""
-        self.state = State.ENDED
-
-    def _check_open(self) -> None:
-        if self.state is State.ENDED:
-            raise invalid("the session has ended")
-
-    def _check_number(self, head: BatchHead | ArrowHead | DebeziumBatch) -> int:
-        self._check_open()
-        number = self.number_of(head)
-        if self.expected_number is not None and number > self.expected_number:
-            raise ProtocolError(
-                NackReason.INVALID_SEQUENCE.value,
-                f"sequenceNumber: a batch is missing: expected={self.expected_number} received={number}",
-                sequence_number=number,
-                retry=True,
-            )
-        return number
-
-    def bind(self, source: str) -> None:
-        """Speak for a source from now on; an empty name leaves it at the default.
-
-        Raises: ProtocolError.
-        """
-        if self.source is not None and source not in ("", self.source):
-            raise invalid("sourceDoId: this connection is bound to another source; open one connection per source")
-        if self.source is None:
-            source = source or self.default_source
-            if not source:
-                raise invalid("sourceDoId: expected a non-empty string, here, in connect or in the X-Client-ID header")
-            if not _SOURCE_ID.fullmatch(source):
-                raise invalid(
-                    f"sourceDoId: expected at most {SOURCE_ID_MAX_CHARS} characters, none of them control characters"
-                )
-            self.source = SourceId(source)
-        self.state = State.BOUND

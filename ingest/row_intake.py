@@ -22,7 +22,7 @@ from ingest.intake import Intake
 from ingest.ndjson import wrap_rows
 from ingest.numbering import next_position
 from ingest.offers import Durable, NackReason, Offer, Refused, Verdict
-from ingest.protocol import Session
+from ingest.session import Session
 from writer.changes import Position, SourceId
 from writer.envelope import INT64_MAX, BatchHead, EventHead
 

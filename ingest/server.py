@@ -40,13 +40,12 @@ from ingest.protocol import (
     Heartbeat,
     Nack,
     ServerMessage,
-    Session,
-    State,
     decode_message,
     encode_message,
     open_arrow_frame,
 )
 from ingest.regressions import Regressions
+from ingest.session import Session, State
 from ingest.sockets import BudgetedConnection, connections_with, raise_open_files_limit
 from writer.arrow.frames import ArrowFrame, is_arrow_frame
 from writer.changes import Position, SourceId

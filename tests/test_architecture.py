@@ -45,6 +45,7 @@ CORE = (
     "ingest.protocol",
     "ingest.read_budget",
     "ingest.regressions",
+    "ingest.session",
     "writer.buffer",
     "writer.buffer_facts",
     "writer.changes",

@@ -53,11 +53,14 @@ class Standing:
         """Tell whether the table is read again from the log."""
         return self.resume_offset is not None
 
-    def park(self, offset: int, spans: Iterable[Mapping[SourceId, Span]], *, now: float) -> None:
-        """Remember that everything of the table from `offset` on has left memory; `spans` are what left."""
+    def park(self, offset: int, spans: Iterable[Mapping[SourceId, Span]], *, since: float) -> None:
+        """Remember that everything of the table from `offset` on has left memory; `spans` are what left.
+
+        `since` is when the oldest of it came.
+        """
         assert self.resume_offset is None or offset <= self.resume_offset, "what is behind cannot be skipped"
         self.resume_offset = offset
-        self.since = now if self.since is None else self.since
+        self.since = since if self.since is None else min(since, self.since)
         for each in spans:
             for source, span in each.items():
                 self._note(source, span)

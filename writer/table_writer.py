@@ -17,18 +17,18 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from writer.buffer import Chunk, FlushReason, TableBuffer
-from writer.changes import Position, SourceId, Span, TableName
+from writer.buffer import Chunk, FlushReason
+from writer.changes import SourceId, Span, TableName
 from writer.decoding import Decoded, Expected, spans_of
 from writer.errors import Fenced, RowsUnfit, WriterError
 from writer.flush_control import FlushControl, Threshold
 from writer.flush_waiters import FlushWaiters
-from writer.inbox import Arrival, Inbox
-from writer.parking import Holding, Standing
+from writer.inbox import Arrival
 from writer.table_columns import TableColumns
 from writer.table_context import TableContext
 from writer.table_flush import Flushed, TableFlush
 from writer.table_intake import Fit, Quarantine, TableIntake
+from writer.table_rows import TableRows
 from writer.table_status import Totals, report_flush
 from writer.trouble import Trouble
 
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 LAG_MAX_S = 5.0
 
 
-class TableWriter:
+class TableWriter(TableRows):
     """Takes, buffers and commits the changes of one table."""
 
     def __init__(
@@ -52,8 +52,8 @@ class TableWriter:
         on_commit: Callable[[], None],
         count_commits: Callable[[], int],
     ) -> None:
+        super().__init__()
         self.name = name
-        self.standing = Standing()
         self.trouble = Trouble()
         self.totals = Totals()
         self.columns = TableColumns(name, context)
@@ -67,10 +67,8 @@ class TableWriter:
         self._on_change = on_change
         self._on_commit = on_commit
         self._count_commits = count_commits
-        self._inbox = Inbox()
-        self._buffer = TableBuffer()
         self._promises: list[asyncio.Future[None]] = []
-        self._running: TableFlush | None = None
+        self._flushing_promises: list[asyncio.Future[None]] = []
         self._patience: asyncio.Timeout | None = None
         self._waiters = FlushWaiters()
         # Counts parkings: whoever was at work on rows that have left memory meanwhile finds out by it.
@@ -238,12 +236,12 @@ class TableWriter:
         gathered = self._buffer.take()
         running = TableFlush(gathered, self.columns, self._context, reason=reason, control=self.control)
         self._running = running
-        promises, self._promises = self._promises, []
+        self._flushing_promises, self._promises = self._promises, []
         self._emptied.set()
         with contextlib.suppress(TimeoutError):  # only parking ends it: the rows have left memory by then
             async with asyncio.timeout(None) as self._patience:
                 flushed = await self._commit_until_done(running)
-                self._finish(running, flushed, promises)
+                self._finish(running, flushed)
         self._patience = None
         await self.columns.tidy()
 
@@ -262,7 +260,7 @@ class TableWriter:
                 logger.exception("table_flush_failed", extra={"table": str(self.name)})
                 await self._fail(f"unexpected error: {type(error).__name__}")
 
-    def _finish(self, running: TableFlush, flushed: Flushed, promises: list[asyncio.Future[None]]) -> None:
+    def _finish(self, running: TableFlush, flushed: Flushed) -> None:
         now = self._clock()
         if self._running is running:
             self._running = None
@@ -272,7 +270,7 @@ class TableWriter:
         self.control.record(running.record(flushed, now=now))
         seconds = now - running.started_at
         report_flush(self.name, flushed, reason=running.reason, seconds=seconds, metrics=self._context.metrics)
-        _keep(promises)
+        _keep(self._flushing_promises)
         self._waiters.note(flushed)
         self._flush_if_due()
         self._on_change()
@@ -315,33 +313,32 @@ class TableWriter:
 
     def park_waiting(self) -> None:
         """Let the rows that no flush has taken leave memory. They are read again from the log."""
-        self._park(self._waiting())
+        self._park(self._leaving(), self.oldest_at)
 
     def park_everything(self) -> None:
         """Let all rows leave memory, also those of the flush under way: it ends as it would in a crash."""
-        leaving = self._waiting()
+        leaving, since = self._leaving(), self.oldest_at
         if self._running is not None:
             gathered, self._running = self._running.gathered, None
             leaving.append((gathered.log_from, gathered.spans))
+            _break(self._flushing_promises)
             if self._patience is not None:
                 self._patience.reschedule(asyncio.get_running_loop().time())
-        self._park(leaving)
+        self._park(leaving, since)
         self.columns.close()
         self._has_work.set()
 
-    def _waiting(self) -> list[tuple[int, Mapping[SourceId, Span]]]:
-        """List what no flush has taken: the first offset and the spans of each part."""
-        waiting = [(each.decoded.group.first_offset, each.spans) for each in self._inbox]
-        return [*waiting, (self._buffer.log_from, self._buffer.spans)] if self._buffer.rows else waiting
-
-    def _park(self, leaving: list[tuple[int, Mapping[SourceId, Span]]]) -> None:
+    def _park(self, leaving: list[tuple[int, Mapping[SourceId, Span]]], since: float | None) -> None:
         if not leaving:
             return
+        assert since is not None, "what leaves has come at some time"
         offsets = [offset for offset, _ in leaving]
         if self.standing.resume_offset is not None:
             offsets.append(self.standing.resume_offset)
-        self.standing.park(min(offsets), [spans for _, spans in leaving], now=self._clock())
+        self.standing.park(min(offsets), [spans for _, spans in leaving], since=since)
         self._parkings += 1
+        _break([*self._promises, *(each.committed for each in self._inbox if each.committed is not None)])
+        self._promises = []
         self._inbox.clear()
         self._buffer.take()
         self._emptied.set()
@@ -379,11 +376,6 @@ class TableWriter:
         return aside
 
     @property
-    def is_idle(self) -> bool:
-        """Tell whether everything that the table was given is committed."""
-        return self.needed_offset is None
-
-    @property
     def is_failing(self) -> bool:
         """Tell whether the last attempt to open or to flush the table has failed."""
         return self.trouble.reason is not None
@@ -406,35 +398,9 @@ class TableWriter:
         return self.holding.waiting_bytes < self._config.flush_max_bytes
 
     @property
-    def open_bytes(self) -> int:
-        """Arrow data that a flush could take now."""
-        return self._buffer.bytes
-
-    @property
-    def holding(self) -> Holding:
-        """Tell what the table holds in memory."""
-        flushing = self._running.gathered.bytes if self._running else 0
-        return Holding(self._inbox.bytes + self._buffer.bytes, flushing)
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes in memory, flushing or not."""
-        return self.holding.waiting_bytes + self.holding.flushing_bytes
-
-    @property
-    def buffered_rows(self) -> int:
-        """Rows in memory, flushing or not."""
-        return self._inbox.rows + self._buffer.rows + (self._running.gathered.rows if self._running else 0)
-
-    @property
     def quarantined_rows(self) -> int:
         """Rows that this process has put into quarantine."""
         return self._intake.quarantined_rows
-
-    @property
-    def pending_rows(self) -> int:
-        """Rows in memory that have not been fitted into the table's columns yet."""
-        return self._inbox.rows
 
     def next_flush(self, *, now: float) -> Threshold | None:
         """Tell when the buffer will be flushed and why, as changes come now; None while it is empty."""
@@ -445,42 +411,18 @@ class TableWriter:
         is_flushing = self._running is not None
         return {"table": str(self.name), "flushing": is_flushing, **self.control.explain(self._buffer, now=now)}
 
-    @property
-    def needed_offset(self) -> int | None:
-        """The oldest log offset that is not committed, or None."""
-        offsets = [self._inbox.needed_offset, self.standing.resume_offset]
-        if self._running is not None:
-            offsets.append(self._running.gathered.log_from)
-        if self._buffer.rows:
-            offsets.append(self._buffer.log_from)
-        return min((offset for offset in offsets if offset is not None), default=None)
-
-    def first_waiting(self, source: SourceId) -> Position | None:
-        """Find a source's first position that is not committed, or None."""
-        spans = [self._buffer.spans.get(source)]
-        if self._running is not None:
-            spans.append(self._running.gathered.spans.get(source))
-        firsts = [span.first for span in spans if span is not None]
-        others = (self._inbox.first_waiting(source), self.standing.first_passed(source))
-        return min([*firsts, *(each for each in others if each is not None)], default=None)
-
     def snapshot_with(self, source: SourceId) -> int | None:
         """Give the table's snapshot if it holds changes of a source."""
         return self.columns.snapshot_id if source in self.columns.marks else None
-
-    def oldest_age_s(self, *, now: float) -> float | None:
-        """Tell how long the oldest change that is not committed has been here, or None."""
-        since = [self.standing.since]
-        if self._running is not None:
-            since.append(self._running.gathered.oldest_at)
-        if self._buffer.rows:
-            since.append(self._buffer.oldest_at)
-        if self._inbox:
-            since.append(self._inbox.first.arrived_at)
-        return max((now - each for each in since if each is not None), default=None)
 
 
 def _keep(promises: list[asyncio.Future[None]]) -> None:
     for promise in promises:
         if not promise.done():  # whoever waited may have given up
             promise.set_result(None)
+
+
+def _break(promises: list[asyncio.Future[None]]) -> None:
+    for promise in promises:
+        if not promise.done():
+            promise.set_exception(WriterError("rows have left memory before they were committed"))

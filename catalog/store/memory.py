@@ -5,22 +5,25 @@ No method awaits anything, so each is one step that no other request can see hal
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 from catalog.errors import AlreadyExists, NamespaceNotEmpty, NoSuchNamespace
 from catalog.names import EntryId, Namespace, TableId, ViewId, dotted
-from catalog.store.protocol import Contents, Move, check_empty, name_is_taken, no_such_entry
+from catalog.store.claims import Claim, Outcome, Remembered, current_claim
+from catalog.store.protocol import Contents, Move, check_empty, key_taken, name_is_taken, no_such_entry
 
 _Entry = TypeVar("_Entry", bound=EntryId)
 
 
 class MemoryStore:
-    """Names and pointers in two dictionaries."""
+    """Names and pointers in two dictionaries, outcomes in a third one, oldest first."""
 
     def __init__(self) -> None:
         self._namespaces: dict[Namespace, dict[str, str]] = {}
         self._entries: dict[tuple[Namespace, str], tuple[EntryId, str]] = {}
+        self._outcomes: dict[str, tuple[int, Remembered]] = {}
 
     async def open(self) -> None:
         """Nothing to open."""
@@ -47,11 +50,13 @@ class MemoryStore:
 
     async def create_namespace(self, namespace: Namespace, properties: Mapping[str, str]) -> None:
         """Create a namespace below an existing parent."""
+        self._check_key()
         if len(namespace) > 1:
             self._properties(namespace[:-1])
         if namespace in self._namespaces:
             raise AlreadyExists(f"Namespace already exists: {dotted(namespace)}")
         self._namespaces[namespace] = dict(properties)
+        self._record(Outcome())
 
     async def load_namespace(self, namespace: Namespace) -> dict[str, str]:
         """Return a namespace's properties."""
@@ -68,19 +73,23 @@ class MemoryStore:
         self, namespace: Namespace, *, removals: Collection[str], updates: Mapping[str, str]
     ) -> list[str]:
         """Remove and set properties; return which of the removals were there."""
+        self._check_key()
         properties = self._properties(namespace)
         removed = [name for name in removals if properties.pop(name, None) is not None]
         properties.update(updates)
+        self._record(Outcome(removed=tuple(removed)))
         return removed
 
     async def drop_namespace(self, namespace: Namespace) -> None:
         """Drop an empty namespace."""
+        self._check_key()
         self._properties(namespace)
         if any(held == namespace for held, _ in self._entries):
             raise NamespaceNotEmpty(f"Namespace {dotted(namespace)} is not empty: it contains tables or views")
         if any(name[:-1] == namespace for name in self._namespaces):
             raise NamespaceNotEmpty(f"Namespace {dotted(namespace)} is not empty: it contains namespaces")
         del self._namespaces[namespace]
+        self._record(Outcome())
 
     async def list_tables(self, namespace: Namespace, *, after: str, limit: int | None) -> list[TableId]:
         """Return one page of a namespace's tables."""
@@ -96,14 +105,80 @@ class MemoryStore:
 
     async def create_entry(self, entry: EntryId, location: str) -> None:
         """Create a table or view that points at its first metadata."""
+        self._check_key()
         self._create(entry, location)
+        self._record(Outcome(location=location))
 
     async def swap_pointer(self, entry: EntryId, *, expected: str, new: str) -> bool:
         """Move a pointer if it still is where expected."""
-        return await self.move_pointers([Move(entry, expected, new)])
+        return self._move([Move(entry, expected, new)], Outcome(location=new))
 
     async def move_pointers(self, moves: Sequence[Move]) -> bool:
         """Make all moves, or none."""
+        return self._move(moves, Outcome())
+
+    async def put_entry(self, entry: EntryId, location: str) -> None:
+        """Point a table or view at metadata, whether or not it existed."""
+        self._check_key()
+        if self._pointer(entry) is None:
+            self._create(entry, location)
+        self._entries[_key(entry)] = (entry, location)
+        self._record(Outcome(location=location))
+
+    async def rename_entry(self, source: EntryId, destination: EntryId) -> None:
+        """Give a table or view another name."""
+        self._check_key()
+        location = self._pointer(source)
+        if location is None:
+            raise no_such_entry(source)
+        self._properties(destination.namespace)
+        found = self._entries.get(_key(destination))
+        if found is not None and source != destination:
+            raise AlreadyExists(f"Cannot rename {source} to {destination}. {found[0].kind} already exists")
+        del self._entries[_key(source)]
+        self._entries[_key(destination)] = (destination, location)
+        self._record(Outcome())
+
+    async def drop_entry(self, entry: EntryId) -> str:
+        """Forget a table or view and return where its last metadata is."""
+        self._check_key()
+        location = self._pointer(entry)
+        if location is None:
+            raise no_such_entry(entry)
+        del self._entries[_key(entry)]
+        self._record(Outcome(location=location))
+        return location
+
+    async def load_outcome(self, key: str) -> Remembered | None:
+        """Return what became of the request with this idempotency key, or None."""
+        found = self._outcomes.get(key)
+        return None if found is None else found[1]
+
+    async def record_outcome(self, claim: Claim, outcome: Outcome) -> None:
+        """Keep the outcome of a request that changed nothing."""
+        if claim.key in self._outcomes:
+            raise key_taken(claim)
+        self._outcomes[claim.key] = (claim.at_ms, Remembered(claim.fingerprint, outcome))
+
+    async def forget_outcomes(self, *, before_ms: int, kept_max: int) -> int:
+        """Forget outcomes recorded before a time, and the oldest beyond a number; tell how many were too many."""
+        fresh = {key: kept for key, kept in self._outcomes.items() if kept[0] >= before_ms}
+        excess = max(len(fresh) - kept_max, 0)
+        self._outcomes = dict(itertools.islice(fresh.items(), excess, None))
+        return excess
+
+    def _check_key(self) -> None:
+        claim = current_claim()
+        if claim is not None and claim.key in self._outcomes:
+            raise key_taken(claim)
+
+    def _record(self, outcome: Outcome) -> None:
+        claim = current_claim()
+        if claim is not None:
+            self._outcomes[claim.key] = (claim.at_ms, Remembered(claim.fingerprint, outcome))
+
+    def _move(self, moves: Sequence[Move], outcome: Outcome) -> bool:
+        self._check_key()
         for move in moves:
             if move.expected is None:
                 self._check_free(move.entry)
@@ -111,35 +186,8 @@ class MemoryStore:
                 return False
         for move in moves:
             self._entries[_key(move.entry)] = (move.entry, move.new)
+        self._record(outcome)
         return True
-
-    async def put_entry(self, entry: EntryId, location: str) -> None:
-        """Point a table or view at metadata, whether or not it existed."""
-        if self._pointer(entry) is None:
-            self._create(entry, location)
-        self._entries[_key(entry)] = (entry, location)
-
-    async def rename_entry(self, source: EntryId, destination: EntryId) -> None:
-        """Give a table or view another name."""
-        location = self._pointer(source)
-        if location is None:
-            raise no_such_entry(source)
-        if source == destination:
-            return
-        self._properties(destination.namespace)
-        found = self._entries.get(_key(destination))
-        if found is not None:
-            raise AlreadyExists(f"Cannot rename {source} to {destination}. {found[0].kind} already exists")
-        del self._entries[_key(source)]
-        self._entries[_key(destination)] = (destination, location)
-
-    async def drop_entry(self, entry: EntryId) -> str:
-        """Forget a table or view and return where its last metadata is."""
-        location = self._pointer(entry)
-        if location is None:
-            raise no_such_entry(entry)
-        del self._entries[_key(entry)]
-        return location
 
     def _properties(self, namespace: Namespace) -> dict[str, str]:
         if namespace not in self._namespaces:

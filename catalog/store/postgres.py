@@ -5,6 +5,7 @@ by the primary key, and foreign keys keep a namespace from being dropped under w
 
     namespaces  name (levels joined by 0x1F) | parent (all but the last level, NULL at the top) | properties (JSON)
     entries     namespace | name | kind (Table or View) | metadata_location
+    outcomes    idempotency_key | fingerprint | outcome (JSON) | recorded_ms
 
 Names are compared byte by byte (COLLATE "C"), as pages of lists rely on it. Migrations run forward only, and only when
 asked to, under a lock that all processes take; a new database goes through all of them at its first open.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar
 
 import asyncpg
@@ -22,7 +23,17 @@ import orjson
 
 from catalog.errors import AlreadyExists, NamespaceNotEmpty, NoSuchNamespace, StoreFailed, StoreUnusable
 from catalog.names import SEPARATOR, EntryId, Namespace, TableId, ViewId, dotted
-from catalog.store.protocol import Contents, Move, check_empty, check_version, entry_of, name_is_taken, no_such_entry
+from catalog.store.claims import Claim, Outcome, Remembered, current_claim, decode_outcome, encode_outcome
+from catalog.store.protocol import (
+    Contents,
+    Move,
+    check_empty,
+    check_version,
+    entry_of,
+    key_taken,
+    name_is_taken,
+    no_such_entry,
+)
 
 # Beside other things that may live in the database.
 _SEARCH_PATH = {"search_path": "lakefeed_catalog"}
@@ -43,6 +54,15 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
             metadata_location TEXT NOT NULL,
             PRIMARY KEY (namespace, name)
         )""",
+    ),
+    (
+        """CREATE TABLE outcomes (
+            idempotency_key TEXT COLLATE "C" PRIMARY KEY,
+            fingerprint TEXT NOT NULL,
+            outcome TEXT NOT NULL,
+            recorded_ms BIGINT NOT NULL
+        )""",
+        "CREATE INDEX outcomes_by_time ON outcomes (recorded_ms)",
     ),
 )
 SCHEMA_VERSION = len(_MIGRATIONS)
@@ -133,8 +153,9 @@ class PostgresStore:
                 done = await db.execute(sql, _key(namespace), parent, orjson.dumps(dict(properties)).decode())
             except asyncpg.ForeignKeyViolationError as error:
                 raise _no_namespace(namespace[:-1]) from error
-        if _rows(done) == 0:
-            raise AlreadyExists(f"Namespace already exists: {dotted(namespace)}")
+            if _rows(done) == 0:
+                raise AlreadyExists(f"Namespace already exists: {dotted(namespace)}")
+            await _record(db, Outcome())
 
     async def load_namespace(self, namespace: Namespace) -> dict[str, str]:
         """Return a namespace's properties."""
@@ -159,6 +180,7 @@ class PostgresStore:
             removed = [name for name in removals if properties.pop(name, None) is not None]
             text = orjson.dumps(properties | dict(updates)).decode()
             await db.execute("UPDATE namespaces SET properties = $1 WHERE name = $2", text, _key(namespace))
+            await _record(db, Outcome(removed=tuple(removed)))
         return removed
 
     async def drop_namespace(self, namespace: Namespace) -> None:
@@ -169,8 +191,9 @@ class PostgresStore:
             except asyncpg.ForeignKeyViolationError as error:
                 held = "namespaces" if error.table_name == "namespaces" else "tables or views"
                 raise NamespaceNotEmpty(f"Namespace {dotted(namespace)} is not empty: it contains {held}") from error
-        if _rows(done) == 0:
-            raise _no_namespace(namespace)
+            if _rows(done) == 0:
+                raise _no_namespace(namespace)
+            await _record(db, Outcome())
 
     async def list_tables(self, namespace: Namespace, *, after: str, limit: int | None) -> list[TableId]:
         """Return one page of a namespace's tables."""
@@ -189,17 +212,22 @@ class PostgresStore:
         """Create a table or view that points at its first metadata."""
         async with self._transaction() as db:
             await _create_entry(db, entry, location)
+            await _record(db, Outcome(location))
 
     async def swap_pointer(self, entry: EntryId, *, expected: str, new: str) -> bool:
         """Move a pointer if it still is where expected."""
-        async with self._connection() as db:
-            return await _swap_pointer(db, Move(entry, expected, new))
+        async with self._change() as db:
+            swapped = await _swap_pointer(db, Move(entry, expected, new))
+            if swapped:
+                await _record(db, Outcome(new))
+        return swapped
 
     async def move_pointers(self, moves: Sequence[Move]) -> bool:
         """Make all moves in one transaction, or none."""
         try:
             async with self._transaction() as db:
                 await _move_pointers(db, moves)
+                await _record(db, Outcome())
         except _PointerMoved:
             return False
         return True
@@ -210,6 +238,7 @@ class PostgresStore:
         async with self._transaction() as db:
             if _rows(await db.execute(sql, location, *_entry_key(entry))) == 0:
                 await _create_entry(db, entry, location)
+            await _record(db, Outcome(location))
 
     async def rename_entry(self, source: EntryId, destination: EntryId) -> None:
         """Give a table or view another name."""
@@ -217,11 +246,9 @@ class PostgresStore:
         async with self._transaction() as db:
             if await _load_pointer(db, source) is None:
                 raise no_such_entry(source)
-            if source == destination:
-                return
             await _load_namespace(db, destination.namespace)
             kind = await _kind_at(db, destination)
-            if kind is not None:
+            if kind is not None and source != destination:
                 raise AlreadyExists(f"Cannot rename {source} to {destination}. {kind} already exists")
             try:
                 done = await db.execute(sql, _key(destination.namespace), destination.name, *_entry_key(source))
@@ -232,15 +259,39 @@ class PostgresStore:
                 raise _no_namespace(destination.namespace) from error
             if _rows(done) == 0:
                 raise no_such_entry(source)
+            await _record(db, Outcome())
 
     async def drop_entry(self, entry: EntryId) -> str:
         """Forget a table or view and return where its last metadata is."""
         sql = "DELETE FROM entries WHERE namespace = $1 AND name = $2 AND kind = $3 RETURNING metadata_location"
-        async with self._connection() as db:
+        async with self._change() as db:
             location: str | None = await db.fetchval(sql, *_entry_key(entry))
-        if location is None:
-            raise no_such_entry(entry)
+            if location is None:
+                raise no_such_entry(entry)
+            await _record(db, Outcome(location))
         return location
+
+    async def load_outcome(self, key: str) -> Remembered | None:
+        """Return what became of the request with this idempotency key, or None."""
+        sql = "SELECT fingerprint, outcome FROM outcomes WHERE idempotency_key = $1"
+        async with self._connection() as db:
+            row = await db.fetchrow(sql, key)
+        return None if row is None else Remembered(row["fingerprint"], decode_outcome(row["outcome"]))
+
+    async def record_outcome(self, claim: Claim, outcome: Outcome) -> None:
+        """Keep the outcome of a request that changed nothing."""
+        async with self._connection() as db:
+            await _record_outcome(db, claim, outcome)
+
+    async def forget_outcomes(self, *, before_ms: int, kept_max: int) -> int:
+        """Forget outcomes recorded before a time, and the oldest beyond a number; tell how many were too many."""
+        excess = (
+            "DELETE FROM outcomes WHERE idempotency_key IN"
+            " (SELECT idempotency_key FROM outcomes ORDER BY recorded_ms DESC OFFSET $1)"
+        )
+        async with self._connection() as db:
+            await db.execute("DELETE FROM outcomes WHERE recorded_ms < $1", before_ms)
+            return _rows(await db.execute(excess, kept_max))
 
     async def _list(self, kind: type[_Entry], namespace: Namespace, *, after: str, limit: int | None) -> list[_Entry]:
         sql = "SELECT name FROM entries WHERE namespace = $1 AND kind = $2 AND name > $3 ORDER BY name LIMIT $4"
@@ -263,6 +314,10 @@ class PostgresStore:
     async def _transaction(self) -> AsyncIterator[Any]:
         async with self._connection() as connection, connection.transaction():
             yield connection
+
+    def _change(self) -> AbstractAsyncContextManager[Any]:
+        """Lend a connection for a change of one statement: a transaction by itself, unless its outcome is recorded."""
+        return self._connection() if current_claim() is None else self._transaction()
 
 
 async def _lock_schema(db: Any) -> None:
@@ -342,6 +397,20 @@ async def _move_pointers(db: Any, moves: Sequence[Move]) -> None:
             await _create_entry(db, move.entry, move.new)
         elif not await _swap_pointer(db, move):
             raise _PointerMoved
+
+
+async def _record(db: Any, outcome: Outcome) -> None:
+    """Record what the open transaction does, if it does so for a request with a key."""
+    claim = current_claim()
+    if claim is not None:
+        await _record_outcome(db, claim, outcome)
+
+
+async def _record_outcome(db: Any, claim: Claim, outcome: Outcome) -> None:
+    # Waits for another transaction that has written the same key and is still open.
+    sql = "INSERT INTO outcomes VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING"
+    if _rows(await db.execute(sql, claim.key, claim.fingerprint, encode_outcome(outcome), claim.at_ms)) == 0:
+        raise key_taken(claim)
 
 
 def _key(namespace: Namespace) -> str:

@@ -2,6 +2,9 @@
 
 Errors are the ones that clients see, because only the database knows at that moment whether a name is taken. Any
 method raises StoreFailed when the database does not answer; a change may then have happened or not.
+
+A change that is made while a claim is held (claims.py) records its outcome in the same transaction. If that key has an
+outcome already, nothing changes and KeyTaken is raised.
 """
 
 from __future__ import annotations
@@ -10,8 +13,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from catalog.errors import AlreadyExists, CatalogError, NoSuchTable, NoSuchView, StoreUnusable
+from catalog.errors import AlreadyExists, CatalogError, KeyTaken, NoSuchTable, NoSuchView, StoreUnusable
 from catalog.names import EntryId, Namespace, TableId, ViewId
+from catalog.store.claims import Claim, Outcome, Remembered
 
 
 def no_such_entry(entry: EntryId) -> CatalogError:
@@ -24,6 +28,11 @@ def name_is_taken(entry: EntryId, by_kind: str) -> CatalogError:
     """Say that a name is taken, and by what: Iceberg words it differently where it is the other kind."""
     same = entry.kind == by_kind
     return AlreadyExists(f"{by_kind} {'already exists' if same else 'with same name already exists'}: {entry}")
+
+
+def key_taken(claim: Claim) -> CatalogError:
+    """Say that the key of a request has an outcome already."""
+    return KeyTaken(f"Idempotency-Key has an outcome already: {claim.key}")
 
 
 def check_version(found: int, known: int) -> None:
@@ -175,3 +184,15 @@ class Store(Protocol):
 
         Raises: NoSuchTable, NoSuchView.
         """
+
+    async def load_outcome(self, key: str) -> Remembered | None:
+        """Return what became of the request with this idempotency key, or None."""
+
+    async def record_outcome(self, claim: Claim, outcome: Outcome) -> None:
+        """Keep the outcome of a request that changed nothing.
+
+        Raises: KeyTaken.
+        """
+
+    async def forget_outcomes(self, *, before_ms: int, kept_max: int) -> int:
+        """Forget outcomes recorded before a time, and the oldest beyond a number; tell how many were too many."""

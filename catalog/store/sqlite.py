@@ -1,12 +1,13 @@
-"""The store on SQLite. Owns the SQL schema, its version, and the two threads that touch the database.
+"""The store on SQLite. Owns the SQL schema and its version; sqlite_lines.py owns threads and transactions.
 
 One connection writes and one lists, each in a thread of its own: in WAL mode a read never waits for a writer's sync.
-A third one looks up pointers on the event loop itself: a look-up takes microseconds, less than handing it to a thread.
-Every write is one BEGIN IMMEDIATE transaction, synced before it returns (synchronous=FULL). Other processes may use
-the same file; the pointer swap compares in SQL, so that is safe, if slow.
+A third one looks up pointers and outcomes on the event loop itself: a look-up takes microseconds, less than handing it
+to a thread. Every write is synced before it returns (synchronous=FULL). Other processes may use the same file; the
+pointer swap compares in SQL, so that is safe, if slow.
 
     namespaces  name (levels joined by 0x1F) | parent (all but the last level, '' at the top) | properties (JSON)
     entries     namespace | name | kind (Table or View) | metadata_location
+    outcomes    idempotency_key | fingerprint | outcome (JSON) | recorded_ms
 
 Migrations run forward only, and only when asked to; a new file goes through all of them at its first open.
 """
@@ -16,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,13 +26,21 @@ from catalog.errors import (
     AlreadyExists,
     NamespaceNotEmpty,
     NoSuchNamespace,
-    StoreFailed,
 )
 from catalog.names import SEPARATOR, EntryId, Namespace, TableId, ViewId, dotted
-from catalog.store.protocol import Contents, Move, check_empty, check_version, entry_of, name_is_taken, no_such_entry
+from catalog.store.claims import Claim, Outcome, Remembered, current_claim, decode_outcome, encode_outcome
+from catalog.store.protocol import (
+    Contents,
+    Move,
+    check_empty,
+    check_version,
+    entry_of,
+    key_taken,
+    name_is_taken,
+    no_such_entry,
+)
+from catalog.store.sqlite_lines import Line, WriteLine, connect, in_transaction, store_failed
 
-# How long to wait for another process that writes; ours never collide, having one writer.
-_BUSY_TIMEOUT_S = 10.0
 # SQLite's word for "no limit".
 _UNLIMITED = -1
 
@@ -56,6 +64,15 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE tables RENAME TO entries",
         "ALTER TABLE entries ADD COLUMN kind TEXT NOT NULL DEFAULT 'Table'",
     ),
+    (
+        """CREATE TABLE outcomes (
+        idempotency_key TEXT NOT NULL PRIMARY KEY,
+        fingerprint TEXT NOT NULL,
+        outcome TEXT NOT NULL,
+        recorded_ms INTEGER NOT NULL
+    ) STRICT, WITHOUT ROWID""",
+        "CREATE INDEX outcomes_by_time ON outcomes (recorded_ms)",
+    ),
 )
 SCHEMA_VERSION = len(_MIGRATIONS)
 
@@ -67,72 +84,44 @@ class _PointerMoved(Exception):
     """A pointer is not where it was expected: roll back."""
 
 
-class _Line:
-    """One connection and the only thread that uses it."""
-
-    def __init__(self, name: str) -> None:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"catalog-sqlite-{name}")
-        self._connection: sqlite3.Connection | None = None
-
-    async def open(self, path: Path) -> None:
-        self._connection = await self._in_thread(lambda: _connect(path))
-
-    async def close(self) -> None:
-        if self._connection is not None:
-            await self._in_thread(self._connection.close)
-        self._executor.shutdown(wait=False)
-
-    async def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Run work in the thread. Cancelling this leaves the work going on to its end."""
-        connection = self._connection
-        assert connection is not None, "store is not open"
-        return await self._in_thread(lambda: work(connection))
-
-    async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
-        except sqlite3.Error as error:
-            raise _failed(error) from error
-
-
 class SqliteStore:
     """Names and pointers in one SQLite file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._writer = _Line("write")
-        self._reader = _Line("read")
-        self._pointers: sqlite3.Connection | None = None
+        self._writer = WriteLine("write")
+        self._reader = Line("read")
+        self._lookups: sqlite3.Connection | None = None
 
     async def open(self) -> None:
         """Open the file, and make or check its schema."""
         await asyncio.to_thread(lambda: self._path.parent.mkdir(parents=True, exist_ok=True))
         await self._writer.open(self._path)
-        check_version(await self._write(_prepare_schema), SCHEMA_VERSION)
+        check_version(await self._writer.run(_prepare_schema), SCHEMA_VERSION)
         await self._reader.open(self._path)
-        self._pointers = _connect(self._path)
+        self._lookups = connect(self._path)
 
     async def migrate(self) -> tuple[int, int]:
         """Bring the file up to date."""
-        line = _Line("migrate")
+        line = WriteLine("migrate")
         await line.open(self._path)
         try:
-            return await line.run(lambda db: _in_transaction(db, _migrate)), SCHEMA_VERSION
+            return await line.run(_migrate), SCHEMA_VERSION
         finally:
             await line.close()
 
     async def export(self) -> Contents:
         """Read everything in one transaction."""
-        return await self._reader.run(lambda db: _in_transaction(db, _export, begin="BEGIN"))
+        return await self._reader.run(lambda db: in_transaction(db, _export, begin="BEGIN"))
 
     async def restore(self, contents: Contents) -> None:
         """Fill an empty store."""
-        await self._write(lambda db: _restore(db, contents))
+        await self._writer.run(lambda db: _restore(db, contents))
 
     async def close(self) -> None:
         """Close the connections after running work."""
-        if self._pointers is not None:
-            self._pointers.close()
+        if self._lookups is not None:
+            self._lookups.close()
         await self._reader.close()
         await self._writer.close()
 
@@ -152,7 +141,10 @@ class SqliteStore:
         self, namespace: Namespace, *, removals: Collection[str], updates: Mapping[str, str]
     ) -> list[str]:
         """Remove and set properties; return which of the removals were there."""
-        return await self._write(lambda db: _update_namespace(db, namespace, removals=removals, updates=updates))
+        return await self._write(
+            lambda db: _update_namespace(db, namespace, removals=removals, updates=updates),
+            lambda removed: Outcome(removed=tuple(removed)),
+        )
 
     async def drop_namespace(self, namespace: Namespace) -> None:
         """Drop an empty namespace."""
@@ -168,19 +160,18 @@ class SqliteStore:
 
     async def load_pointer(self, entry: EntryId) -> str | None:
         """Return where the current metadata of a table or view is, or None."""
-        assert self._pointers is not None, "store is not open"
-        try:
-            return _load_pointer(self._pointers, entry)
-        except sqlite3.Error as error:
-            raise _failed(error) from error
+        return self._look_up(lambda db: _load_pointer(db, entry))
 
     async def create_entry(self, entry: EntryId, location: str) -> None:
         """Create a table or view that points at its first metadata."""
-        await self._write(lambda db: _create_entry(db, entry, location))
+        await self._write(lambda db: _create_entry(db, entry, location), lambda _: Outcome(location))
 
     async def swap_pointer(self, entry: EntryId, *, expected: str, new: str) -> bool:
         """Move a pointer if it still is where expected."""
-        return await self._write(lambda db: _swap_pointer(db, entry, expected=expected, new=new))
+        return await self._write(
+            lambda db: _swap_pointer(db, entry, expected=expected, new=new),
+            lambda swapped: Outcome(new) if swapped else None,
+        )
 
     async def move_pointers(self, moves: Sequence[Move]) -> bool:
         """Make all moves in one transaction, or none."""
@@ -192,7 +183,7 @@ class SqliteStore:
 
     async def put_entry(self, entry: EntryId, location: str) -> None:
         """Point a table or view at metadata, whether or not it existed."""
-        await self._write(lambda db: _put_entry(db, entry, location))
+        await self._write(lambda db: _put_entry(db, entry, location), lambda _: Outcome(location))
 
     async def rename_entry(self, source: EntryId, destination: EntryId) -> None:
         """Give a table or view another name."""
@@ -200,37 +191,43 @@ class SqliteStore:
 
     async def drop_entry(self, entry: EntryId) -> str:
         """Forget a table or view and return where its last metadata is."""
-        return await self._write(lambda db: _drop_entry(db, entry))
+        return await self._write(lambda db: _drop_entry(db, entry), Outcome)
 
-    async def _write(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        return await self._writer.run(lambda db: _in_transaction(db, work))
+    async def load_outcome(self, key: str) -> Remembered | None:
+        """Return what became of the request with this idempotency key, or None."""
+        return self._look_up(lambda db: _load_outcome(db, key))
 
+    async def record_outcome(self, claim: Claim, outcome: Outcome) -> None:
+        """Keep the outcome of a request that changed nothing."""
+        await self._writer.run(lambda db: _record_outcome(db, claim, outcome))
 
-def _failed(error: sqlite3.Error) -> StoreFailed:
-    return StoreFailed(f"Catalog database failed: {error}")
+    async def forget_outcomes(self, *, before_ms: int, kept_max: int) -> int:
+        """Forget outcomes recorded before a time, and the oldest beyond a number; tell how many were too many."""
+        return await self._writer.run(lambda db: _forget_outcomes(db, before_ms=before_ms, kept_max=kept_max))
 
+    def _look_up(self, read: Callable[[sqlite3.Connection], _T]) -> _T:
+        assert self._lookups is not None, "store is not open"
+        try:
+            return read(self._lookups)
+        except sqlite3.Error as error:
+            raise store_failed(error) from error
 
-def _connect(path: Path) -> sqlite3.Connection:
-    # autocommit off the driver's hands: transactions below are explicit. The thread check stays on.
-    connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA foreign_keys = ON")
-    return connection
+    async def _write(
+        self, work: Callable[[sqlite3.Connection], _T], done: Callable[[_T], Outcome | None] = lambda _: Outcome()
+    ) -> _T:
+        """Make a change and, for a request with a key, record in the same transaction what was done, if anything."""
+        claim = current_claim()
+        if claim is None:
+            return await self._writer.run(work)
 
+        def claimed_work(db: sqlite3.Connection) -> _T:
+            result = work(db)
+            outcome = done(result)
+            if outcome is not None:
+                _record_outcome(db, claim, outcome)
+            return result
 
-def _in_transaction(
-    db: sqlite3.Connection, work: Callable[[sqlite3.Connection], _T], *, begin: str = "BEGIN IMMEDIATE"
-) -> _T:
-    db.execute(begin)
-    try:
-        result = work(db)
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise
-    return result
+        return await self._writer.run(claimed_work)
 
 
 def _prepare_schema(db: sqlite3.Connection) -> int:
@@ -414,3 +411,23 @@ def _drop_entry(db: sqlite3.Connection, entry: EntryId) -> str:
         raise no_such_entry(entry)
     db.execute("DELETE FROM entries WHERE namespace = ? AND name = ?", (_key(entry.namespace), entry.name))
     return location
+
+
+def _load_outcome(db: sqlite3.Connection, key: str) -> Remembered | None:
+    row = db.execute("SELECT fingerprint, outcome FROM outcomes WHERE idempotency_key = ?", (key,)).fetchone()
+    return None if row is None else Remembered(row[0], decode_outcome(row[1]))
+
+
+def _record_outcome(db: sqlite3.Connection, claim: Claim, outcome: Outcome) -> None:
+    row = (claim.key, claim.fingerprint, encode_outcome(outcome), claim.at_ms)
+    if db.execute("INSERT INTO outcomes VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING", row).rowcount == 0:
+        raise key_taken(claim)
+
+
+def _forget_outcomes(db: sqlite3.Connection, *, before_ms: int, kept_max: int) -> int:
+    db.execute("DELETE FROM outcomes WHERE recorded_ms < ?", (before_ms,))
+    excess = (
+        "DELETE FROM outcomes WHERE idempotency_key IN"
+        " (SELECT idempotency_key FROM outcomes ORDER BY recorded_ms DESC LIMIT -1 OFFSET ?)"
+    )
+    return db.execute(excess, (kept_max,)).rowcount

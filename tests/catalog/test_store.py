@@ -25,7 +25,7 @@ async def test_database_of_another_version_is_left_alone(tmp_path: Path):
         database.execute("UPDATE catalog_schema SET version = 99")
     database.close()
     newer = SqliteStore(path)
-    with pytest.raises(StoreUnusable, match="found=99 known=2"):
+    with pytest.raises(StoreUnusable, match="found=99 known=3"):
         await newer.open()
     await newer.close()
 
@@ -49,10 +49,10 @@ async def test_database_of_the_first_version_is_brought_up_to_date(tmp_path: Pat
         )
     database.close()
     old = SqliteStore(path)
-    with pytest.raises(StoreUnusable, match=r"run `lakefeed catalog migrate`: found=1 known=2"):
+    with pytest.raises(StoreUnusable, match=r"run `lakefeed catalog migrate`: found=1 known=3"):
         await old.open()
     await old.close()
-    assert await SqliteStore(path).migrate() == (1, 2)
+    assert await SqliteStore(path).migrate() == (1, 3)
     for _ in range(2):
         store = SqliteStore(path)
         await store.open()

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 from ingest.errors import ProtocolError
-from ingest.protocol import ARROW_EXPANSION_MAX_FRAMES, CORRELATION_ID_MAX_CHARS, Session, open_arrow_frame
+from ingest.protocol import ARROW_EXPANSION_MAX_FRAMES, CORRELATION_ID_MAX_CHARS, open_arrow_frame
 from ingest.service import Addresses, serving
+from ingest.session import Session
 from tests.clients import open_duckdb
 from tests.ingest.conftest import small_config
 from tests.ingest.talking import Talker, talking

@@ -106,8 +106,8 @@ def test_validate_finds_a_metadata_file_that_is_gone_or_damaged(catalog_url: str
 
 def test_migrate_says_what_it_did_and_a_newer_database_is_left_alone(tmp_path: Path):
     (tmp_path / "data").mkdir()
-    assert run("migrate", cwd=tmp_path).stdout == "migrated from version 0 to 2\n"
-    assert run("migrate", cwd=tmp_path).stdout == "version 2, nothing to do\n"
+    assert run("migrate", cwd=tmp_path).stdout == "migrated from version 0 to 3\n"
+    assert run("migrate", cwd=tmp_path).stdout == "version 3, nothing to do\n"
 
 
 def test_database_of_an_unknown_kind_is_a_clear_error(tmp_path: Path):

@@ -13,8 +13,9 @@ import pytest
 
 from ingest.config import load_config
 from ingest.errors import ConfigError, ProtocolError
-from ingest.protocol import Connect, Session, decode_message
+from ingest.protocol import Connect, decode_message
 from ingest.service import serving
+from ingest.session import Session
 from tests.clients import open_duckdb
 from tests.ingest.conftest import small_config
 from tests.ingest.talking import insert, talking

@@ -133,6 +133,15 @@ async def test_shard_and_priority_are_shown_in_the_status(tmp_path):
     assert (source["sourceShardName"], source["priority"]) == ("eu-1", "high")
 
 
+async def test_shard_may_be_named_by_connect_or_by_a_batch_too(tmp_path):
+    async with limited(tmp_path) as addresses, talking(addresses.ws_url, source=None) as client:
+        await client.ask("connect", sourceDoId="shop", sourceShardName="eu-2")
+        assert [state["sourceShardName"] for state in (await status_of(addresses))["sourceStates"]] == ["eu-2"]
+        await client.batch(1, sourceShardName="eu-3" + "x" * 300)
+        (state,) = (await status_of(addresses))["sourceStates"]
+        assert state["sourceShardName"] == ("eu-3" + "x" * 300)[:255]
+
+
 async def test_sockets_that_ask_for_nothing_are_bounded_too(tmp_path):
     async with limited(tmp_path, connections_max=1) as addresses:
         with contextlib.ExitStack() as stack:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from ingest.service import serving
+from tests.ingest.conftest import small_config
 from tests.ingest.limited import limited, refused_count, status_of
 from tests.ingest.talking import DEADLINE_S, Talker, insert, talking
 
@@ -65,11 +68,15 @@ async def test_acks_carry_the_limit_where_there_is_one(tmp_path):
         limited(tmp_path, message_rate_per_s=0.01, message_burst=10) as addresses,
         talking(addresses.ws_url) as client,
     ):
-        limit = (await client.batch(1))["rateLimit"]
+        ack = await client.batch(1)
+        limit = ack["rateLimit"]
         assert (limit["limit"], limit["remaining"]) == (10, 8)
         assert limit["resetAt"] > 1_700_000_000
+        assert (ack["details"]["bucketCapacity"], ack["details"]["remainingTokens"]) == (10, 8)
     async with limited(tmp_path) as addresses, talking(addresses.ws_url) as client:
-        assert "rateLimit" not in await client.batch(2)
+        ack = await client.batch(2)
+        assert "rateLimit" not in ack
+        assert not {"bucketCapacity", "remainingTokens"} & ack["details"].keys()
 
 
 async def test_heartbeats_are_limited_apart_from_batches(tmp_path):
@@ -117,3 +124,34 @@ async def test_three_events_that_are_too_large_close_with_1008(tmp_path):
             assert nack["reason"] == "event_too_large", number
         assert await client.closed() == 1008
         assert refused_count(await status_of(addresses), "eventSizeRejections") == 3
+
+
+async def test_who_sends_again_too_early_while_the_log_is_full_is_closed_with_4003(tmp_path):
+    config = small_config(tmp_path)
+    limits = replace(config.ingest, refusals_max=3, load_shedding=False)
+    log = replace(config.log, max_bytes=2 * config.log.segment_max_bytes)
+    async with serving(replace(config, ingest=limits, log=log)) as addresses:
+        async with talking(addresses.ws_url) as client:
+            refused, nack = await until_full(client)
+            assert (nack["shouldRetry"], nack["maxSize"]) == (True, log.max_bytes)
+            for _ in range(2):
+                nack = await send_large(client, refused)
+                assert nack["reason"] == "buffer_full"
+            assert await client.closed() == 4003, "at once, though it sends nothing more"
+        assert refused_count(await status_of(addresses), "connectionsClosed") == 1
+        async with talking(addresses.ws_url, source="neighbour") as neighbour:
+            assert (await neighbour.ask("heartbeat"))["type"] == "pong"
+
+
+async def send_large(client: Talker, number: int) -> dict[str, Any]:
+    return await client.ask("cdc_batch", sequenceNumber=number, events=[insert(number, after={"blob": "x" * 120_000})])
+
+
+async def until_full(client: Talker) -> tuple[int, dict[str, Any]]:
+    """Send until the log has no room: the batch that was refused, and its nack."""
+    for number in range(100):
+        answer = await send_large(client, number)
+        if answer["type"] == "nack":
+            assert answer["reason"] == "buffer_full"
+            return number, answer
+    raise AssertionError("the log was never full")

@@ -12,6 +12,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from ingest import answers
 from ingest.service import Addresses, serving
 from tests.clients import open_duckdb
 from tests.ingest.conftest import small_config
@@ -234,16 +235,19 @@ async def test_too_large_an_event_gets_a_nack_that_does_not_ask_for_it_again(ser
         nack = await client.ask("cdc_batch", events=events, sequenceNumber=7, correlationId="c")
         assert (nack["reason"], nack["shouldRetry"]) == ("event_too_large", False)
         assert nack["errorMessage"].startswith("events[1]: expected at most 131072 bytes, got 14")
+        assert (nack["maxSize"], nack["actualSize"] > 140_000) == (131_072, True)
+        assert nack["receivedSize"] == nack["actualSize"]
         assert (nack["sequenceNumber"], nack["correlationId"]) == (7, "c")
 
 
-async def test_too_large_a_frame_closes_only_its_connection_with_1009(service):
+async def test_too_large_a_frame_closes_only_its_connection_with_1009(service, http):
     async with talking(service.ws_url, source="neighbour") as neighbour:
         client = Talker(await connect(service.ws_url, compression=None))
         with contextlib.suppress(ConnectionClosed):
             await client.socket.send("x" * LARGE_FRAME_BYTES)
         assert await client.closed() == 1009
         assert (await neighbour.batch(1))["status"] == "ok"
+        assert (await get(http, "/status"))["rateLimitMetrics"]["payloadRejections"] == 1
 
 
 async def test_nothing_overtakes_a_malformed_batch_even_if_it_was_the_first(service):
@@ -263,6 +267,45 @@ async def test_path_that_nobody_serves_is_answered_404(service):
             pass
     assert caught.value.response.status_code == 404
     assert b"/ws" in caught.value.response.body
+
+
+REFUSED = {
+    "version": {"type": "connect", "sourceDoId": "shop", "protocolVersion": 2},
+    "epoch": {"type": "connect", "sourceDoId": "shop", "epoch": 1},
+    "other source": {"type": "connect", "sourceDoId": "other"},
+    "hole": {"type": "cdc_batch", "sequenceNumber": 9, "events": [insert(9)]},
+    "hole before events of debezium": {"type": "debezium_batch", "sequenceNumber": 9, "events": []},
+    "malformed event of debezium": {"type": "debezium_batch", "sequenceNumber": 1, "events": [5]},
+    "malformed batch": {"type": "cdc_batch", "sequenceNumber": 1, "events": [5]},
+    "unknown message": {"type": "subscribe"},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_every_refusal_carries_the_correlation_of_what_it_refuses(service, name):
+    async with talking(service.ws_url, source=None) as client:
+        await client.ask("connect", sourceDoId="shop", epoch=2)
+        await client.batch(1, sequenceNumber=0)
+        await client.socket.send(json.dumps({**REFUSED[name], "correlationId": "c-9"}))
+        nack = await client.hear()
+        assert (nack["type"], nack["correlationId"]) == ("nack", "c-9")
+
+
+async def test_handler_that_fails_closes_its_connection_with_1011_and_harms_nobody(service, http, monkeypatch, caplog):
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a defect of ours")
+
+    async with talking(service.ws_url) as client, talking(service.ws_url, source="neighbour") as neighbour:
+        await client.batch(1)
+        monkeypatch.setattr(answers, "pong", fail)
+        await client.say("heartbeat")
+        assert await client.closed() == 1011
+        monkeypatch.undo()
+        assert (await neighbour.ask("heartbeat"))["type"] == "pong"
+        assert (await neighbour.batch(1))["status"] == "ok"
+    failed = [record for record in caplog.records if record.message == "connection_failed"]
+    assert [(record.source, record.exc_info is not None) for record in failed] == [("shop", True)]
+    assert (await metrics_of(http))['ingest_closed_connections_total{code="1011"}'] == 1
 
 
 # -- heartbeats and goodbyes

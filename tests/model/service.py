@@ -22,8 +22,9 @@ from ingest.errors import ProtocolError
 from ingest.intake import Intake
 from ingest.metrics import IngestMetrics
 from ingest.offers import Duplicate, Durable, Refused, Verdict
-from ingest.protocol import AckLevel, Connect, Session, decode_message
+from ingest.protocol import AckLevel, Connect, decode_message
 from ingest.receipts import Receipts
+from ingest.session import Session
 from tests.model.disk import ModelDisk, Turns, open_log
 from tests.model.sources import Answer, Source, sequences_of
 from writer.changes import Position

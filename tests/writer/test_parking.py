@@ -56,7 +56,7 @@ class Table:
         offsets = [change.offset for change in leaving]
         if self.standing.resume_offset is not None:
             offsets.append(self.standing.resume_offset)
-        self.standing.park(min(offsets), [change.spans for change in leaving], now=0.0)
+        self.standing.park(min(offsets), [change.spans for change in leaving], since=0.0)
         self.waiting = []
         self.flushing = [] if everything else self.flushing
 
@@ -219,7 +219,7 @@ def test_nothing_is_read_again_beyond_the_applier():
 
 def test_table_that_has_passed_its_last_change_of_a_source_no_longer_holds_that_source_back():
     standing = Standing()
-    standing.park(3, [{SOURCES[0]: Span(Position(0, 5), Position(0, 6))}], now=1.0)
+    standing.park(3, [{SOURCES[0]: Span(Position(0, 5), Position(0, 6))}], since=1.0)
     standing.pass_by({SOURCES[1]: Span(Position(0, 9), Position(0, 9))})
     standing.take_again({SOURCES[0]: Span(Position(0, 5), Position(0, 5))})
     assert standing.first_passed(SOURCES[0]) == Position(0, 6)

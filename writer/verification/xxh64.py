@@ -64,8 +64,11 @@ def hash_slices(data: Bytes, starts: Lengths, lengths: Lengths, seeds: int | Wor
     return _avalanche(_with_tail(hashes, _words(data, at), left))
 
 
-def _replace(hashes: Words, changed: Words, *, where: npt.NDArray[np.bool_]) -> None:
-    np.copyto(hashes, changed, where=where)
+def _replace(words: Words, others: Words, *, where: npt.NDArray[np.bool_]) -> None:
+    """Take the others where told to. Random choices cost a multiple as branches, so it is done by masks."""
+    others ^= words
+    others &= np.uint64(0) - where.astype(np.uint64)
+    words ^= others
 
 
 def _seeded(seeds: int | Words, count: int, added: int) -> Words:
