@@ -43,10 +43,11 @@ class Fresh:
 
 @dataclass(slots=True)
 class _Ahead:
-    """What the marks would be if the offers judged so far were recorded."""
+    """What the marks would be if the offers judged so far were recorded, and the gaps that those refused leave."""
 
     marks_bytes: int
     marks: dict[SourceId, Position] = field(default_factory=dict)
+    gaps: Gaps = field(default_factory=Gaps)
 
 
 @dataclass(slots=True)
@@ -88,8 +89,9 @@ class Dedup:
             return Fresh(offer, after)
         if offer.last_sequence <= after:
             return Duplicate(after)
-        gap = self._gaps.first_passed(offer, after)
+        gap = self._gaps.first_passed(offer, after) or ahead.gaps.first_passed(offer, after)
         if gap is not None:
+            ahead.gaps.open(offer, after)
             return _refuse_to_pass(gap, offer, after)
         ahead.marks[offer.source] = Position(offer.epoch, offer.last_sequence)
         ahead.marks_bytes += added_bytes

@@ -234,6 +234,14 @@ def test_refused_batch_that_left_numbers_out_has_to_return_from_its_beginning():
 # -- against a model
 
 
+def test_batch_refused_in_a_group_holds_those_behind_it_in_the_same_group():
+    dedup = Dedup()
+    take(dedup, offer_of(0, 3))
+    dedup.hold([offer_of(6)])
+    decisions = take(dedup, offer_of(9, 12, 15, 18), offer_of(6, 9, 12, 15), offer_of(33))
+    assert [type(decision) for decision in decisions] == [Refused, Fresh, Refused]
+
+
 class Client:
     """A sender of one source that numbers its changes 0, 1, 2 ... and has many batches in flight.
 
