@@ -35,8 +35,9 @@ check: everything ## Check format, style, types and import directions
 	$(ENV_PYTHON) -m mypy
 	.venv/bin/lint-imports --no-logo
 
-bench: everything ## Measure throughput and latency
+bench: everything ## Measure throughput and latency, of the catalog too
 	$(ENV_PYTHON) -m tests.bench $(ARGS)
+	$(ENV_PYTHON) -m tests.bench.catalog
 
 # The service's versions are bound to those of everything, so that one .venv serves both.
 lock: everything ## Write the lock files anew (ARGS=--upgrade for newer versions)

@@ -1,0 +1,315 @@
+"""Measures the catalog: `python -m tests.bench.catalog`. Loads, conditional loads, commits and lists a second.
+
+The server runs as `lakefeed catalog serve` in a process of its own, the client here with as little work as possible.
+Beside it runs a bare server (bare_catalog.py) that only does what no catalog can do without; figures are compared with
+that one's of the same run, because machines differ and are noisy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+import orjson
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from tests.postgres_server import postgres_server
+from tests.service_process import LAKEFEED, free_ports
+
+START_TIMEOUT_S = 30.0
+READERS = 4
+WRITERS = 8
+LISTED_NAMES = 1_000
+
+# Of a commit's answer a writer needs nothing: it says so, as our own does.
+_PREFER = "Prefer: return=minimal\r\n"
+
+
+class Client:
+    """One connection that sends prepared requests and reads answers by their length alone."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def ask(self, request: bytes) -> tuple[int, bytes]:
+        self._writer.write(request)
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        status = int(head[9:12])
+        length = head.lower().find(b"content-length:")
+        size = int(head[length + 15 : head.index(b"\r\n", length)]) if length >= 0 and status != 304 else 0
+        return status, await self._reader.readexactly(size) if size else b""
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+@contextlib.asynccontextmanager
+async def connected(port: int, count: int) -> AsyncIterator[list[Client]]:
+    clients = [Client(*await asyncio.open_connection("127.0.0.1", port, limit=2**26)) for _ in range(count)]
+    try:
+        yield clients
+    finally:
+        for client in clients:
+            client.close()
+
+
+def request(method: str, path: str, body: object = None, headers: str = "") -> bytes:
+    data = b"" if body is None else orjson.dumps(body)
+    head = f"{method} {path} HTTP/1.1\r\nHost: bench\r\n{headers}Content-Length: {len(data)}\r\n"
+    return f"{head}Content-Type: application/json\r\n\r\n".encode() + data
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measurement: how many a second, and what each cost the server."""
+
+    name: str
+    per_s: float
+    cpu_ms: float
+    floor: Figure | None = None
+
+
+class Bench:
+    """A server under measurement."""
+
+    def __init__(self, port: int, process: psutil.Process, *, seconds: float) -> None:
+        self.port = port
+        self._process = process
+        self._seconds = seconds
+
+    async def measure(self, name: str, clients: int, work: Callable[[Client, int], object]) -> Figure:
+        """Let so many clients work, one request after the other, for the time."""
+        async with connected(self.port, clients) as opened:
+            await asyncio.gather(*(work(client, number) for number, client in enumerate(opened)))  # warm
+            cpu_before, started = self._cpu_s(), time.perf_counter()
+            deadline = started + self._seconds
+
+            async def repeat(client: Client, number: int) -> int:
+                done = 0
+                while time.perf_counter() < deadline:
+                    await work(client, number)
+                    done += 1
+                return done
+
+            done = sum(await asyncio.gather(*(repeat(client, number) for number, client in enumerate(opened))))
+            elapsed_s = time.perf_counter() - started
+        return Figure(name, done / elapsed_s, (self._cpu_s() - cpu_before) / done * 1_000)
+
+    def _cpu_s(self) -> float:
+        times = self._process.cpu_times()
+        return times.user + times.system
+
+
+TABLE_BODY = {
+    "schema": {
+        "type": "struct",
+        "fields": [{"id": n, "name": f"column_{n}", "type": "string", "required": False} for n in range(1, 16)],
+    }
+}
+
+
+def append_body(snapshot_id: int, sequence: int, parent: int | None) -> dict[str, object]:
+    """A commit as a writer of changes makes it."""
+    snapshot: dict[str, object] = {
+        "snapshot-id": snapshot_id,
+        "sequence-number": sequence,
+        "timestamp-ms": int(time.time() * 1_000),
+        "manifest-list": f"s3://warehouse/db/table/metadata/snap-{snapshot_id}-0-00000000-0000-0000-0000-000000000000.avro",
+        "summary": {
+            "operation": "append",
+            "added-data-files": "1",
+            "added-records": "1000",
+            "added-files-size": "100000",
+            "total-records": str(sequence * 1_000),
+            "total-data-files": str(sequence),
+        },
+        "schema-id": 0,
+    }
+    if parent is not None:
+        snapshot["parent-snapshot-id"] = parent
+    return {
+        "requirements": [{"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": parent}],
+        "updates": [
+            {"action": "add-snapshot", "snapshot": snapshot},
+            {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id},
+        ],
+    }
+
+
+class Writer:
+    """Appends to one table, one snapshot after the other."""
+
+    def __init__(self, table: str) -> None:
+        self._path = f"/v1/namespaces/db/tables/{table}"
+        self._sequence = 0
+        self.conflicts = 0
+
+    async def append(self, client: Client) -> None:
+        parent = self._sequence or None
+        body = append_body(self._sequence + 1, self._sequence + 1, parent)
+        status, answer = await client.ask(request("POST", self._path, body, _PREFER))
+        assert status == 200, answer
+        self._sequence += 1
+
+    async def append_contended(self, client: Client, number: int) -> None:
+        """Append to a table that others append to as well: look, commit, and look again after a conflict."""
+        while True:
+            _, answer = await client.ask(request("GET", f"{self._path}?snapshots=refs"))
+            metadata = orjson.loads(answer)["metadata"]
+            main = metadata["refs"].get("main", {}).get("snapshot-id")
+            snapshot_id = time.time_ns() // WRITERS * WRITERS + number
+            body = append_body(snapshot_id, metadata["last-sequence-number"] + 1, main)
+            status, _ = await client.ask(request("POST", self._path, body, _PREFER))
+            if status == 200:
+                return
+            assert status == 409
+            self.conflicts += 1
+
+
+async def make_table(client: Client, name: str, snapshots: int) -> Writer:
+    status, answer = await client.ask(request("POST", "/v1/namespaces/db/tables", {"name": name, **TABLE_BODY}))
+    assert status == 200, answer
+    writer = Writer(name)
+    for _ in range(snapshots):
+        await writer.append(client)
+    return writer
+
+
+async def run(bench: Bench, floor: Bench) -> list[Figure]:
+    figures: list[Figure] = []
+    async with connected(bench.port, 1) as (client,):
+        await client.ask(request("POST", "/v1/namespaces", {"namespace": ["db"]}))
+        for snapshots in (1, 100, 1_000):
+            await make_table(client, f"t{snapshots}", snapshots)
+            figures += await measure_loads(bench, floor, client, snapshots)
+        figures += await measure_commits(bench, floor, client)
+        figures += await measure_lists(bench, client)
+    return figures
+
+
+async def measure_loads(bench: Bench, floor: Bench, client: Client, snapshots: int) -> list[Figure]:
+    path = f"/v1/namespaces/db/tables/t{snapshots}"
+    _, answer = await client.ask(request("GET", path))
+    bare = request("GET", f"/load/{len(answer)}")
+    floor_figure = await floor.measure("floor", READERS, lambda each, _: each.ask(bare))
+    kinds = {
+        "plain": request("GET", path),
+        "gzip": request("GET", path, headers="Accept-Encoding: gzip\r\n"),
+        "refs": request("GET", f"{path}?snapshots=refs"),
+        "304": request("GET", path, headers="If-None-Match: *\r\n"),
+    }
+    found = []
+    for kind, sent in kinds.items():
+        figure = await bench.measure(
+            f"load, {snapshots:,} snapshots, {kind}", READERS, lambda each, _, sent=sent: each.ask(sent)
+        )
+        found.append(replace(figure, floor=floor_figure if kind == "plain" else None))
+    return found
+
+
+async def measure_commits(bench: Bench, floor: Bench, client: Client) -> list[Figure]:
+    found = []
+    for name, snapshots in (("young", 0), ("old", 1_000)):
+        writer = await make_table(client, name, snapshots)
+        _, answer = await client.ask(request("GET", f"/v1/namespaces/db/tables/{name}"))
+        bare = request("POST", f"/commit/{len(answer)}", {})
+        floor_figure = await floor.measure("floor", 1, lambda each, _, bare=bare: each.ask(bare))
+        figure = await bench.measure(
+            f"commit, 1 writer, from {snapshots:,} snapshots", 1, lambda each, _, writer=writer: writer.append(each)
+        )
+        found.append(replace(figure, floor=floor_figure))
+    writers = [await make_table(client, f"own_{number}", 0) for number in range(WRITERS)]
+    found.append(
+        await bench.measure(
+            f"commit, {WRITERS} writers, a table each", WRITERS, lambda each, n: writers[n].append(each)
+        )
+    )
+    shared = await make_table(client, "shared", 0)
+    found.append(await bench.measure(f"commit, {WRITERS} writers, one table", WRITERS, shared.append_contended))
+    return found
+
+
+async def measure_lists(bench: Bench, client: Client) -> list[Figure]:
+    await client.ask(request("POST", "/v1/namespaces", {"namespace": ["many"]}))
+    for number in range(LISTED_NAMES):
+        body = {"name": f"table_{number:04}", **TABLE_BODY}
+        await client.ask(request("POST", "/v1/namespaces/many/tables", body))
+    sent = request("GET", "/v1/namespaces/many/tables")
+    return [await bench.measure(f"list of {LISTED_NAMES:,} tables", READERS, lambda each, _: each.ask(sent))]
+
+
+@contextlib.contextmanager
+def running(command: list[str], port: int, directory: Path, settings: dict[str, str]) -> Iterator[psutil.Process]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("LAKEFEED_")} | settings
+    with (directory / "server.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=directory, env=environment)
+    try:
+        _wait_for(port, process)
+        yield psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait(START_TIMEOUT_S)
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    async def answers() -> bool:
+        try:
+            async with connected(port, 1):
+                return True
+        except OSError:
+            return False
+
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not asyncio.run(answers()):
+        assert process.poll() is None, "the server ended"
+        assert time.monotonic() < deadline, "the server did not start"
+        time.sleep(0.05)
+
+
+@click.command(help=__doc__)
+@click.option("--seconds", default=2.0, show_default=True, help="Length of each measurement.")
+@click.option("--store", type=click.Choice(["sqlite", "postgres"]), default="sqlite", show_default=True)
+def main(seconds: float, store: str) -> None:
+    port, floor_port = free_ports(2)
+    repository = Path(__file__).parents[2]
+    with contextlib.ExitStack() as stack:
+        make_database = stack.enter_context(postgres_server()) if store == "postgres" else lambda: ""
+        home, bare_home = (Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(2))
+        settings = {"LAKEFEED_CATALOG_DATABASE": make_database()}
+        serve = [LAKEFEED, "catalog", "serve", f"--http-port={port}", "--log-level=warning"]
+        server = stack.enter_context(running(serve, port, home, settings))
+        bare = [sys.executable, "-m", "tests.bench.bare_catalog", str(bare_home), str(floor_port)]
+        floor = stack.enter_context(running(bare, floor_port, bare_home, {"PYTHONPATH": str(repository)}))
+        figures = asyncio.run(run(Bench(port, server, seconds=seconds), Bench(floor_port, floor, seconds=seconds)))
+    _print(figures, store)
+
+
+def _print(figures: list[Figure], store: str) -> None:
+    table = Table(title=f"catalog on {store}")
+    for heading in ("", "per second", "CPU ms", "bare: per second", "bare: CPU ms", "share"):
+        table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
+    for figure in figures:
+        floor = figure.floor
+        beside = (
+            ("", "", "")
+            if floor is None
+            else (f"{floor.per_s:,.0f}", f"{floor.cpu_ms:.2f}", f"{figure.per_s / floor.per_s:.2f}")
+        )
+        table.add_row(figure.name, f"{figure.per_s:,.0f}", f"{figure.cpu_ms:.2f}", *beside)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
