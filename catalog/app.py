@@ -5,6 +5,7 @@ The caller mounts it under /v1; routes here are relative to that.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
@@ -17,14 +18,18 @@ from catalog.answers import LoadAnswers
 from catalog.config import CatalogConfig, Warehouse
 from catalog.errors import BadRequest, CatalogError, MethodNotAllowed, NoSuchRoute
 from catalog.fields import JsonObject
+from catalog.idempotency import Idempotency
 from catalog.locations import Confinement
 from catalog.metadata.documents import parse_document
 from catalog.metadata.views import parse_view_document
 from catalog.metadata_files import MetadataFiles
 from catalog.namespaces import Namespaces
-from catalog.routes import functions, namespaces, tables, transactions, views
+from catalog.planning.planner import Planner
+from catalog.purge import Purges
+from catalog.routes import functions, namespaces, planning, tables, transactions, views
 from catalog.routes.config import get_config
-from catalog.routes.requests import json_answer
+from catalog.routes.keyed import heeding_key
+from catalog.routes.requests import error_answer
 from catalog.routes.routing import SERVICES, Handler, Services
 from catalog.storage import Files, LocalFiles, S3Files
 from catalog.store.choice import build_store
@@ -35,7 +40,7 @@ from catalog.turns import Turns
 from catalog.versions import Versions
 from catalog.views import Views
 
-ROUTES = (*namespaces.ROUTES, *tables.ROUTES, *views.ROUTES, *functions.ROUTES, *transactions.ROUTES)
+ROUTES = (*namespaces.ROUTES, *tables.ROUTES, *views.ROUTES, *functions.ROUTES, *transactions.ROUTES, *planning.ROUTES)
 
 _logger = logging.getLogger(__name__)
 
@@ -73,8 +78,11 @@ def build_app(config: CatalogConfig, warehouse: Warehouse, *, store: Store, file
         )
 
     app = web.Application(middlewares=[render_errors])
+    idempotency = Idempotency(store, config, clock_ms=_clock_ms)
     table_versions = build_versions(parse_document)
-    table_operations = Tables(table_versions, turns=turns, clock_ms=_clock_ms)
+    purges = Purges(files, table_versions.files, table_versions.confinement, file_max_bytes=config.metadata_max_bytes)
+    table_operations = Tables(table_versions, turns=turns, purges=purges, clock_ms=_clock_ms)
+    planner = Planner(table_operations, table_versions, files, config, clock=time.monotonic)
     app[SERVICES] = Services(
         config=config,
         warehouse=warehouse,
@@ -83,18 +91,27 @@ def build_app(config: CatalogConfig, warehouse: Warehouse, *, store: Store, file
         transactions=Transactions(table_operations, table_versions, turns=turns),
         views=Views(build_versions(parse_view_document), turns=turns, clock_ms=_clock_ms),
         answers=LoadAnswers(warehouse.client_config(), max_bytes=config.answer_cache_bytes),
+        idempotency=idempotency,
+        planner=planner,
         endpoints=tuple(route.endpoint for route in ROUTES),
     )
     app.router.add_route("GET", "/config", get_config)
     for route in ROUTES:
-        app.router.add_route(route.method, route.pattern, route.handler)
+        app.router.add_route(route.method, route.pattern, heeding_key(route))
 
     async def open_parts(_app: web.Application) -> AsyncIterator[None]:
+        sweeping: asyncio.Task[None] | None = None
         try:
             await store.open()
             await files.open()
+            sweeping = asyncio.create_task(idempotency.sweep_forever(), name="catalog-sweep")
             yield
         finally:
+            if sweeping is not None:
+                sweeping.cancel()
+                await asyncio.wait([sweeping])
+            await purges.close()
+            await planner.close()
             await files.close()
             await store.close()
 
@@ -131,7 +148,6 @@ def _request_facts(request: web.Request) -> dict[str, str]:
 
 
 def _error_answer(error: CatalogError) -> web.Response:
-    body = {"error": {"message": str(error), "type": error.type, "code": error.status}}
-    answer = json_answer(body, status=error.status)
+    answer = error_answer(error.status, error.type, str(error))
     answer.headers.update(error.headers)
     return answer

@@ -61,6 +61,34 @@ class CatalogConfig:
     commit_queue_max: int = field(
         default=64, metadata={"why": "commits that may wait for one table; further ones are answered 429"}
     )
+    idempotency_lifetime_s: int = field(
+        default=1800,
+        metadata={"why": "how long a request that is repeated with its Idempotency-Key is told what came of the first"},
+    )
+    idempotency_keys_max: int = field(
+        default=1_000_000,
+        metadata={"why": "keys that are remembered; beyond it the oldest are forgotten early. About 300 bytes each"},
+    )
+    plan_wait_s: float = field(
+        default=30.0,
+        metadata={
+            "why": "how long a request to plan a scan waits for it; a plan that takes longer is answered with its id,"
+            " to ask again, which PyIceberg cannot"
+        },
+    )
+    plan_page_files: int = field(
+        default=10_000, metadata={"why": "files that are looked at for one answer of scan planning; bounds its memory"}
+    )
+    plan_lifetime_s: float = field(
+        default=3600.0, metadata={"why": "how long a scan plan is kept after its last use, for its tasks to be fetched"}
+    )
+    plans_max: int = field(
+        default=1000, metadata={"why": "scan plans that are kept at once; further ones are answered 429"}
+    )
+    plans_held_max_files: int = field(
+        default=200_000,
+        metadata={"why": "manifests and delete files that all scan plans together keep in memory, about 1 KiB each"},
+    )
     storage_timeout_s: float = field(
         default=30.0, metadata={"why": "one read or write of a metadata file on S3; a hung store must not hang commits"}
     )
@@ -90,6 +118,13 @@ class CatalogConfig:
         check(self.page_default_items > 0, "page_default_items must be positive")
         check(self.page_max_items >= self.page_default_items, "page_max_items must be at least page_default_items")
         check(self.commit_queue_max > 0, "commit_queue_max must be positive")
+        check(self.idempotency_lifetime_s > 0, "idempotency_lifetime_s must be positive")
+        check(self.idempotency_keys_max > 0, "idempotency_keys_max must be positive")
+        check(self.plan_wait_s >= 0, "plan_wait_s must not be negative")
+        check(self.plan_page_files > 0, "plan_page_files must be positive")
+        check(self.plan_lifetime_s > 0, "plan_lifetime_s must be positive")
+        check(self.plans_max > 0, "plans_max must be positive")
+        check(self.plans_held_max_files > 0, "plans_held_max_files must be positive")
         check(self.storage_timeout_s > 0, "storage_timeout_s must be positive")
 
 

@@ -81,6 +81,20 @@ class NoSuchFunction(CatalogError):
     type = "NoSuchFunctionException"
 
 
+class NoSuchPlan(CatalogError):
+    """The scan plan does not exist in this process (any more): it was cancelled, expired, or never made here."""
+
+    status = 404
+    type = "NoSuchPlanIdException"
+
+
+class NoSuchPlanTask(CatalogError):
+    """The task belongs to no scan plan that exists in this process (any more)."""
+
+    status = 404
+    type = "NoSuchPlanTaskException"
+
+
 class FileMissing(CatalogError):
     """A metadata file is gone, though a table refers to it or a client asked to register it."""
 
@@ -99,6 +113,13 @@ class MethodNotAllowed(CatalogError):
     """The path is served, but not with this method."""
 
     status = 405
+    type = "UnsupportedOperationException"
+
+
+class Unplannable(CatalogError):
+    """The scan cannot be planned here: its manifests are encrypted, damaged or too many. The client may plan itself."""
+
+    status = 406
     type = "UnsupportedOperationException"
 
 
@@ -124,7 +145,7 @@ class CommitFailed(CatalogError):
 
 
 class KeyTaken(CatalogError):
-    """Another request with the same idempotency key was first; nothing has changed, and its outcome can be looked up."""
+    """Another request with this idempotency key was first: nothing has changed, and its outcome can be looked up."""
 
     status = 409
     type = "CommitFailedException"
@@ -146,6 +167,14 @@ class Unprocessable(CatalogError):
 
 class TooManyCommits(CatalogError):
     """Too many requests wait for one table or one key. Not 503: Java clients take that as an unknown commit outcome."""
+
+    status = 429
+    type = "TooManyRequestsException"
+    headers: ClassVar[Mapping[str, str]] = {"Retry-After": "1"}
+
+
+class TooManyPlans(CatalogError):
+    """The scan plans that clients have under way fill their room."""
 
     status = 429
     type = "TooManyRequestsException"

@@ -1,4 +1,4 @@
-"""Requests that clients repeat under one idempotency key. Owns when a request is done and when its outcome is told again.
+"""Requests that clients repeat under one idempotency key. Owns whether one is done or told what came of the first.
 
     key is new       the request is done; the store records its outcome together with the change (store/claims.py)
     key is known     the outcome is told again, unless the request is another one: that is refused

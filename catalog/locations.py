@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from catalog.errors import BadRequest, Forbidden
-from catalog.metadata.properties import METADATA_PATH
+from catalog.metadata.properties import DATA_PATH, METADATA_PATH
 from catalog.names import EntryId, Namespace
 
 # Half of what file systems allow for one path component, so that the uuid fits beside it.
@@ -75,8 +75,33 @@ class Confinement:
         place, home = parse_location(location), parse_location(self.warehouse)
         if place.scheme != home.scheme:
             raise BadRequest(f"Location must be of the kind of the warehouse {self.warehouse}: {location}")
-        inside = place.container == home.container and place.path.startswith(home.path.rstrip("/") + "/")
-        return inside or self.allow_any
+        return _is_below(place, home) or self.allow_any
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPlaces:
+    """Where the files of one table are its own: below its location and its paths for data and metadata."""
+
+    confinement: Confinement
+    places: tuple[Place, ...]
+
+    def hold(self, location: str) -> bool:
+        """Tell whether a file is the table's own, and in a place that clients may use at all."""
+        try:
+            place = parse_location(location)
+            return any(_is_below(place, own) for own in self.places) and self.confinement.allows(location)
+        except BadRequest:
+            return False
+
+
+def own_places(document: Mapping[str, Any], confinement: Confinement) -> OwnPlaces:
+    """Read from a table's metadata which places are its own.
+
+    Raises: BadRequest.
+    """
+    chosen = (document["properties"].get(name) for name in (DATA_PATH, METADATA_PATH))
+    directories = (document["location"], *filter(None, chosen))
+    return OwnPlaces(confinement, tuple(parse_location(directory) for directory in directories))
 
 
 def namespace_location(warehouse: str, namespace: Namespace) -> str:
@@ -105,6 +130,11 @@ def next_version(location: str) -> int:
     """Return the version after that of a metadata file; foreign names start over at 0, as in Iceberg."""
     match = _VERSION.match(posixpath.basename(location))
     return int(match[1]) + 1 if match else 0
+
+
+def _is_below(place: Place, directory: Place) -> bool:
+    below = place.path.startswith(directory.path.rstrip("/") + "/")
+    return below and (place.scheme, place.container) == (directory.scheme, directory.container)
 
 
 def _component(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -18,6 +18,18 @@ class PropertiesChange:
     updated: list[str]
     removed: list[str]
     missing: list[str]
+
+
+def summarise_change(
+    *, removals: Sequence[str], updates: Mapping[str, str], removed: Collection[str]
+) -> PropertiesChange:
+    """Put together what was asked for and which of the removals were there."""
+    asked = list(dict.fromkeys(removals))
+    return PropertiesChange(
+        updated=list(updates),
+        removed=[name for name in asked if name in removed],
+        missing=[name for name in asked if name not in removed],
+    )
 
 
 class Namespaces:
@@ -67,11 +79,8 @@ class Namespaces:
             raise Unprocessable(
                 f"Invalid namespace update, cannot simultaneously set and remove keys: {', '.join(both)}"
             )
-        asked = list(dict.fromkeys(removals))
-        removed = await self._store.update_namespace(namespace, removals=asked, updates=updates)
-        return PropertiesChange(
-            updated=list(updates), removed=removed, missing=[name for name in asked if name not in removed]
-        )
+        removed = await self._store.update_namespace(namespace, removals=removals, updates=updates)
+        return summarise_change(removals=removals, updates=updates, removed=removed)
 
     async def drop(self, namespace: Namespace) -> None:
         """Drop an empty namespace.

@@ -6,27 +6,26 @@ metadata files that fell out of the log, if the table asks for that.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from catalog.errors import AlreadyExists, CommitFailed
+from catalog.errors import AlreadyExists, BadRequest, CommitFailed, FileMissing, ValidationFailed
 from catalog.fields import JsonObject
 from catalog.locations import metadata_directory
 from catalog.metadata.create import CreateRequest, create_document, plan_create
 from catalog.metadata.documents import check_document
+from catalog.metadata.properties import may_be_purged
 from catalog.metadata.requirements import Requirement, check_requirements, is_create
 from catalog.metadata.updates import Update, apply_updates
 from catalog.metadata_files import StoredMetadata
 from catalog.names import Namespace, TableId, ViewId
+from catalog.purge import Purges
 from catalog.store.protocol import name_is_taken, no_such_entry
 from catalog.turns import Turns
 from catalog.versions import Change, Versions
 
 # Swaps lost to other processes before a commit gives up. In one process commits take turns and lose none.
 COMMIT_ATTEMPTS = 5
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +47,9 @@ class PlannedCommit:
 class Tables:
     """Tables of the one warehouse. The clock comes from outside."""
 
-    def __init__(self, versions: Versions, *, turns: Turns, clock_ms: Callable[[], int]) -> None:
+    def __init__(self, versions: Versions, *, turns: Turns, purges: Purges, clock_ms: Callable[[], int]) -> None:
         self._versions = versions
+        self._purges = purges
         self._store = versions.store
         self._files = versions.files
         self._turns = turns
@@ -75,6 +75,13 @@ class Tables:
         Raises: FileMissing, StorageFailed.
         """
         return await self._files.load(location)
+
+    async def recall(self, table: TableId, location: str) -> StoredMetadata:
+        """Return what a table was once, or what it is now if that version's file has been deleted since.
+
+        Raises: NoSuchTable, FileMissing, StorageFailed.
+        """
+        return await self._versions.recall(table, location)
 
     async def stage(self, table: TableId, request: CreateRequest) -> JsonObject:
         """Return the metadata that a create would start from, and make its directories; store nothing.
@@ -164,15 +171,31 @@ class Tables:
         """
         await self._store.rename_entry(source, destination)
 
-    async def drop(self, table: TableId, *, purge: bool) -> None:
-        """Forget a table. Its files stay, also on purge: the log names what is left to delete.
+    async def drop(self, table: TableId) -> None:
+        """Forget a table; its files stay.
 
         Raises: NoSuchTable.
         """
-        location = await self._store.drop_entry(table)
-        self._files.forget(location)
-        if purge:
-            _logger.warning("purge_left_files", extra={"table": str(table), "metadata_location": location})
+        self._files.forget(await self._store.drop_entry(table))
+
+    async def purge(self, table: TableId) -> None:
+        """Forget a table and delete its files; deleting very many goes on after this returns.
+
+        Raises: NoSuchTable, ValidationFailed, StorageFailed.
+        """
+        await self._check_purgeable(table)
+        await self._purges.run(table, drop=lambda: self._store.drop_entry(table))
+
+    async def _check_purgeable(self, table: TableId) -> None:
+        location = await self._store.load_pointer(table)
+        if location is None:
+            raise no_such_entry(table)
+        try:
+            properties = (await self._files.load(location)).document["properties"]
+        except (FileMissing, BadRequest):
+            return  # there is nothing to find its files by: only the name is left to drop
+        if not may_be_purged(properties):
+            raise ValidationFailed("Cannot purge table: GC is disabled (deleting files may corrupt other tables)")
 
     async def _check_free(self, table: TableId) -> None:
         """Look before work is done; the store looks again when it counts."""
@@ -219,7 +242,7 @@ class Tables:
         check_requirements(commit.requirements, base.document)
         applied = apply_updates(base.document, commit.updates, base_location=base.location, now_ms=self._clock_ms())
         if applied is None:
-            return base
+            return await self._versions.keep(base)
         stored = await self._versions.replace(table, base, applied.document)
         if stored is not None:
             for expired in applied.expired_files:

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from catalog.errors import CatalogError, CommitStateUnknown, StoreFailed
+from catalog.errors import CatalogError, CommitStateUnknown, FileMissing, StoreFailed
 from catalog.fields import JsonObject
 from catalog.locations import (
     Confinement,
@@ -27,6 +27,7 @@ from catalog.locations import (
 )
 from catalog.metadata_files import MetadataFiles, StoredMetadata
 from catalog.names import EntryId
+from catalog.store.claims import Outcome, current_claim
 from catalog.store.protocol import Move, Store, no_such_entry
 
 _logger = logging.getLogger(__name__)
@@ -96,6 +97,26 @@ class Versions:
             raise
         return stored
 
+    async def keep(self, base: StoredMetadata) -> StoredMetadata:
+        """Stay with a version, which a commit would not change; one with a key has come to its outcome nevertheless.
+
+        Raises: KeyTaken, StoreFailed.
+        """
+        claim = current_claim()
+        if claim is not None:
+            await self.store.record_outcome(claim, Outcome(base.location))
+        return base
+
+    async def recall(self, entry: EntryId, location: str) -> StoredMetadata:
+        """Return a version that was current once, or the one that is now if its file has been deleted since.
+
+        Raises: NoSuchTable, NoSuchView, FileMissing, StorageFailed.
+        """
+        try:
+            return await self.files.load(location)
+        except FileMissing:
+            return await self.files.load(await self.locate(entry))
+
     async def replace(self, entry: EntryId, base: StoredMetadata, document: JsonObject) -> StoredMetadata | None:
         """Write the version after `base` and move the pointer; None if somebody else moved it first.
 
@@ -110,6 +131,9 @@ class Versions:
         except StoreFailed as error:
             await self._check_landed(entry, location, error)
             swapped = True
+        except CatalogError:
+            await self.discard(location)
+            raise
         if not swapped:
             await self.discard(location)
             return None

@@ -54,6 +54,13 @@ class Views:
         """
         return await self._versions.files.load(await self.locate(view))
 
+    async def recall(self, view: ViewId, location: str) -> StoredMetadata:
+        """Return what a view was once, or what it is now if that version's file has been deleted since.
+
+        Raises: NoSuchView, FileMissing, StorageFailed.
+        """
+        return await self._versions.recall(view, location)
+
     async def create(self, view: ViewId, request: CreateView) -> StoredMetadata:
         """Create a view.
 
@@ -86,7 +93,7 @@ class Views:
         check_view_requirements(commit.requirements, base.document)
         document = apply_view_updates(base.document, commit.updates, now_ms=self._clock_ms())
         if document is None:
-            return base
+            return await self._versions.keep(base)
         return await self._versions.replace(view, base, document)
 
     async def register(self, view: ViewId, location: str) -> StoredMetadata:

@@ -278,6 +278,9 @@ class Messages:
     _messages: TokenBucket = field(init=False)
     _heartbeats: TokenBucket = field(init=False)
     _refusals: int = 0
+    _too_early: int = 0
+    _told_full_at: float = math.inf
+    _welcome_at: float = 0.0
     _doublings: int = -1
     _retry_at: float = 0.0
 
@@ -290,6 +293,23 @@ class Messages:
     def is_offender(self) -> bool:
         """Tell whether it was refused so often that it does not listen."""
         return bool(self.limits.refusals_max) and self._refusals >= self.limits.refusals_max
+
+    @property
+    def is_impatient(self) -> bool:
+        """Tell whether it came back too early so often, while the log was full, that it does not listen."""
+        return bool(self.limits.refusals_max) and self._too_early >= self.limits.refusals_max
+
+    def on_full(self, *, received_at: float, retry_delay_s: float, now: float) -> None:
+        """Count a batch that the log has no room for, if its client had been told to wait and has not.
+
+        What was under way when it was told so does not count.
+        """
+        self._too_early += self._told_full_at < received_at < self._welcome_at
+        self._told_full_at, self._welcome_at = now, now + retry_delay_s
+
+    def on_taken(self) -> None:
+        """Forget how impatient it was."""
+        self._too_early = 0
 
     @property
     def is_limited(self) -> bool:

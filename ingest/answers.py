@@ -25,6 +25,7 @@ from ingest.protocol import (
     RateLimit,
     Status,
 )
+from ingest.receipts import DueBatch
 from writer.changes import Position
 
 # Above this share of the log's budget acks ask clients to slow down, in time for them to do so before it is full.
@@ -34,12 +35,24 @@ SLOW_DOWN_MAX_DELAY_MS = 500
 ENCODINGS = ["json", "arrow"]
 
 
-@dataclass(frozen=True, slots=True)
-class FlushTimes:
-    """When tables were last flushed and will be next, in ms since 1970; None where there is none."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """The service, as a client that connects is told of it; times in ms since 1970, None where there is none."""
 
-    last_ms: int | None
-    next_ms: int | None
+    state: str
+    buffer: BufferStats
+    connected_sources: int
+    last_flush_ms: int | None
+    next_flush_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """What lies between the log and the tables: the share of its budget that is used, and when it is flushed next."""
+
+    utilization: float
+    time_until_flush_ms: int
+    commits_fail: bool
 
 
 def status(
@@ -47,21 +60,19 @@ def status(
     *,
     durable: Position | None,
     committed: Position | None,
-    buffer: BufferStats,
-    connected_sources: int,
+    service: Service,
     limits: Limits,
-    flushes: FlushTimes,
     now: float,
 ) -> Status:
     """Answer connect with the resume point. Positions of an earlier epoch say nothing about this one."""
     return Status(
         timestamp=_ms(now),
-        state="receiving",
-        buffer=buffer,
-        connected_sources=connected_sources,
+        state=service.state,
+        buffer=service.buffer,
+        connected_sources=service.connected_sources,
         limits=limits,
-        last_flush_time=flushes.last_ms,
-        next_flush_time=flushes.next_ms,
+        last_flush_time=service.last_flush_ms,
+        next_flush_time=service.next_flush_ms,
         encodings=ENCODINGS,
         epoch=message.epoch,
         last_durable_sequence=_sequence_in(durable, message.epoch),
@@ -81,8 +92,7 @@ def ack(
     number: int,
     changes: int,
     correlation_id: str | None,
-    utilization: float,
-    time_until_flush_ms: int,
+    backlog: Backlog,
     is_jump: bool,
     now: float,
 ) -> Ack:
@@ -97,9 +107,9 @@ def ack(
             status="duplicate",
             correlation_id=correlation_id,
             last_durable_sequence=verdict.mark_sequence,
-            details=_jump_details(verdict, changes, utilization) if is_jump else None,
+            details=_jump_details(verdict, changes, backlog) if is_jump else None,
         )
-    slow_down = utilization > SLOW_DOWN_UTILIZATION
+    slow_down = backlog.utilization > SLOW_DOWN_UTILIZATION
     new = verdict.changes if verdict is not None else 0
     return Ack(
         timestamp=_ms(now),
@@ -109,30 +119,32 @@ def ack(
         correlation_id=correlation_id,
         details=AckDetails(
             events_processed=new,
-            buffer_utilization=round(utilization, 4),
-            time_until_flush=time_until_flush_ms,
+            buffer_utilization=round(backlog.utilization, 4),
+            time_until_flush=backlog.time_until_flush_ms,
             duplicates=changes - new or None,
-            suggested_delay_ms=int(utilization * SLOW_DOWN_MAX_DELAY_MS) if slow_down else None,
+            suggested_delay_ms=int(backlog.utilization * SLOW_DOWN_MAX_DELAY_MS) if slow_down else None,
+            circuit_breaker_state="open" if backlog.commits_fail else "closed",
         ),
     )
 
 
-def _jump_details(verdict: Duplicate, changes: int, utilization: float) -> AckDetails:
+def _jump_details(verdict: Duplicate, changes: int, backlog: Backlog) -> AckDetails:
     return AckDetails(
         events_processed=0,
-        buffer_utilization=round(utilization, 4),
+        buffer_utilization=round(backlog.utilization, 4),
         duplicates=changes,
         message="all sequences are at or below what is durable, so nothing was taken; a source that starts over has to"
         f" connect with a higher epoch: lastDurableSequence={verdict.mark_sequence}",
     )
 
 
-def receipt(number: int, *, committed: Position, tables: Mapping[str, int], now: float) -> Ack:
+def receipt(batch: DueBatch, *, committed: Position, tables: Mapping[str, int], now: float) -> Ack:
     """Tell that everything up to a batch is committed, and which snapshots hold it."""
     return Ack(
         timestamp=_ms(now),
-        sequence_number=number,
+        sequence_number=batch.number,
         status="persisted",
+        correlation_id=batch.correlation_id,
         last_committed_sequence=committed.sequence,
         tables=tables,
     )
@@ -148,11 +160,14 @@ def flush_response(message: FlushRequest, result: Mapping[str, Any], *, now: flo
     return FlushResponse(timestamp=_ms(now), result=result, correlation_id=message.correlation_id)
 
 
-def rate_limit(allowance: Allowance | None) -> RateLimit | None:
+def add_allowance(answer: Ack | Nack, allowance: Allowance) -> None:
     """Tell what is left of the limit on messages."""
-    if allowance is None:
-        return None
-    return RateLimit(limit=allowance.limit, remaining=allowance.remaining, reset_at=int(allowance.reset_at))
+    answer.rate_limit = RateLimit(
+        limit=allowance.limit, remaining=allowance.remaining, reset_at=int(allowance.reset_at)
+    )
+    if isinstance(answer, Ack) and answer.details is not None:
+        answer.details.remaining_tokens = allowance.remaining
+        answer.details.bucket_capacity = allowance.limit
 
 
 def refusal_nack(refused: Refused, number: int, correlation_id: str | None, *, now: float) -> Nack:
@@ -164,6 +179,9 @@ def refusal_nack(refused: Refused, number: int, correlation_id: str | None, *, n
         error_message=refused.message,
         should_retry=refused.retry,
         retry_delay_ms=refused.retry_delay_ms,
+        max_size=refused.max_size,
+        actual_size=refused.actual_size,
+        received_size=refused.actual_size,
         correlation_id=correlation_id,
     )
 
@@ -176,15 +194,16 @@ def protocol_nack(error: ProtocolError, *, now: float) -> Nack:
         reason=error.reason,
         error_message=str(error),
         should_retry=error.retry,
+        max_size=error.max_size,
+        actual_size=error.actual_size,
+        received_size=error.actual_size,
         correlation_id=error.correlation_id,
     )
 
 
-def malformed_debezium(error: DebeziumMalformed, number: int, correlation_id: str | None) -> ProtocolError:
+def malformed_debezium(error: DebeziumMalformed, number: int) -> ProtocolError:
     """Refuse a batch whose events cannot be read."""
-    refused = ProtocolError(NackReason.INVALID_FORMAT.value, str(error), sequence_number=number)
-    refused.correlation_id = correlation_id
-    return refused
+    return ProtocolError(NackReason.INVALID_FORMAT.value, str(error), sequence_number=number)
 
 
 def stale_epoch(epoch: int, known: int) -> ProtocolError:

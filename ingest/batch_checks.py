@@ -67,7 +67,9 @@ def _check_arrow(frame: ArrowFrame, event_max_bytes: int) -> CheckedChanges:
     try:
         batch = frame.read(row_max_bytes=event_max_bytes)
     except RowTooLarge as error:
-        raise ProtocolError(NackReason.EVENT_TOO_LARGE.value, str(error)) from None
+        raise ProtocolError(
+            NackReason.EVENT_TOO_LARGE.value, str(error), max_size=event_max_bytes, actual_size=error.size_bytes
+        ) from None
     except BatchMalformed as error:
         raise invalid(str(error)) from None
     return CheckedChanges(Encoding.ARROW_STREAM, batch.sequences, batch.expanded_bytes)
@@ -110,4 +112,6 @@ def _check_event_sizes(body: bytes, event_max_bytes: int) -> None:
             raise ProtocolError(
                 NackReason.EVENT_TOO_LARGE.value,
                 f"events[{index}]: expected at most {event_max_bytes} bytes, got {size}",
+                max_size=event_max_bytes,
+                actual_size=size,
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from ingest.answers import Backlog
 from ingest.intake import Intake
 from ingest.protocol import BufferStats
 from writer.buffer_facts import BufferFacts
@@ -34,12 +35,20 @@ class BufferView:
         self._wall_clock = wall_clock
         self._seen: tuple[float, BufferFacts] | None = None
 
-    def time_until_flush_ms(self) -> int:
-        """Tell when what is durable now is committed at the latest, if commits do not fail."""
+    def utilization(self) -> float:
+        """Tell how much of the log's budget is used."""
+        return self._feed.log_bytes() / self._feed.log_max_bytes()
+
+    def backlog(self) -> Backlog:
+        """Tell what lies before a batch that is durable now."""
         looked_at, facts = self._look()
         longest_s = self._feed.flush_max_age_s()
         in_s = facts.next_flush_in_s if facts.next_flush_in_s is not None else longest_s
-        return round(max(0.0, min(in_s, longest_s) - (self._clock() - looked_at)) * 1_000)
+        return Backlog(
+            utilization=self.utilization(),
+            time_until_flush_ms=round(max(0.0, min(in_s, longest_s) - (self._clock() - looked_at)) * 1_000),
+            commits_fail=facts.paused_tables > 0,
+        )
 
     def next_flush_time_ms(self) -> int | None:
         """Tell when the next flush will be; None while nothing is buffered."""
@@ -51,10 +60,10 @@ class BufferView:
     def stats(self) -> BufferStats:
         """Tell how full the log is, and what of it is not committed."""
         looked_at, facts = self._look()
-        log_bytes, newest_us = self._feed.log_bytes(), self._intake.newest_received_at_us
+        newest_us = self._intake.newest_received_at_us
         return BufferStats(
-            total_size_bytes=log_bytes,
-            utilization=log_bytes / self._feed.log_max_bytes(),
+            total_size_bytes=self._feed.log_bytes(),
+            utilization=self.utilization(),
             batch_count=facts.batches,
             event_count=facts.changes,
             oldest_batch_time=None if facts.oldest_age_s is None else self._ms_at(looked_at - facts.oldest_age_s),

@@ -9,7 +9,7 @@ import os
 import platform
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -30,6 +30,7 @@ from ingest.errors import IngestError
 from ingest.logs import set_up_logging
 from ingest.push import PushReport, PushRequest, push
 from ingest.quarantine_commands import quarantine
+from ingest.verify_commands import verify
 from ingest.wal_commands import wal
 
 DEFAULT_URL = "http://127.0.0.1:8181"
@@ -131,8 +132,15 @@ def push_command(file: BinaryIO, *, source: str | None, **options: Any) -> None:
 
 def _print_push(report: PushReport) -> None:
     click.echo(f"acked {report.acked:,} changes ({report.duplicates:,} duplicates, {report.skipped:,} lines skipped)")
-    for name, flushed in report.tables.items():
-        click.echo(f"committed {name}: snapshot {flushed['snapshotId']}, {flushed['rows']:,} rows in this flush")
+    _print_flushed(report.tables)
+
+
+def _print_flushed(tables: Mapping[str, Any]) -> None:
+    for name, flushed in tables.items():
+        if flushed["snapshotId"] is None:
+            click.echo(f"{name}: the table has taken no row, see `lakefeed quarantine list`")
+        else:
+            click.echo(f"committed {name}: snapshot {flushed['snapshotId']}, {flushed['rows']:,} rows in this flush")
 
 
 @contextmanager
@@ -219,8 +227,7 @@ def flush(table: str | None, url: str, *, token: str) -> None:
         code, answer = asyncio.run(_request("POST", f"{url}/flush", token=token, params=query))
     if code != 200 or not answer.get("success"):  # noqa: PLR2004
         raise click.ClickException(answer.get("error", f"the service answered {code}"))
-    for name, flushed in answer["tables"].items():
-        click.echo(f"committed {name}: snapshot {flushed['snapshotId']}, {flushed['rows']:,} rows in this flush")
+    _print_flushed(answer["tables"])
     if not answer["tables"]:
         click.echo("nothing to commit")
 
@@ -260,6 +267,7 @@ def _settings(loaded: Loaded) -> Iterator[tuple[str, Any, str, str]]:
 main.add_command(catalog)
 main.add_command(wal)
 main.add_command(quarantine)
+main.add_command(verify)
 
 
 @main.command()

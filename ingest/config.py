@@ -21,7 +21,7 @@ from catalog.config import CatalogConfig
 from ingest.addresses import Network, parse_networks
 from ingest.admission import ConnectionLimits, MessageLimits
 from ingest.auth_settings import CLIENT_TOKEN_VARIABLE, AuthConfig
-from ingest.debezium.config import UNAVAILABLE_VALUE, DebeziumConfig, TableKeys
+from ingest.debezium_settings import DebeziumSettings
 from ingest.errors import ConfigError
 from ingest.patience import Patience
 from ingest.read_budget import FRAGMENTS_OVERHEAD_BYTES
@@ -72,7 +72,7 @@ class ServerConfig:
     )
     stalled_after_s: float = field(
         default=120.0,
-        metadata={"why": "/health/ready fails when durable changes have waited this long without a commit"},
+        metadata={"why": "/health/ready fails when durable changes are not committed this long after they were due"},
     )
 
     def __post_init__(self) -> None:
@@ -151,7 +151,10 @@ class IngestConfig:
     )
     refusals_max: int = field(
         default=1_000,
-        metadata={"why": "messages refused for their rate, net of those admitted, before 4002; 0 = no limit"},
+        metadata={
+            "why": "messages refused for their rate, net of those admitted, before 4002; batches sent again too"
+            " early while the log is full, before 4003; 0 = no limit"
+        },
     )
     heartbeat_timeout_s: float = field(
         default=60.0,
@@ -229,44 +232,6 @@ class IngestConfig:
             return parse_networks(self.trusted_proxies)
         except ValueError as error:
             raise ValueError(f"trusted_proxies must be addresses and networks: {error}") from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DebeziumSettings:
-    """What Debezium does not say about its tables."""
-
-    keys: str = field(
-        default="",
-        metadata={"why": "key columns per table, as `public.users: id; public.lines: order_id, line`; none are sent"},
-    )
-    replica_identity_full: str = field(
-        default="", metadata={"why": "tables with REPLICA IDENTITY FULL, by commas; only their before-images are whole"}
-    )
-    unavailable_value: str = field(
-        default=UNAVAILABLE_VALUE, metadata={"why": "the connector's unavailable.value.placeholder"}
-    )
-    messages_table: str = field(
-        default="debezium_messages", metadata={"why": "table of logical decoding messages, which belong to none"}
-    )
-
-    def __post_init__(self) -> None:
-        self.to_config()
-
-    def to_config(self) -> DebeziumConfig:
-        """Read the settings as what reading events needs."""
-        full = {name.strip() for name in self.replica_identity_full.split(",") if name.strip()}
-        columns = {}
-        for entry in filter(None, (part.strip() for part in self.keys.split(";"))):
-            table, colon, names = entry.partition(":")
-            check(bool(colon and names.strip()), f"keys must be `table: column, column; ...`: entry={entry}")
-            columns[table.strip()] = tuple(name.strip() for name in names.split(","))
-        tables = {
-            name: TableKeys(columns=columns.get(name, ()), replica_identity_full=name in full)
-            for name in columns.keys() | full
-        }
-        return DebeziumConfig(
-            tables=tables, unavailable_value=self.unavailable_value, messages_table=self.messages_table
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,11 @@ class PendingAck:
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One client, as /status shows it."""
+    """One client, as /status shows it. `pending_events` is what it says to have still to send.
+
+    It `owes_receipt` where a commit may have been told before the client's batch was acked, or while it had no room
+    for another answer.
+    """
 
     session: Session
     gate: Gate
@@ -39,11 +43,13 @@ class Connection:
     last_activity_at: float
     batches: int = 0
     changes: int = 0
+    pending_events: int = 0
     charged_bytes: int = 0
     newest_verdict: asyncio.Future[Verdict] | None = None
     course: Course | None = None
     flushes: set[asyncio.Task[None]] = field(default_factory=set)
     receipts: Receipts = field(default_factory=Receipts)
+    owes_receipt: bool = False
     answers: asyncio.Queue[PendingAck | ServerMessage | None] = field(default_factory=asyncio.Queue)
 
     @property

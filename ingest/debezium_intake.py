@@ -143,6 +143,8 @@ class DebeziumIntake:
         reports = _observe(state.tally, events, plan)
         origin = _encode(_State(plan.after, state.tally)).decode()
         offer = _offer_of(source, events, plan, first=first, origin=origin, received_at_us=now_us)
+        if self._intake.heeds_transactions:
+            offer = replace(offer, open_transaction=state.tally.open_transaction)
         return _Request(offer, plan, reports)
 
     def _known(self, events: Sequence[DebeziumEvent]) -> DebeziumReceipt:

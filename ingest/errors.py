@@ -10,13 +10,24 @@ class IngestError(Exception):
 class ProtocolError(IngestError):
     """A message breaks the protocol: refuse it with this reason; the connection may go on.
 
-    `retry` tells that it only came too early.
+    `retry` tells that it only came too early; the sizes, in bytes, are what it broke if it is too large.
     """
 
-    def __init__(self, reason: str, message: str, *, sequence_number: int | None = None, retry: bool = False) -> None:
+    def __init__(
+        self,
+        reason: str,
+        message: str,
+        *,
+        sequence_number: int | None = None,
+        retry: bool = False,
+        max_size: int | None = None,
+        actual_size: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.retry = retry
+        self.max_size = max_size
+        self.actual_size = actual_size
         self.sequence_number = sequence_number
         self.correlation_id: str | None = None
 

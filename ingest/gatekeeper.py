@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
+from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
 from ingest.admission import (
@@ -43,7 +44,7 @@ from ingest.patience import (
 from ingest.protocol import ClientMessage, Connect, DebeziumBatch, Disconnect, Heartbeat
 from ingest.read_budget import ReadBudget
 from ingest.sockets import BudgetedConnection
-from ingest.upgrades import Door
+from ingest.upgrades import LABEL_MAX_CHARS, Door
 from writer.arrow.frames import ArrowFrame
 from writer.envelope import BatchHead
 
@@ -74,14 +75,16 @@ class Gate:
         self.messages = messages
         self.slot = slot
         self.closing: Closing | None = None
-        self._refused_in_a_row = 0
+        self.is_closing = False
 
-    def on_verdict(self, verdict: Verdict | None) -> None:
-        """Count the batches for which the log has had no room, one after the other."""
-        is_full = isinstance(verdict, Refused) and verdict.reason is NackReason.BUFFER_FULL
-        self._refused_in_a_row = self._refused_in_a_row + 1 if is_full else 0
-        limit = self.messages.limits.refusals_max
-        if limit and self._refused_in_a_row >= limit:
+    def on_verdict(self, verdict: Verdict | None, *, received_at: float, now: float) -> None:
+        """Find out a client that does not wait as it is told while the log has no room."""
+        if not isinstance(verdict, Refused):
+            self.messages.on_taken()
+        elif verdict.reason is NackReason.BUFFER_FULL:
+            delay_s = (verdict.retry_delay_ms or 0) / 1_000
+            self.messages.on_full(received_at=received_at, retry_delay_s=delay_s, now=now)
+        if self.messages.is_impatient:
             self.closing = self.closing or BUFFER_OVERFLOW
 
     def on_protocol_error(self, error: ProtocolError) -> None:
@@ -158,6 +161,8 @@ class Gatekeeper:
                 refusal = gate.messages.admit(now)
         if gate.messages.is_offender:
             gate.closing = TOO_MANY_REFUSALS
+        if isinstance(message, Connect | BatchHead) and message.source_shard_name:
+            gate.slot.shard = message.source_shard_name[:LABEL_MAX_CHARS]
         return refusal
 
     def _admit_batch(self, source: str, gate: Gate, size_bytes: int, now: float) -> Refused | None:
@@ -182,18 +187,20 @@ class Gatekeeper:
         )
 
     def find_overdue(self, gates: Iterable[Gate]) -> list[Gate]:
-        """Find the clients to wait for no longer, and mark them as closing."""
+        """Find the clients to wait for no longer, also those that do not read why they are to be closed."""
         now = asyncio.get_running_loop().time()
         overdue = []
         for gate in gates:
-            if gate.closing is None:
-                gate.closing = find_overdue(gate.client.signs_of_life(), self._patience, now)
-                overdue += [gate] if gate.closing is not None else []
+            closing = find_overdue(gate.client.signs_of_life(), self._patience, now)
+            if closing is not None and not gate.is_closing:
+                gate.closing = gate.closing or closing
+                overdue.append(gate)
         return overdue
 
     async def close(self, gate: Gate) -> None:
         """End a connection as its gate says; a client that does not even read that is cut off."""
         assert gate.closing is not None
+        gate.is_closing = True
         if gate.client.state is State.OPEN:
             self._metrics.closed.labels(str(gate.closing.code.value)).inc()
         try:
@@ -201,6 +208,11 @@ class Gatekeeper:
                 await gate.client.close(gate.closing.code, gate.closing.reason)
         except TimeoutError:
             gate.client.transport.abort()
+
+    def note_ended(self, gate: Gate, end: ConnectionClosed) -> None:
+        """Count a connection that websockets has ended by itself: for a frame that is too large or none at all."""
+        if gate.closing is None and end.sent is not None and not end.rcvd_then_sent:
+            self._metrics.closed.labels(str(end.sent.code)).inc()
 
     def measure_load(self, *, longest_wait_s: float, log_utilization: float) -> None:
         """Judge how busy the service is."""

@@ -143,7 +143,7 @@ def build_status(parts: Parts, *, now: float) -> dict[str, Any]:
     """Gather the state of all parts."""
     connections = parts.data_plane.connections()
     return {
-        "state": "receiving",
+        "state": parts.data_plane.state,
         "version": parts.version,
         "node": parts.node,
         "uptimeSeconds": round(now - parts.started_at, 3),
@@ -212,14 +212,17 @@ def _refused(parts: Parts) -> dict[str, int]:
     def nacks(reason: NackReason) -> int:
         return count("ingest_nacks_total", "reason", reason.value)
 
+    def closed(*codes: str) -> int:
+        return count("ingest_closed_connections_total", "code", *codes)
+
     return {
         "connectionsRateLimited": turned_away("rate_limited", "connection_limit"),
         "ipRejections": turned_away("ip_limit"),
         "messagesRateLimited": nacks(NackReason.RATE_LIMITED),
-        "payloadRejections": nacks(NackReason.PAYLOAD_TOO_LARGE),
+        "payloadRejections": nacks(NackReason.PAYLOAD_TOO_LARGE) + closed("1009"),
         "eventSizeRejections": nacks(NackReason.EVENT_TOO_LARGE),
         "loadSheddingEvents": nacks(NackReason.LOAD_SHEDDING),
-        "connectionsClosed": count("ingest_closed_connections_total", "code", "1008", "4000", "4002"),
+        "connectionsClosed": closed("1008", "1009", "4000", "4001", "4002", "4003"),
     }
 
 
@@ -263,6 +266,7 @@ def _source_state(parts: Parts, connection: Connection) -> dict[str, Any]:
         "sourceDoId": source,
         "lastReceivedSequence": sequence,
         "lastAckedSequence": sequence,
+        "pendingEvents": connection.pending_events,
         **_connection(connection),
     }
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -30,11 +30,11 @@ from ingest.intake import Intake
 from ingest.metrics import IngestMetrics
 from ingest.ndjson import has_rows
 from ingest.offers import Duplicate, Durable, NackReason, Offer, Refused, Verdict
-from ingest.protocol import describe_invalid
+from ingest.protocol import decode_checked
 from ingest.row_intake import RowIntake, Rows
 from ingest.session import Session
 from writer.changes import Position, SourceId
-from writer.envelope import INT64_MAX, BatchHead, decode_deeper
+from writer.envelope import INT64_MAX, BatchHead
 
 CDC, DEBEZIUM = "/cdc", "/cdc/debezium"
 ROUTES = (CDC, DEBEZIUM)
@@ -45,6 +45,11 @@ WAIT_MAX_S = 45.0
 # Between two tries while the log is full: the second is soon, later ones cost reading the request again.
 FULL_PAUSE_S = 0.25
 FULL_PAUSE_MAX_S = 2.0
+
+# Refusals that are waited out. Debezium also waits for a log that has failed, and for a catalog that cannot be asked
+# where a source stands: someone will look after these, and after some errors in a row it would end.
+_PASSING = frozenset({NackReason.BUFFER_FULL})
+_PASSING_FOR_DEBEZIUM = _PASSING | {NackReason.INTERNAL_ERROR}
 
 DEFAULT_DEBEZIUM_SOURCE = "debezium"
 DEFAULT_KEY = "id"
@@ -145,14 +150,11 @@ def _read_batch(request: web.Request, body: bytes, config: IngestConfig) -> tupl
 def _decode_batch(body: bytes) -> BatchHead:
     """Decode a batch, whose type may be left out on a route of its own."""
     try:
-        return decode_deeper(_decode_batch_head, body)
-    except msgspec.ValidationError as error:
-        message = describe_invalid(str(error))
-        raise invalid("type: expected cdc_batch" if message.startswith("type: ") else message) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise invalid(f"not valid JSON: {error}") from None
-    except RecursionError:
-        raise invalid("a value is nested too deeply") from None
+        return decode_checked(_decode_batch_head, body)
+    except ProtocolError as error:
+        if str(error).startswith("type: "):
+            raise invalid("type: expected cdc_batch") from None
+        raise
 
 
 async def _offer(intake: Intake, offer: Offer) -> Verdict:
@@ -230,7 +232,7 @@ async def _take_debezium(request: web.Request, parts: HttpIngest) -> web.Respons
         await visit.enter()
         body = await _read_body(request, parts, visit)
         parts.gate.rates.correct(source, len(body) - announced_bytes, time.time())
-        verdict = await _until_taken(visit, take)
+        verdict = await _until_taken(visit, take, passing=_PASSING_FOR_DEBEZIUM)
     if isinstance(verdict, Refused):
         parts.metrics.nacks.labels(verdict.reason.value).inc()
         return refused_by(verdict)
@@ -256,16 +258,18 @@ async def _read_body(request: web.Request, parts: HttpIngest, visit: Visit) -> b
     return body
 
 
-async def _until_taken(visit: Visit, take: Callable[[], Awaitable[Verdict]]) -> Verdict:
-    """Try again while the log has no room; the answer is late instead of an error.
+async def _until_taken(
+    visit: Visit, take: Callable[[], Awaitable[Verdict]], *, passing: Container[NackReason] = _PASSING
+) -> Verdict:
+    """Try again while the log has no room, or what else is to pass; the answer is late instead of an error.
 
     Not for a client that is gone: what it sends next, restarted, must not be overtaken by what it sent before.
     """
     pause_s = FULL_PAUSE_S
     while True:
         verdict = await take()
-        is_full = isinstance(verdict, Refused) and verdict.reason is NackReason.BUFFER_FULL and verdict.retry
-        if not is_full or visit.is_late:
+        may_pass = isinstance(verdict, Refused) and verdict.reason in passing and verdict.retry
+        if not may_pass or visit.is_late:
             return verdict
         await asyncio.sleep(pause_s)
         if visit.is_gone:

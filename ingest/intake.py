@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ingest.config import IngestConfig
 from ingest.dedup import MARKS_MAX_BYTES, Dedup, Fresh
@@ -21,6 +21,7 @@ from ingest.offers import Duplicate, Durable, NackReason, Offer, Refused, Verdic
 from ingest.origins import Origins
 from ingest.resume_points import ResumePoints
 from ingest.segment_head import decode_head, encode_head
+from ingest.transactions import open_transaction
 from writer.changes import Position, SourceId
 from writer.errors import CatalogError, WalFailed, WalFull
 from writer.frames import Frame, decode_frame, encode_frame
@@ -74,9 +75,16 @@ class Intake:
     """Takes offers from all sessions and makes them durable in groups."""
 
     def __init__(
-        self, log: Log, *, config: IngestConfig, metrics: IngestMetrics, elsewhere: ResumePoints | None = None
+        self,
+        log: Log,
+        *,
+        config: IngestConfig,
+        metrics: IngestMetrics,
+        elsewhere: ResumePoints | None = None,
+        heeds_transactions: bool = False,
     ) -> None:
         self._log = log
+        self.heeds_transactions = heeds_transactions
         self._elsewhere = elsewhere
         self._config = config
         self._metrics = metrics
@@ -187,6 +195,8 @@ class Intake:
 
         Cancelling the wait queues nothing. Cancelling the future leaves the offer in the queue: it may become durable.
         """
+        if self.heeds_transactions:
+            offer = replace(offer, open_transaction=open_transaction(offer))
         unmet = await self.meet(offer.source)
         await self.wait_for_room()
         verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
@@ -204,9 +214,7 @@ class Intake:
             verdict.set_result(_NOT_THE_ADAPTER)
             return verdict
         if _record_max_bytes(offer) > self._log.group_max_bytes:
-            verdict.set_result(
-                Refused(NackReason.PAYLOAD_TOO_LARGE, "the batch is larger than the log takes", retry=False)
-            )
+            verdict.set_result(_too_large(offer, self._log.group_max_bytes))
             return verdict
         self._waiting.append(_Waiting(offer, verdict))
         self._note_unanswered(offer)
@@ -276,7 +284,7 @@ class Intake:
         except (WalFull, WalFailed) as error:
             if isinstance(error, WalFull):
                 self._full = (asyncio.get_running_loop().time(), str(error))
-            verdicts = self._judge_again(offers, _refusal(error))
+            verdicts = self._judge_again(offers, _refusal(error, self._log.max_bytes))
         else:
             self._full = None if fresh else self._full
             self._dedup.record(fresh)  # record: only what is durable
@@ -338,7 +346,7 @@ def _is_cut(offer: Offer) -> bool:
 
 def _record_max_bytes(offer: Offer) -> int:
     """Bound what an offer takes in the log, without encoding it."""
-    text_chars = len(offer.source) + len(offer.origin) + len(offer.declared)
+    text_chars = len(offer.source) + len(offer.origin) + len(offer.declared) + len(offer.open_transaction)
     return len(offer.body) + _CHAR_MAX_BYTES * text_chars + _HEADER_MAX_BYTES
 
 
@@ -355,10 +363,27 @@ def _frame_of(item: Fresh) -> Frame:
         origin=offer.origin,
         expanded_bytes=offer.expanded_bytes,
         declared=offer.declared,
+        open_transaction=offer.open_transaction,
     )
 
 
-def _refusal(error: WalFull | WalFailed) -> Refused:
+def _too_large(offer: Offer, max_bytes: int) -> Refused:
+    return Refused(
+        NackReason.PAYLOAD_TOO_LARGE,
+        "the batch is larger than the log takes",
+        retry=False,
+        max_size=max_bytes,
+        actual_size=_record_max_bytes(offer),
+    )
+
+
+def _refusal(error: WalFull | WalFailed, log_max_bytes: int) -> Refused:
     if isinstance(error, WalFull):
-        return Refused(NackReason.BUFFER_FULL, str(error), retry=True, retry_delay_ms=FULL_RETRY_DELAY_MS)
+        return Refused(
+            NackReason.BUFFER_FULL,
+            str(error),
+            retry=True,
+            retry_delay_ms=FULL_RETRY_DELAY_MS,
+            max_size=log_max_bytes,
+        )
     return Refused(NackReason.INTERNAL_ERROR, str(error), retry=True, retry_delay_ms=FULL_RETRY_DELAY_MS)

@@ -49,7 +49,8 @@ class Offer:
 
     `origin` is what the source's adapter has to remember once the batch is durable (origins.py); an offer without
     changes is only about that. `expanded_bytes` is what the body may take once decoded, where that is more.
-    `declared` is what the source declared of the batch's tables and is not durable yet (declarations.py). `line` is the
+    `declared` is what the source declared of the batch's tables and is not durable yet (declarations.py).
+    `open_transaction` is the one that goes on behind it, where that is heeded (transactions.py). `line` is the
     connection it came on, where that outlives it.
     """
 
@@ -62,6 +63,7 @@ class Offer:
     origin: str = ""
     expanded_bytes: int = 0
     declared: str = ""
+    open_transaction: str = ""
     line: Line | None = field(default=None, compare=False)
 
     @property
@@ -101,12 +103,14 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Nothing of the batch was taken."""
+    """Nothing of the batch was taken; the sizes, in bytes, are what there is room for and what it would have taken."""
 
     reason: NackReason
     message: str
     retry: bool
     retry_delay_ms: int | None = None
+    max_size: int | None = None
+    actual_size: int | None = None
 
 
 Verdict: TypeAlias = Durable | Duplicate | Refused

@@ -15,6 +15,7 @@ class CloseCode(enum.IntEnum):
     GOODBYE = 1000
     SHUTTING_DOWN = 1001
     POLICY = 1008
+    FAILED = 1011
     HEARTBEAT_TIMEOUT = 4000
     NOT_AUTHENTICATED = 4001
     RATE_LIMITED = 4002
@@ -30,6 +31,7 @@ class Closing:
 
 
 GOODBYE = Closing(CloseCode.GOODBYE, "goodbye")
+FAILED = Closing(CloseCode.FAILED, "internal error: connect again")
 SHUTTING_DOWN = Closing(CloseCode.SHUTTING_DOWN, "shutting down")
 TOO_MANY_REFUSALS = Closing(CloseCode.RATE_LIMITED, "rate limited: too many refused messages")
 BUFFER_OVERFLOW = Closing(CloseCode.BUFFER_OVERFLOW, "buffer full: too many batches sent again too early")

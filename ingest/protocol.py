@@ -7,8 +7,8 @@ their first bytes. What one connection may say when is session.py's.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 
@@ -24,6 +24,8 @@ from writer.envelope import (
     TimestampMs,
     decode_deeper,
 )
+
+T = TypeVar("T")
 
 PROTOCOL_VERSION = 1
 
@@ -241,15 +243,26 @@ def decode_message(frame: bytes) -> ClientMessage:
     Raises: ProtocolError.
     """
     try:
-        message: ClientMessage = decode_deeper(_decode, frame)
+        message: ClientMessage = decode_checked(_decode, frame)
+    except ProtocolError as error:
+        raise _with_head(error, frame) from None
+    _check_correlation_id(message.correlation_id, "correlationId")
+    return message
+
+
+def decode_checked(decode: Callable[[bytes], T], body: bytes) -> T:
+    """Decode JSON as deep as the writer can, too.
+
+    Raises: ProtocolError; the message names the place and the rule, never a value.
+    """
+    try:
+        return decode_deeper(decode, body)
     except msgspec.ValidationError as error:
-        raise _with_head(invalid(describe_invalid(str(error))), frame) from None
+        raise invalid(_describe(str(error))) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(f"not valid JSON: {_without_values(str(error))}") from None
     except RecursionError:
         raise invalid("a value is nested too deeply") from None
-    _check_correlation_id(message.correlation_id, "correlationId")
-    return message
 
 
 def open_arrow_frame(frame: bytes, *, frame_max_bytes: int) -> ArrowFrame:
@@ -281,7 +294,7 @@ def _with_head(error: ProtocolError, frame: bytes) -> ProtocolError:
     return error
 
 
-def describe_invalid(message: str) -> str:
+def _describe(message: str) -> str:
     """Turn the decoder's message into `path: rule`, without any value in it."""
     match = _PLACE.fullmatch(message)
     rule, path = match.groups() if match else (message, "")

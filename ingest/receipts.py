@@ -11,33 +11,50 @@ from writer.changes import Position
 WAITING_MAX_BATCHES = 4_096
 
 
+@dataclass(frozen=True, slots=True)
+class DueBatch:
+    """A batch that is committed, as are those with lower numbers."""
+
+    number: int
+    correlation_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    number: int
+    position: Position
+    correlation_id: str | None
+
+    def joined(self, earlier: _Waiting) -> _Waiting:
+        """Stand for both: committed once both are, told under the higher number."""
+        higher = max(self, earlier, key=lambda waiting: waiting.number)
+        return _Waiting(higher.number, max(self.position, earlier.position), higher.correlation_id)
+
+
 @dataclass(slots=True)
 class Receipts:
     """The batches of one connection that wait for a commit, in the order of their acks."""
 
-    _waiting: deque[tuple[int, Position]] = field(default_factory=deque)
+    _waiting: deque[_Waiting] = field(default_factory=deque)
 
-    def expect(self, number: int, position: Position) -> None:
-        """Remember a durable batch and where it ends."""
+    def expect(self, number: int, position: Position, correlation_id: str | None = None) -> None:
+        """Remember a durable batch and where it ends, and the correlation of one that has had no other answer."""
+        batch = _Waiting(number, position, correlation_id)
         if len(self._waiting) >= WAITING_MAX_BATCHES:
-            self._waiting.pop()
-        self._waiting.append((number, position))
+            batch = batch.joined(self._waiting.pop())
+        self._waiting.append(batch)
 
-    def due(self, committed: Position | None) -> int | None:
-        """Tell the highest batch number up to which everything is committed, if there is a new one."""
-        number = None
-        for waiting, position in self._waiting:
-            if committed is None or position > committed:
-                break
-            number = waiting
-        return number
+    def take_due(self, committed: Position | None) -> DueBatch | None:
+        """Forget the batches up to which everything is committed, and give the one with the highest number.
 
-    def told(self, number: int) -> None:
-        """Forget the batches up to the one that was told."""
-        while self._waiting:
-            waiting, _ = self._waiting.popleft()
-            if waiting == number:
-                break
+        A batch that was sent again stands behind those with higher numbers.
+        """
+        due: DueBatch | None = None
+        while committed is not None and self._waiting and self._waiting[0].position <= committed:
+            batch = self._waiting.popleft()
+            if due is None or batch.number >= due.number:
+                due = DueBatch(batch.number, batch.correlation_id)
+        return due
 
     def clear(self) -> None:
         """Forget all: the source started over, and old positions say nothing about the new ones."""

@@ -19,6 +19,7 @@ from websockets.exceptions import ConnectionClosed
 
 from ingest import answers
 from ingest.auth import Auth, choose_subprotocol
+from ingest.batch_answers import BatchAnswers
 from ingest.batch_checks import AnyBatch, head_of
 from ingest.buffer_view import BufferView
 from ingest.config import IngestConfig
@@ -29,8 +30,8 @@ from ingest.errors import ProtocolError
 from ingest.gatekeeper import CLOSE_TIMEOUT_S, AnyMessage, Gatekeeper
 from ingest.intake import Intake
 from ingest.metrics import IngestMetrics
-from ingest.offers import Duplicate, Durable, Offer, Refused, Verdict
-from ingest.patience import GOODBYE, SHUTTING_DOWN
+from ingest.offers import Duplicate, Durable, Refused, Verdict
+from ingest.patience import BUFFER_OVERFLOW, FAILED, GOODBYE, SHUTTING_DOWN
 from ingest.protocol import (
     Ack,
     Connect,
@@ -44,7 +45,6 @@ from ingest.protocol import (
     encode_message,
     open_arrow_frame,
 )
-from ingest.regressions import Regressions
 from ingest.session import Session, State
 from ingest.sockets import BudgetedConnection, connections_with, raise_open_files_limit
 from writer.arrow.frames import ArrowFrame, is_arrow_frame
@@ -97,9 +97,25 @@ class DataPlane:
         self._metrics = metrics
         self.gatekeeper = Gatekeeper(PATH, config=config, auth=auth, metrics=metrics)
         self.buffer = BufferView(feed, intake)
-        self._regressions = Regressions(config.in_flight_max_batches)
+        self._batches = BatchAnswers(
+            feed, self.buffer, resend_max_batches=config.in_flight_max_batches, metrics=metrics
+        )
         self._connections: set[Connection] = set()
-        self.last_flush_time_ms: int | None = None
+        self._recovered_offset = feed.log_status()["durableEnd"]
+
+    @property
+    def state(self) -> str:
+        """What the service is at: takes nothing, still reads what the last one left, takes changes, or sees nobody."""
+        if self._feed.log_status()["failed"] or self._intake.problems(now=time.monotonic()):
+            return "error"
+        if self._feed.applied_offset < self._recovered_offset:
+            return "recovering"
+        return "receiving" if self._connections else "idle"
+
+    @property
+    def last_flush_time_ms(self) -> int | None:
+        """When something was last committed; None if nothing was since the start."""
+        return self._batches.last_flush_time_ms
 
     def connections(self) -> list[Connection]:
         """Show the open connections."""
@@ -144,34 +160,25 @@ class DataPlane:
             while True:
                 await asyncio.sleep(WATCH_INTERVAL_S)
                 self.gatekeeper.measure_load(
-                    longest_wait_s=self._intake.longest_wait_s(time.time()), log_utilization=self._log_utilization()
+                    longest_wait_s=self._intake.longest_wait_s(time.time()), log_utilization=self.buffer.utilization()
                 )
                 for gate in self.gatekeeper.find_overdue([connection.gate for connection in self._connections]):
                     closings.create_task(self.gatekeeper.close(gate), name="ws-close")
-
-    def _log_utilization(self) -> float:
-        return self._feed.log_bytes() / self._feed.log_max_bytes()
 
     async def run_receipts(self) -> None:
         """Tell connected clients what is committed, after every commit."""
         seen = 0
         while True:
             seen = await self._feed.wait_for_commit(seen)
-            self.last_flush_time_ms = int(time.time() * 1_000)
+            self._batches.note_commit()
             for connection in self._connections:
                 self._maybe_send_receipt(connection)
 
     def _maybe_send_receipt(self, connection: Connection) -> None:
-        source = connection.session.source
-        if source is None or connection.session.ack_level is None:  # a client that never connects expects none
-            return
-        committed = self._feed.committed_position(source)
-        number = connection.receipts.due(committed)
-        if number is None or committed is None or connection.answers.full():  # a slow reader hears of it next time
-            return
-        tables = self._feed.snapshots_of(source)
-        connection.answers.put_nowait(answers.receipt(number, committed=committed, tables=tables, now=time.time()))
-        connection.receipts.told(number)
+        if connection.answers.full():
+            connection.owes_receipt = True  # the sender, which is behind, looks again
+        elif (receipt := self._batches.take_receipt(connection)) is not None:
+            connection.answers.put_nowait(receipt)
 
     async def _serve(self, client: ServerConnection) -> None:
         assert isinstance(client, BudgetedConnection)
@@ -188,10 +195,14 @@ class DataPlane:
         self._metrics.connections.inc()
         try:
             async with asyncio.TaskGroup() as tasks:
-                sender = tasks.create_task(self._send_answers(client, connection), name="ws-sender")
+                sender = tasks.create_task(self._send_answers(connection), name="ws-sender")
                 reader = tasks.create_task(self._read_frames(client, connection, tasks), name="ws-reader")
                 # Once the sender has given up, nobody drains the queue that the reader may be waiting for.
                 sender.add_done_callback(lambda _: reader.cancel())
+        except ExceptionGroup:
+            logger.exception("connection_failed", extra={"source": connection.session.source})
+            gate.closing = FAILED
+            await self.gatekeeper.close(gate)
         finally:
             self._connections.discard(connection)
             self._metrics.connections.dec()
@@ -203,14 +214,15 @@ class DataPlane:
                 connection.charged_bytes = client.take_charge()
                 try:
                     if frame == b"ping":  # outside the JSON protocol, for the simplest of clients
-                        await self._on_ping(client, connection)
+                        await self._on_ping(connection)
                     else:
-                        await self._on_frame(client, frame, connection=connection, tasks=tasks)
+                        await self._on_frame(frame, connection, tasks)
                 finally:
                     client.give_back(connection.charged_bytes)
             if connection.flushes:  # asked for before the goodbye, so answered before it
                 await asyncio.wait(connection.flushes)
-        except ConnectionClosed:
+        except ConnectionClosed as end:
+            self.gatekeeper.note_ended(connection.gate, end)
             logger.debug("client_gone", extra={"source": connection.session.source})
         finally:
             connection.session.end()
@@ -219,51 +231,68 @@ class DataPlane:
                 task.cancel()
         await connection.answers.put(None)
 
-    async def _on_frame(
-        self, client: ServerConnection, frame: bytes, *, connection: Connection, tasks: asyncio.TaskGroup
-    ) -> None:
-        connection.last_activity_at = received_at = time.time()
+    async def _on_frame(self, frame: bytes, connection: Connection, tasks: asyncio.TaskGroup) -> None:
+        connection.last_activity_at = time.time()
         self._metrics.received_bytes.inc(len(frame))
         if len(frame) > ROOM_FIRST_BYTES and not self.gatekeeper.sheds(connection.gate):
             await self._intake.wait_for_room()
+        message: AnyMessage | None = None
         try:
             message = self._decode(frame)
-            refusal = self.gatekeeper.admit(message, connection.gate, size_bytes=len(frame), now=received_at)
-            match message:
-                case _ if refusal is not None:
-                    await connection.answers.put(self._refuse(message, refusal, connection, frame))
-                case BatchHead() | ArrowFrame():
-                    await connection.answers.put(await self._on_batch(message, frame, connection, received_at))
-                case DebeziumBatch():
-                    answer = await self._on_debezium(message, connection, received_at)
-                    if answer is not None:
-                        await connection.answers.put(answer)
-                case Connect():
-                    await connection.answers.put(await self._on_connect(message, connection))
-                case Heartbeat():
-                    await connection.answers.put(answers.pong(message, now=received_at))
-                case FlushRequest():
-                    self._start_flush(client, message, connection=connection, tasks=tasks)
-                case Disconnect():
-                    connection.session.end()
+            answer = await self._on_message(message, frame, connection, tasks)
         except ProtocolError as error:
-            if error.sequence_number is not None:
-                connection.session.on_malformed(error.sequence_number)
-            connection.gate.on_protocol_error(error)
-            self._metrics.nacks.labels(error.reason).inc()
-            await connection.answers.put(answers.protocol_nack(error, now=received_at))
-
-    async def _on_ping(self, client: BudgetedConnection, connection: Connection) -> None:
-        refusal = self.gatekeeper.admit(Heartbeat(), connection.gate, size_bytes=0, now=time.time())
-        if refusal is None:
-            await client.send("pong")
-        else:
-            await connection.answers.put(self._refuse(Heartbeat(), refusal, connection, b""))
+            answer = self._on_protocol_error(error, message, connection)
+        if answer is not None:
+            await connection.answers.put(answer)
+        if connection.owes_receipt:  # where there was no other answer, the sender would not look
+            self._maybe_send_receipt(connection)
 
     def _decode(self, frame: bytes) -> AnyMessage:
         if is_arrow_frame(frame):
             return open_arrow_frame(frame, frame_max_bytes=self._config.frame_max_bytes)
         return decode_message(frame)
+
+    async def _on_message(
+        self, message: AnyMessage, frame: bytes, connection: Connection, tasks: asyncio.TaskGroup
+    ) -> PendingAck | ServerMessage | None:
+        """Do what a message asks for; gives its answer, unless that comes on the side or not at all."""
+        received_at = connection.last_activity_at
+        refusal = self.gatekeeper.admit(message, connection.gate, size_bytes=len(frame), now=received_at)
+        match message:
+            case _ if refusal is not None:
+                return self._refuse(message, refusal, connection, frame)
+            case BatchHead() | ArrowFrame():
+                return await self._on_batch(message, frame, connection, received_at)
+            case DebeziumBatch():
+                return await self._on_debezium(message, connection, received_at)
+            case Connect():
+                return await self._on_connect(message, connection)
+            case Heartbeat():
+                connection.pending_events = message.pending_events
+                return answers.pong(message, now=received_at)
+            case FlushRequest():
+                self._start_flush(message, connection, tasks)
+            case Disconnect():
+                connection.session.end()
+        return None
+
+    def _on_protocol_error(
+        self, error: ProtocolError, message: AnyMessage | None, connection: Connection
+    ) -> ServerMessage:
+        if message is not None:
+            error.correlation_id = _correlation_of(message)
+        if error.sequence_number is not None:
+            connection.session.on_malformed(error.sequence_number)
+        connection.gate.on_protocol_error(error)
+        self._metrics.nacks.labels(error.reason).inc()
+        return answers.protocol_nack(error, now=time.time())
+
+    async def _on_ping(self, connection: Connection) -> None:
+        refusal = self.gatekeeper.admit(Heartbeat(), connection.gate, size_bytes=0, now=time.time())
+        if refusal is None:
+            await connection.gate.client.send("pong")
+        else:
+            await connection.answers.put(self._refuse(Heartbeat(), refusal, connection, b""))
 
     def _refuse(self, message: AnyMessage, refusal: Refused, connection: Connection, frame: bytes) -> ServerMessage:
         """Refuse what is over a limit. A batch is expected again, and nothing of its source may overtake it."""
@@ -271,7 +300,7 @@ class DataPlane:
         number = 0
         if isinstance(message, BatchHead | ArrowFrame):
             number = connection.session.number_of(head_of(message))
-            offer = self._offer_of(message, frame, connection, received_at=now)
+            offer = connection.session.on_batch(message, frame, received_at_us=int(now * 1_000_000))
             if offer is not None:
                 self._intake.hold(offer)
             connection.session.on_refused(number)
@@ -279,13 +308,12 @@ class DataPlane:
             number = connection.session.on_debezium(message)
             connection.session.on_refused(number)
         self._metrics.nacks.labels(refusal.reason.value).inc()
-        correlation_id = head_of(message).correlation_id if isinstance(message, ArrowFrame) else message.correlation_id
-        return answers.refusal_nack(refusal, number, correlation_id, now=now)
+        return answers.refusal_nack(refusal, number, _correlation_of(message), now=now)
 
     async def _on_batch(self, batch: AnyBatch, frame: bytes, connection: Connection, received_at: float) -> PendingAck:
         head = head_of(batch)
         number = connection.session.number_of(head)
-        offer = self._offer_of(batch, frame, connection, received_at=received_at)
+        offer = connection.session.on_batch(batch, frame, received_at_us=int(received_at * 1_000_000))
         changes = len(offer.sequences) if offer is not None else 0
         connection.batches += 1
         connection.changes += changes
@@ -298,13 +326,6 @@ class DataPlane:
                 _note_declared(verdict, offer.declared, connection.session)
         position = Position(offer.epoch, offer.last_sequence) if offer is not None else None
         return PendingAck(number, changes, head.correlation_id, received_at, verdict, position)
-
-    def _offer_of(self, batch: AnyBatch, frame: bytes, connection: Connection, *, received_at: float) -> Offer | None:
-        try:
-            return connection.session.on_batch(batch, frame, received_at_us=int(received_at * 1_000_000))
-        except ProtocolError as error:
-            error.correlation_id = head_of(batch).correlation_id
-            raise
 
     def _give_back_after(self, verdict: asyncio.Future[Verdict], connection: Connection) -> None:
         """Hold a batch's bytes against the budget until it is durable or refused."""
@@ -322,14 +343,14 @@ class DataPlane:
         try:
             receipt = await self._debezium.take(source, b"[" + b",".join(batch.events) + b"]", batch.headers)
         except DebeziumMalformed as error:
-            raise answers.malformed_debezium(error, number, batch.correlation_id) from error
+            raise answers.malformed_debezium(error, number) from error
         connection.batches += 1
         connection.changes += len(batch.events)
         verdict = receipt.verdict if receipt.verdict is not None else Duplicate(0)
         if isinstance(verdict, Durable):
             verdict = Durable(verdict.offset, receipt.fresh)
         pending = PendingAck(number, receipt.fresh + receipt.repeated, batch.correlation_id, received_at, None)
-        return self._answer_to(verdict, pending, connection, position=self._intake.durable_position(source))
+        return self._batches.answer(verdict, pending, connection, position=self._intake.durable_position(source))
 
     async def _on_connect(self, message: Connect, connection: Connection) -> ServerMessage:
         unmet = await self._intake.meet(SourceId(message.source_do_id))
@@ -343,107 +364,70 @@ class DataPlane:
         for other in self._connections:
             if other.session.source == source:
                 other.session.line.is_cut = other is not connection
-        connection.receipts.clear()
         durable = self._intake.resume(source)
-        connection.course = self._regressions.begin(source, durable)
+        self._batches.begin(connection, source, durable)
         return answers.status(
             message,
             durable=durable,
             committed=self._feed.committed_position(source),
-            buffer=self.buffer.stats(),
-            connected_sources=len({c.session.source for c in self._connections if c.session.source}),
+            service=self._describe(),
             limits=answers.limits(self._config),
-            flushes=answers.FlushTimes(self.last_flush_time_ms, self.buffer.next_flush_time_ms()),
             now=time.time(),
         )
 
-    def _start_flush(
-        self, client: ServerConnection, message: FlushRequest, *, connection: Connection, tasks: asyncio.TaskGroup
-    ) -> None:
+    def _describe(self) -> answers.Service:
+        return answers.Service(
+            state=self.state,
+            buffer=self.buffer.stats(),
+            connected_sources=len({c.session.source for c in self._connections if c.session.source}),
+            last_flush_ms=self.last_flush_time_ms,
+            next_flush_ms=self.buffer.next_flush_time_ms(),
+        )
+
+    def _start_flush(self, message: FlushRequest, connection: Connection, tasks: asyncio.TaskGroup) -> None:
         if len(connection.flushes) >= FLUSHES_PER_CONNECTION:
             raise answers.too_many_flushes(FLUSHES_PER_CONNECTION)
-        task = tasks.create_task(self._flush(client, message, connection), name="ws-flush")
+        task = tasks.create_task(self._flush(message, connection), name="ws-flush")
         connection.flushes.add(task)
         task.add_done_callback(connection.flushes.discard)
 
-    async def _flush(self, client: ServerConnection, message: FlushRequest, connection: Connection) -> None:
+    async def _flush(self, message: FlushRequest, connection: Connection) -> None:
         try:
             if connection.newest_verdict is not None:  # a flush covers what the client sent before it
                 await asyncio.wait([connection.newest_verdict])
             report = await self._feed.flush()
             answer = answers.flush_response(message, report.to_json(), now=time.time())
-            await client.send(encode_message(answer), text=True)
+            await connection.gate.client.send(encode_message(answer), text=True)
         except ConnectionClosed:
             logger.debug("flush_requester_gone", extra={"source": connection.session.source})
 
-    async def _send_answers(self, client: ServerConnection, connection: Connection) -> None:
+    async def _send_answers(self, connection: Connection) -> None:
         try:
             while (item := await connection.answers.get()) is not None:
-                message = await self._resolve(item, connection) if isinstance(item, PendingAck) else item
-                if isinstance(message, Ack | Nack) and connection.gate.messages.is_limited:
-                    message.rate_limit = answers.rate_limit(connection.gate.messages.allowance(time.time()))
-                if message is not None:
-                    await client.send(encode_message(message), text=True)
+                message = await self._batches.resolve(item, connection) if isinstance(item, PendingAck) else item
+                await self._send(message, connection)
+                if connection.owes_receipt:
+                    await self._send(self._batches.take_receipt(connection), connection)
+                if connection.gate.closing is BUFFER_OVERFLOW:  # found out here, while the reader waits for a frame
+                    break
             await self._say_goodbye(connection)
         except ConnectionClosed:
             logger.debug("client_gone_before_its_answers", extra={"source": connection.session.source})
+
+    async def _send(self, message: ServerMessage | None, connection: Connection) -> None:
+        allowance = connection.gate.messages.allowance(time.time())
+        if allowance is not None and isinstance(message, Ack | Nack):
+            answers.add_allowance(message, allowance)
+        if message is not None:
+            await connection.gate.client.send(encode_message(message), text=True)
 
     async def _say_goodbye(self, connection: Connection) -> None:
         connection.gate.closing = connection.gate.closing or GOODBYE
         await self.gatekeeper.close(connection.gate)
 
-    async def _resolve(self, pending: PendingAck, connection: Connection) -> ServerMessage | None:
-        verdict = await pending.verdict if pending.verdict is not None else None
-        is_jump = self._jumps_back(verdict, pending, connection)
-        return self._answer_to(verdict, pending, connection, position=pending.position, is_jump=is_jump)
 
-    def _jumps_back(self, verdict: Verdict | None, pending: PendingAck, connection: Connection) -> bool:
-        """Notice a source that seems to have started over without saying so."""
-        source, end = connection.session.source, pending.position
-        if source is None or end is None or not isinstance(verdict, Durable | Duplicate):
-            return False
-        connection.course = connection.course or self._regressions.begin(source)
-        is_duplicate = isinstance(verdict, Duplicate)
-        if not self._regressions.is_jump(connection.course, number=pending.number, end=end, is_duplicate=is_duplicate):
-            return False
-        self._metrics.sequence_regressions.inc()
-        if self._regressions.is_warning_due(source, time.monotonic()):
-            facts = {"source": source, "epoch": end.epoch, "sequence": end.sequence}
-            logger.warning("source_jumped_back_without_an_epoch", extra=facts)
-        return True
-
-    def _answer_to(
-        self,
-        verdict: Verdict | None,
-        pending: PendingAck,
-        connection: Connection,
-        *,
-        position: Position | None,
-        is_jump: bool = False,
-    ) -> ServerMessage | None:
-        """Answer a batch; nothing if its receipt is to be the answer."""
-        now = time.time()
-        connection.gate.on_verdict(verdict)
-        if isinstance(verdict, Refused):
-            connection.session.on_refused(pending.number)
-            self._metrics.nacks.labels(verdict.reason.value).inc()
-            return answers.refusal_nack(verdict, pending.number, pending.correlation_id, now=now)
-        self._metrics.ack_s.observe(now - pending.received_at)
-        if verdict is not None and position is not None and connection.session.ack_level is not None:
-            connection.receipts.expect(pending.number, position)
-            if connection.session.ack_level == "committed":
-                self._maybe_send_receipt(connection)  # it may be committed already
-                return None
-        return answers.ack(
-            verdict,
-            number=pending.number,
-            changes=pending.changes,
-            correlation_id=pending.correlation_id,
-            utilization=self._log_utilization(),
-            time_until_flush_ms=self.buffer.time_until_flush_ms(),
-            is_jump=is_jump,
-            now=now,
-        )
+def _correlation_of(message: AnyMessage) -> str | None:
+    return message.head.correlation_id if isinstance(message, ArrowFrame) else message.correlation_id
 
 
 def _note_declared(verdict: asyncio.Future[Verdict], declared: str, session: Session) -> None:

@@ -148,6 +148,8 @@ async def serving(config: Config) -> AsyncIterator[Addresses]:
             )
             async with _control_plane(config, parts, storage=storage, listener=listener, data_dir=data_dir):
                 await join_catalog(catalog_client, fence)
+                if config.writer.transactions and not catalog_client.has_transactions:
+                    logger.warning("catalog_has_no_transactions", extra={"ignored": "writer.transactions"})
                 if not parts.intake.sources():  # a log that is new, or was lost: the tables know more
                     await elsewhere.look()
                 watch = tasks.create_task(fence.run(), name="fence-watch")
@@ -183,7 +185,13 @@ def _build_parts(
     registry: CollectorRegistry,
 ) -> Parts:
     metrics = IngestMetrics(registry)
-    intake = Intake(log, config=config.ingest, metrics=metrics, elsewhere=elsewhere)
+    intake = Intake(
+        log,
+        config=config.ingest,
+        metrics=metrics,
+        elsewhere=elsewhere,
+        heeds_transactions=config.writer.transactions,
+    )
     feed = Feed(
         log,
         context,
@@ -199,7 +207,12 @@ def _build_parts(
             labels_max=config.ingest.source_metrics_max,
         )
     )
-    debezium = DebeziumIntake(intake, config=config.debezium.to_config(), metrics=metrics, clock=time.time)
+    debezium = DebeziumIntake(
+        intake,
+        config=config.debezium.to_config(config.tables, config.writer),
+        metrics=metrics,
+        clock=time.time,
+    )
     return Parts(
         config=config.server,
         version=importlib.metadata.version("lakefeed"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import json
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -119,6 +120,7 @@ class FlakyCatalog:
         self.load_faults: deque[CatalogFault] = deque()
         self.broken_tables: dict[str, CatalogFault] = {}
         self.commits_seen = 0
+        self.transactions_seen = 0
         self._catalog_url = catalog_url
         app = web.Application(client_max_size=64 * 1024 * 1024)
         app.router.add_route("*", "/{path:.*}", self._handle)
@@ -137,7 +139,7 @@ class FlakyCatalog:
         await self._session.close()
 
     async def _handle(self, request: web.Request) -> web.Response:
-        fault = self._next_fault(request)
+        fault = self._next_fault(request, await request.read())
         if fault is None:
             return await self._forward(request)
         if fault.name.endswith("_AFTER"):
@@ -150,14 +152,15 @@ class FlakyCatalog:
         statuses = {CatalogFault.CONFLICT: 409, CatalogFault.FORBIDDEN: 403, CatalogFault.SLOW_DOWN: 429}
         return web.json_response({"error": {"message": fault.value}}, status=statuses.get(fault, 500))
 
-    def _next_fault(self, request: web.Request) -> CatalogFault | None:
+    def _next_fault(self, request: web.Request, body: bytes) -> CatalogFault | None:
         if "/tables/" not in request.path and not request.path.endswith("/transactions/commit"):
             return None
         if request.method == "POST":
             self.commits_seen += 1
-            table = request.path.rpartition("/")[2]
-            if table in self.broken_tables:
-                return self.broken_tables[table]
+            self.transactions_seen += request.path.endswith("/transactions/commit")
+            for table in _tables_of(request.path, body):
+                if table in self.broken_tables:
+                    return self.broken_tables[table]
         faults = self.commit_faults if request.method == "POST" else self.load_faults
         return faults.popleft() if faults else None
 
@@ -166,3 +169,21 @@ class FlakyCatalog:
         body, headers = await request.read(), {"Content-Type": "application/json"}
         async with self._session.request(request.method, URL(url, encoded=True), data=body, headers=headers) as answer:
             return web.Response(status=answer.status, body=await answer.read(), content_type="application/json")
+
+
+class OldCatalog(FlakyCatalog):
+    """A catalog that commits to one table at a time."""
+
+    async def _forward(self, request: web.Request) -> web.Response:
+        answer = await super()._forward(request)
+        if request.path == "/v1/config":
+            assert isinstance(answer.body, bytes)
+            return web.Response(body=answer.body.replace(b"/transactions/commit", b""), content_type="application/json")
+        return answer
+
+
+def _tables_of(path: str, body: bytes) -> list[str]:
+    """Name the tables that a commit is for."""
+    if path.endswith("/transactions/commit"):
+        return [change["identifier"]["name"] for change in json.loads(body)["table-changes"]]
+    return [path.rpartition("/")[2]]

@@ -53,6 +53,16 @@ class S3Server:
             endpoint=self.endpoint, access_key_id=self.access_key_id, secret_access_key=self.secret_access_key
         )
 
+    def new_warehouse(self, *, endpoint: str = "") -> dict[str, str]:
+        """Give the settings of a service whose files go to a new bucket; `endpoint` is where it finds the server."""
+        return {
+            "storage.warehouse": f"s3://{self.create_bucket()}/tables",
+            "storage.s3_endpoint": endpoint or self.endpoint,
+            "storage.s3_path_style": "true",
+            "storage.s3_access_key_id": self.access_key_id,
+            "storage.s3_secret_access_key": self.secret_access_key,
+        }
+
     def client(self):
         """Open a plain client, to look at the store from outside."""
         return botocore.session.get_session().create_client(

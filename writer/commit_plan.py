@@ -2,7 +2,7 @@
 
     new columns:   add-schema, set-current-schema            if the schema and the last field id are as we know them
     rows:          add-snapshot, set-snapshot-ref main,
-                   set-properties lakefeed.progress          if main is still at the snapshot that we build on
+                   set-properties lakefeed.progress, .totals if main is still at the snapshot that we build on
 
 After a conflict, or when the outcome is unknown, the table itself says what happened:
 
@@ -37,6 +37,7 @@ from writer.iceberg.progress import (
 )
 from writer.iceberg.table_state import MAIN_BRANCH, TableState
 from writer.types import Schema, schema_to_json
+from writer.verification.ledger import LEDGER_KEY, TOTALS_PROPERTY, Ledger, next_totals
 
 # Iceberg's own key. Expiry goes by it: only where manifests were replaced can old ones be left over.
 MANIFESTS_REPLACED_KEY = "manifests-replaced"
@@ -50,7 +51,8 @@ class Flush:
     """Data files to commit together, with the log range [from, to) and the sources' spans that they cover.
 
     The files are durable, and were written for the columns and partitions of the state they are committed with.
-    `properties` become the table's in the same act.
+    `properties` become the table's in the same act. The ledger says what rows are in the files; a flush without one
+    leaves the table's totals incomplete.
     """
 
     id: str
@@ -60,6 +62,7 @@ class Flush:
     spans: Mapping[SourceId, Span]
     files: Sequence[DataFile]
     properties: Mapping[str, str] = field(default_factory=dict)
+    ledger: Ledger | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,7 @@ def plan_append(
     if state.format_version >= FORMAT_WITH_ROW_IDS:
         manifests, next_row_id = apply_row_ids(manifests, state.next_row_id)
     progress = _progress_after(state, flush, generation)
-    changed = {**flush.properties, PROGRESS_PROPERTY: progress.to_text()}
+    changed = {**flush.properties, PROGRESS_PROPERTY: progress.to_text(), TOTALS_PROPERTY: _totals_after(state, flush)}
     summary = _summary(state, flush)
     if manifests_replaced:
         summary[MANIFESTS_REPLACED_KEY] = str(manifests_replaced)
@@ -133,6 +136,11 @@ def plan_append(
 def _progress_after(state: TableState, flush: Flush, generation: int) -> Progress:
     lasts = {source: span.last for source, span in flush.spans.items()}
     return state.progress.advance(node=flush.node, log_to=flush.log_to, sources=lasts, generation=generation)
+
+
+def _totals_after(state: TableState, flush: Flush) -> str:
+    before = state.properties.get(TOTALS_PROPERTY)
+    return next_totals(before, is_new_table=state.snapshot_id is None, ledger=flush.ledger)
 
 
 def _append_request(state: TableState, after: TableState, changed: Mapping[str, str]) -> Request:
@@ -177,6 +185,7 @@ def _summary(state: TableState, flush: Flush) -> dict[str, str]:
         LOG_FROM_KEY: str(flush.log_from),
         LOG_TO_KEY: str(flush.log_to),
         SOURCES_KEY: spans_to_text(flush.spans),
+        **({LEDGER_KEY: flush.ledger.to_text()} if flush.ledger else {}),
         "added-data-files": str(files),
         "added-records": str(records),
         "added-files-size": str(size_bytes),

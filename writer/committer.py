@@ -66,6 +66,9 @@ ATTEMPTS_MAX = 10
 PAUSE_FIRST_S = 0.05
 PAUSE_MAX_S = 5.0
 
+# Rows must not wait for tidiness: what is not done by then is done next time, or left to orphan removal.
+EXPIRY_MAX_S = 30.0
+
 _CODEC_NAMES = {"none": "uncompressed"}  # where Iceberg has another word than we
 _SNAPSHOT_ID_BITS = 63  # a positive long, as all writers use
 
@@ -156,10 +159,13 @@ class Committer:
             raise
         return table_state_from(state.name, parse_table(answer).document)
 
-    async def commit(self, state: TableState, flush: Flush) -> CommitResult:
+    async def commit(
+        self, state: TableState, flush: Flush, *, on_retry: Callable[[str], object] = lambda _: None
+    ) -> CommitResult:
         """Commit a flush exactly once. After any error it may be committed: call again with the same flush.
 
-        Cancelling leaves it committed or not; the next commit of the same flush finds out.
+        Cancelling leaves it committed or not; the next commit of the same flush finds out. `on_retry` hears why a try
+        has failed that is followed by another.
 
         Raises:
             Fenced: a later service commits under our node id.
@@ -168,7 +174,7 @@ class Committer:
             CommitConflict, CommitUnknown, CatalogUnavailable: no luck within the attempts; try again later.
             StorageError: manifests could not be written; try again later.
         """
-        [result] = await self.commit_all([(state, flush)])
+        [result] = await self.commit_all([(state, flush)], on_retry=on_retry)
         return result
 
     @property
@@ -176,7 +182,13 @@ class Committer:
         """Tell whether the catalog commits to several tables at once."""
         return self._catalog.has_transactions
 
-    async def commit_all(self, flushes: Sequence[tuple[TableState, Flush]]) -> list[CommitResult]:
+    async def commit_all(
+        self,
+        flushes: Sequence[tuple[TableState, Flush]],
+        *,
+        on_retry: Callable[[str], object] = lambda _: None,
+        attempts_max: int | None = None,
+    ) -> list[CommitResult]:
         """Commit flushes of different tables exactly once, and together: readers see all of them or none.
 
         What `commit` says of one flush holds for all; an error may be of any of the tables. Two tables and more need
@@ -186,7 +198,7 @@ class Committer:
         # Marks that stand at our rows are ours, if an earlier call did commit, or another node's.
         must_look = any(state.progress.is_ahead_of(flush.spans) for state, flush in flushes)
         failure: CatalogError | None = None
-        for number in range(ATTEMPTS_MAX):
+        for number in range(attempts_max or ATTEMPTS_MAX):
             await self._pause(number)
             try:
                 if must_look:
@@ -200,6 +212,7 @@ class Committer:
             except (CommitConflict, CommitUnknown) as error:
                 failure, must_look = error, True
             _log.warning("commit_retried", extra={"reason": str(failure), **_facts(pendings)})
+            on_retry(str(failure))
         assert failure is not None
         raise failure
 
@@ -212,14 +225,15 @@ class Committer:
     async def maybe_expire(self, state: TableState) -> TableState:
         """Remove old snapshots if it is time to; the state after it. A failure is logged and waits for the next time.
 
-        Called between flushes: rows never wait for it.
+        Called between flushes: the next one waits for it, but not for long.
         """
         if not is_due(state):
             return state
         try:
-            return await expire_snapshots(self._catalog, self._store, state, now_ms=self._now_ms())
-        except WriterError as error:
-            _log.warning("expiry_put_off", extra={"table": str(state.name), "reason": str(error)})
+            async with asyncio.timeout(EXPIRY_MAX_S):
+                return await expire_snapshots(self._catalog, self._store, state, now_ms=self._now_ms())
+        except (WriterError, TimeoutError) as error:
+            _log.warning("expiry_put_off", extra={"table": str(state.name), "reason": str(error) or "timed out"})
             return state
 
     @property

@@ -166,6 +166,21 @@ class WriterConfig:
     format_version: int = field(
         default=2, metadata={"why": "Iceberg format of new tables; 2 is read by every engine", "per_table": True}
     )
+    transactions: bool = field(
+        default=False,
+        metadata={"why": "commit the tables of a source transaction together, see commit.md; a slow table slows all"},
+    )
+    transaction_max_wait_s: float = field(
+        default=10.0,
+        metadata={"why": "with transactions: how long changes wait for the end of theirs; then they go on without it"},
+    )
+    transaction_max_bytes: int = field(
+        default=64 * MIB,
+        metadata={
+            "why": "with transactions: changes that wait for the end of theirs; beyond it they go on without it, and"
+            " also beyond half of buffer_max_bytes"
+        },
+    )
     keep_before: bool = field(
         default=False,
         metadata={
@@ -191,6 +206,8 @@ class WriterConfig:
         check(self.parquet_row_group_rows > 0, "parquet_row_group_rows must be positive")
         check(self.decode_threads > 0, "decode_threads must be positive")
         check(self.format_version in (2, 3), "format_version must be 2 or 3")
+        check(self.transaction_max_wait_s >= 0, "transaction_max_wait_s must not be negative")
+        check(self.transaction_max_bytes > 0, "transaction_max_bytes must be positive")
         check(self.route in ROUTES, "route must be `dolake` or empty")
         parse_partition_terms(self.partition)
         parse_sort_terms(self.sort)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -26,6 +26,7 @@ from writer.rows.parse_types import Vacancies
 from writer.rows.text_values import Misfit
 from writer.rows.unreadable import UNREADABLE_TABLE, UnreadableGroup, unreadable_group
 from writer.schema import Evolved, Fitted, declare_columns, fit_group
+from writer.transactions import Open, OpenTransactions
 from writer.types import StructType
 from writer.wal.record import Record
 
@@ -66,6 +67,11 @@ class DecodedRun:
     tables: Sequence[Decoded]
     next_offset: int
 
+    @property
+    def held_bytes(self) -> int:
+        """The memory that it keeps from release."""
+        return sum(decoded.held_bytes for decoded in self.tables)
+
 
 @dataclass(frozen=True, slots=True)
 class _Options:
@@ -89,6 +95,29 @@ def cut_run(records: Sequence[Record], *, max_bytes: int, next_offset: int) -> I
             yield records[start:index], record.offset
             start, size_bytes = index, facts.decoded_max_bytes
     yield records[start:], next_offset
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Records to decode together, the offset behind them, and the transactions that are open there."""
+
+    records: Sequence[Record]
+    next_offset: int
+    open_transactions: Open = field(default_factory=dict)
+
+
+def cut_whole(
+    records: Sequence[Record], transactions: OpenTransactions, *, max_bytes: int, next_offset: int
+) -> Iterator[Part]:
+    """Cut records as `cut_run` does, and also behind the last one behind which no transaction is open."""
+    end = transactions.last_end(records)
+    sections = [(records, next_offset)]
+    if 0 < end < len(records):
+        sections = [(records[:end], records[end].offset), (records[end:], next_offset)]
+    for section, behind in sections:
+        for part, offset in cut_run(section, max_bytes=max_bytes, next_offset=behind):
+            transactions.pass_records(part)
+            yield Part(part, offset, transactions.awaited())
 
 
 def decode_run(

@@ -71,6 +71,10 @@ class CommitUnknown(CatalogError):
     """The catalog may or may not have committed: look for the flush id in the snapshots before trying again."""
 
 
+class TypeUnknown(WriterError):
+    """A table has a column of a type that is not known here: its rows can be neither decoded nor read."""
+
+
 class RowsUnfit(WriterError):
     """Decoded rows do not fit their table's columns any more: decode them again, from the log."""
 

@@ -4,6 +4,7 @@ Owns the tail's position, the tables' writers, the memory bound and the trim poi
 
     reader:   tail -> decode threads (several runs at once) -> queue of futures, in log order
     applier:  awaits them in that order -> offers each table its changes, and waits for none of them
+              with transactions, it holds back those that are open (transactions.py)
     catch-up: reads again what tables have missed (catch_up.py)
     timer:    flushes by age, takes memory from tables that cannot be written, trims the log
 
@@ -14,24 +15,28 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from writer.buffer import FlushReason
 from writer.buffer_facts import BufferFacts, gather_facts
 from writer.catch_up import CatchUp, run_max_bytes
 from writer.changes import Position, SourceId, Span, TableName, table_name_of
-from writer.decoding import DecodedRun, cut_run, decode_run, spans_of
+from writer.decoding import DecodedRun, Part, cut_run, cut_whole, decode_run, spans_of
+from writer.flush_group import FlushGroups
 from writer.flush_report import FlushReport
-from writer.parking import plan_move, plan_yields
+from writer.parking import STUCK_MAX_SHARE, plan_move, plan_yields
 from writer.quarantine.names import is_quarantine
 from writer.set_aside import SetAside
 from writer.table_context import TableContext
 from writer.table_flush import Flushed
 from writer.table_status import describe_table, set_gauges
 from writer.table_writer import TableWriter
+from writer.transactions import Gate, Open, OpenTransactions, Split
 from writer.wal.log import Log
+from writer.wal.record import Record
 from writer.wal.tail import Tail
 
 logger = logging.getLogger(__name__)
@@ -39,6 +44,9 @@ logger = logging.getLogger(__name__)
 # How long a flush on request waits for a table that is paused: for the one attempt that the request itself causes, if
 # that is answered soon. Otherwise the reason is known already.
 PAUSED_FLUSH_MAX_S = 1.0
+
+# Open transactions that a warning names: enough to know where to look.
+TRANSACTIONS_SHOWN = 10
 
 
 class Feed:
@@ -63,7 +71,15 @@ class Feed:
         self._tail = Tail(log, log.first_offset)
         self._table_tasks: list[asyncio.Task[None]] = []
         self._decoders = context.decoders
-        self._runs: asyncio.Queue[asyncio.Future[DecodedRun]] = asyncio.Queue(self._config.decode_threads)
+        self._runs: asyncio.Queue[tuple[asyncio.Future[DecodedRun], Open]] = asyncio.Queue(self._config.decode_threads)
+        self._gate: Gate[DecodedRun] = Gate(
+            OpenTransactions(),
+            # The rest is for tables, so that there is always one that can give up memory.
+            max_bytes=min(self._config.transaction_max_bytes, int(self._config.buffer_max_bytes * STUCK_MAX_SHARE)),
+            max_wait_s=self._config.transaction_max_wait_s,
+        )
+        # Behind what was applied or is held by the gate.
+        self._met_offset = log.first_offset
         self._applied = asyncio.Condition()
         self._applied_at = self._clock()
         self._marks_at_start = marks_at_start
@@ -76,6 +92,10 @@ class Feed:
         self._committed = asyncio.Event()
         self._catch_up = CatchUp(log, context, self, name_of=self._name_of)
         self._set_aside = SetAside(context, writer_of=self._table_of)
+        self._groups: FlushGroups | None = None
+        if self._config.transactions:
+            self._groups = FlushGroups(context, self, tasks=tasks)
+            self._table_tasks.append(tasks.create_task(self._groups.run(), name="flush-groups"))
 
     # -- the tasks
 
@@ -88,27 +108,63 @@ class Feed:
             await self._wait_for_memory()
             read = functools.partial(self._tail.read, until=self._log.durable_end, max_bytes=max_bytes)
             records = await loop.run_in_executor(self._decoders, read)
-            for part, next_offset in cut_run(records, max_bytes=max_bytes, next_offset=self._tail.offset):
+            for part in self._cut(records, max_bytes=max_bytes):
                 await self._wait_for_memory()
                 # Rows of a table that is behind are not decoded here: it is only passed by.
                 expected = {name: each.expected for name, each in self.tables.items() if not each.standing.is_behind}
                 decode = functools.partial(
                     decode_run,
-                    part,
+                    part.records,
                     expected,
-                    next_offset=next_offset,
+                    next_offset=part.next_offset,
                     keep_before=self._context.tables.keeps_before(self._config),
                     name_of=self._name_of,
                 )
-                await self._runs.put(loop.run_in_executor(self._decoders, decode))
+                decoding = loop.run_in_executor(self._decoders, decode)
+                await self._runs.put((decoding, part.open_transactions))
+
+    def _cut(self, records: Sequence[Record], *, max_bytes: int) -> Iterable[Part]:
+        next_offset = self._tail.offset
+        if self._context.commits_together:
+            return cut_whole(records, self._gate.transactions, max_bytes=max_bytes, next_offset=next_offset)
+        return (Part(*each) for each in cut_run(records, max_bytes=max_bytes, next_offset=next_offset))
 
     async def run_applier(self) -> None:
         """Give decoded runs to their tables, in log order. Cancelling it loses nothing."""
         while True:
-            run = await (await self._runs.get())
+            following = await self._next_run()
             async with self._applied:
-                self._apply(run)
+                for run in self._pass_gate(following):
+                    self._apply(run)
                 self._applied.notify_all()
+
+    async def _next_run(self) -> tuple[DecodedRun, Open] | None:
+        """Give the next run and what is open behind it; None if an open transaction has been waited for long enough."""
+        try:
+            async with asyncio.timeout(self._gate.wait_s(now=self._clock())):
+                decoding, awaited = await self._runs.get()
+        except TimeoutError:
+            return None
+        return await decoding, awaited
+
+    def _pass_gate(self, following: tuple[DecodedRun, Open] | None) -> list[DecodedRun]:
+        """Give the runs that may be applied now: up to a place where no transaction is open, or one is given up."""
+        now = self._clock()
+        released: list[DecodedRun] = []
+        if following is not None:
+            run, awaited = following
+            released = self._gate.take(run, awaited, size_bytes=run.held_bytes, now=now)
+            self._met_offset = run.next_offset
+            self._applied_at = now
+        why = self._gate.limit_reached(now=now)
+        return released if why is None else self._give_up_transactions(why)
+
+    def _give_up_transactions(self, why: Split) -> list[DecodedRun]:
+        given_up = dict(self._gate.awaited)
+        self._context.metrics.split_transactions.labels(why.value).inc(len(given_up))
+        shown = dict(itertools.islice(given_up.items(), TRANSACTIONS_SHOWN))
+        logger.warning("transactions_not_awaited", extra={"reason": why.value, "open": shown, "count": len(given_up)})
+        return self._gate.give_up()
 
     def _apply(self, run: DecodedRun) -> None:
         """Offer a run. No table sees a part of it: tables that are behind join at the offset behind a run."""
@@ -118,7 +174,6 @@ class Feed:
         # Not before: a source's change in a table to come may lie below its last one in this table.
         for _, spans in offered:
             self._note_positions(spans)
-        self._applied_at = self._clock()
         self.applied_offset = run.next_offset
 
     def _note_positions(self, spans: Mapping[SourceId, Span]) -> None:
@@ -144,6 +199,8 @@ class Feed:
         """End the tables' tasks; what they have not committed stays in the log."""
         for task in self._table_tasks:
             task.cancel()
+        if self._groups is not None:
+            self._groups.stop()
         self._tail.close()
         self._catch_up.close()
 
@@ -152,12 +209,13 @@ class Feed:
     async def flush(self, table: str | None = None, *, reason: FlushReason = FlushReason.REQUEST) -> FlushReport:
         """Commit everything that is durable now, of one table or all; returns after the commits.
 
-        A table that is paused is not waited for: the report has its reason. Cancelling stops the waiting only.
+        A table that is paused is not waited for: the report has its reason. Nor is the end of a transaction: what is
+        open stays in the log. Cancelling stops the waiting only.
         """
         started = self._clock()
         target = self._log.durable_end
         async with self._applied:
-            await self._applied.wait_for(lambda: self.applied_offset >= target)
+            await self._applied.wait_for(lambda: self._met_offset >= target)
         chosen = [self._find(table)] if table is not None else list(self.tables.values())
         waits = {
             str(each.name): self._flush_table(each, reason=reason, until=target) for each in chosen if each is not None
@@ -209,6 +267,7 @@ class Feed:
             on_change=self._note_change,
             on_commit=functools.partial(self._note_commit, name),
             count_commits=lambda: self._table_commits,
+            groups=self._groups if self._context.commits_together and not is_quarantine(name) else None,
         )
         for run, kind in ((writer.run_intake, "intake"), (writer.run_flushes, "flushes")):
             self._table_tasks.append(self._tasks.create_task(run(), name=f"table-{name}-{kind}"))
@@ -217,6 +276,8 @@ class Feed:
     def _note_change(self) -> None:
         self._buffers_changed.set()
         self._catch_up.wake()
+        if self._groups is not None:
+            self._groups.wake()
 
     def _note_commit(self, name: TableName) -> None:
         self._commits += 1
@@ -258,7 +319,7 @@ class Feed:
         return self._buffered_bytes() < self._config.buffer_max_bytes
 
     def _buffered_bytes(self) -> int:
-        return sum(table.buffered_bytes for table in self.tables.values())
+        return sum(table.buffered_bytes for table in self.tables.values()) + self._gate.held_bytes
 
     def _relieve_memory(self) -> bool:
         """Take memory from tables that cannot be written, where they hold more than their share; tell if any did."""
@@ -395,9 +456,9 @@ class Feed:
     def _table_problems(self, *, now: float, stalled_after_s: float) -> list[tuple[TableWriter, str]]:
         found = []
         for table in self.tables.values():
-            age = table.oldest_age_s(now=now)
-            if age is not None and age > stalled_after_s:
-                text = f"table is not committed: table={table.name} seconds={age:.0f} reason={table.problem}"
+            age_s, late_s = table.oldest_age_s(now=now), table.late_s(now=now)
+            if late_s is not None and late_s > stalled_after_s:
+                text = f"table is not committed: table={table.name} seconds={age_s:.0f} reason={table.problem}"
                 found.append((table, text))
             elif table.trouble.is_paused:
                 found.append((table, f"table is paused: table={table.name} reason={table.problem}"))

@@ -1,6 +1,6 @@
 """How the rows of one flush lie in data files. Owns the order of the steps; each has its own module.
 
-    buffered tables --conform--> one table --route--> --split by partition--> --sort--> --cut near the target--> files
+    buffered tables --join: conform, route--> one table --split by partition--> --sort--> --cut near the target--> files
 
 Rows stay together until their flush: however many partitions a table has, none is open meanwhile, and the only small
 files are those of partitions that got few rows. A partition's rows keep the order of the log unless the table has a
@@ -20,6 +20,7 @@ from writer.iceberg.sort_orders import UNSORTED, SortOrder, apply_order, check_o
 from writer.iceberg.terms import SortRejected
 from writer.routing import fill_route
 from writer.rows.conform import conform
+from writer.types import to_arrow_schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +32,24 @@ class FileRows:
     sort_order_id: int
 
 
-def lay_out(
-    tables: Sequence[pa.Table], shape: TableShape, *, order: SortOrder, files_for: Callable[[int], int]
-) -> list[FileRows]:
+def join_rows(tables: Sequence[pa.Table], shape: TableShape) -> pa.Table:
+    """Bring the rows of a flush to the columns of its table.
+
+    Raises:
+        pa.ArrowInvalid: rows do not fit the table's columns.
+    """
+    parts = [conform(table, shape.schema.columns) for table in tables] or [to_arrow_schema(shape.schema).empty_table()]
+    return fill_route(pa.concat_tables(parts))
+
+
+def lay_out(rows: pa.Table, shape: TableShape, *, order: SortOrder, files_for: Callable[[int], int]) -> list[FileRows]:
     """Decide what each file holds; `files_for` tells into how many files so many Arrow bytes of one partition go.
 
     Raises:
         PartitionRejected: the table's spec cannot be computed here.
-        pa.ArrowInvalid: rows do not fit the table's columns.
     """
-    if not tables:
+    if not rows.num_rows:
         return []
-    rows = fill_route(pa.concat_tables([conform(table, shape.schema.columns) for table in tables]))
     order = usable_order(order, shape)
     row_bytes = rows.nbytes / max(1, rows.num_rows)
     return [

@@ -1,10 +1,11 @@
-"""Those who wait until a table has committed everything below an offset. Owns when and what they are answered."""
+"""Those who wait for commits of a table: up to an offset, or of certain rows. Owns when and what they are answered."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
 
+from writer.errors import WriterError
 from writer.table_flush import Flushed
 
 
@@ -50,3 +51,17 @@ class FlushWaiters:
             if not waiter.future.done():  # whoever waited may have given up
                 waiter.future.set_result(waiter.flushed.refused(problem))
         self._waiters = []
+
+
+def keep_promises(promises: list[asyncio.Future[None]]) -> None:
+    """Tell those who wait for certain rows that these are committed."""
+    for promise in promises:
+        if not promise.done():  # whoever waited may have given up
+            promise.set_result(None)
+
+
+def break_promises(promises: list[asyncio.Future[None]]) -> None:
+    """Tell those who wait for certain rows that these have left memory."""
+    for promise in promises:
+        if not promise.done():
+            promise.set_exception(WriterError("rows have left memory before they were committed"))

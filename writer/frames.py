@@ -38,6 +38,7 @@ class Frame:
     `origin` is ingest's: what it has to remember of the source's own positions along with these changes.
     `expanded_bytes` is what the body may take once decoded, where that is more than its own size. `declared` is what
     the source declared of tables in this batch, {table: declaration} as JSON (rows/declared.py), if it has not before.
+    `open_transaction` names the source's transaction that goes on behind the batch, where that is heeded.
     """
 
     source: SourceId
@@ -50,6 +51,7 @@ class Frame:
     origin: str = ""
     expanded_bytes: int = 0
     declared: str = ""
+    open_transaction: str = ""
 
 
 class _Header(msgspec.Struct, array_like=True):
@@ -61,6 +63,7 @@ class _Header(msgspec.Struct, array_like=True):
     origin: str = ""
     expanded_bytes: int = 0
     declared: str = ""
+    open_transaction: str = ""
 
 
 _encode_header = msgspec.json.Encoder().encode
@@ -79,6 +82,7 @@ def encode_frame(frame: Frame) -> Payload:
             frame.origin,
             frame.expanded_bytes,
             frame.declared,
+            frame.open_transaction,
         )
     )
     return (_PREFIX.pack(frame.encoding, len(header)) + header, frame.body)
@@ -98,6 +102,7 @@ def decode_frame(payload: bytes) -> Frame:
         origin=header.origin,
         expanded_bytes=header.expanded_bytes,
         declared=header.declared,
+        open_transaction=header.open_transaction,
     )
 
 
@@ -113,6 +118,12 @@ def payload_facts(payload: bytes) -> PayloadFacts:
     """Look at a payload without decoding its body."""
     header = _read_header(payload)[1]
     return PayloadFacts(max(len(payload), header.expanded_bytes), bool(header.declared))
+
+
+def open_transaction_of(payload: bytes) -> tuple[SourceId, str]:
+    """Tell which transaction of which source goes on behind a payload; an empty name if none does."""
+    header = _read_header(payload)[1]
+    return SourceId(header.source), header.open_transaction
 
 
 def _read_header(payload: bytes) -> tuple[int, _Header, int]:

@@ -9,7 +9,7 @@ anew at creation, or that Spark has altered while rows were buffered, goes on wi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from writer.rows.column_notes import as_key, former_names, is_key, name_in, with_former_names
@@ -114,6 +114,24 @@ def _renumber_type(type_: Type, ids: _Ids) -> Type:
             return ListType(ids.next(), _renumber_type(element, ids), required)
         case MapType(_, key, _, value, required):
             return MapType(ids.next(), _renumber_type(key, ids), ids.next(), _renumber_type(value, ids), required)
+    return type_
+
+
+def without_fields(columns: StructType, ids: Container[int]) -> StructType:
+    """Leave out fields by their ids, at any depth."""
+    return StructType(
+        tuple(replace(field, type=_without(field.type, ids)) for field in columns.fields if field.id not in ids)
+    )
+
+
+def _without(type_: Type, ids: Container[int]) -> Type:
+    match type_:
+        case StructType():
+            return without_fields(type_, ids)
+        case ListType(element=element):
+            return replace(type_, element=_without(element, ids))
+        case MapType(value=value):
+            return replace(type_, value=_without(value, ids))
     return type_
 
 

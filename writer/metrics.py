@@ -29,6 +29,11 @@ class WriterMetrics:
         self.quarantined_changes = counter(
             "writer_quarantined_changes_total", "Changes that went to the quarantine of their namespace", "table"
         )
+        self.split_transactions = counter(
+            "writer_split_transactions_total",
+            "Times that changes of one source transaction may have become visible apart, by why",
+            "reason",
+        )
         self.slow_groups = counter("writer_slow_groups_total", "Groups that took the exact slow path", "table")
         self.schema_changes = counter("writer_schema_changes_total", "Columns added or widened", "table")
         self.flushes = counter("writer_flushes_total", "Flushes by what started them", "reason")

@@ -4,7 +4,8 @@
                                                      +--> agree: the table has at least our columns, we have its ids
     rows ----> expected: columns that rows ask for --+
 
-Rows may ask for new columns while a flush is being written: whoever changes the columns holds the lock.
+Rows may ask for new columns while a flush is being written: whoever changes the columns holds the lock. A column that
+the table had when it was last looked up, and has no more, was dropped by somebody: only rows bring it back.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -20,7 +22,7 @@ from writer.decoding import Expected
 from writer.errors import CatalogError, CommitConflict, TableMissing
 from writer.iceberg.table_state import TableState
 from writer.layout_plan import plan_layout
-from writer.merge import field_ids, merge_columns
+from writer.merge import field_ids, merge_columns, without_fields
 from writer.rows.groups import Group
 from writer.rows.parse_types import NO_VACANCIES
 from writer.schema import declare_columns, initial_columns
@@ -32,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 # Iceberg's first format that has types for nanoseconds.
 FORMAT_WITH_NANOSECONDS = 3
+
+# Newest changes of the columns that are kept for /status; all of them are in the service's log.
+CHANGES_MAX = 20
 
 
 class TableColumns:
@@ -49,9 +54,11 @@ class TableColumns:
             nanoseconds=config.format_version >= FORMAT_WITH_NANOSECONDS,
         )
         self.layout_problem: str | None = None
-        self.changes: list[str] = []
+        self.changes: deque[str] = deque(maxlen=CHANGES_MAX)
         self.refusals: tuple[str, ...] = ()
         self._context = context
+        # The table as it was last looked up, also while we are to look anew.
+        self._seen: TableState | None = None
         self._last_field_id = max(field_ids(self.expected.columns))
         self._lock = asyncio.Lock()
 
@@ -79,6 +86,20 @@ class TableColumns:
         self._note_refusals(declared.refusals)
         self.expected = replace(self.expected, columns=declared.columns)
         self._last_field_id = declared.last_field_id
+
+    async def refresh(self) -> bool:
+        """Look the table up again; tell whether somebody has changed its columns, so that rows may fit now.
+
+        Raises: WriterError, after which to try again later.
+        """
+        async with self._lock:
+            before = self._seen
+            try:
+                state = await self._context.committer.load(self.name)
+            except TableMissing:
+                return False
+            self._adopt(state)
+        return before is None or before.schema.columns != state.schema.columns
 
     def forget(self) -> None:
         """Let the next flush load the table anew."""
@@ -175,10 +196,18 @@ class TableColumns:
 
     def _adopt(self, state: TableState) -> None:
         """Go on from a table's state, with its columns and those that only we know."""
-        merged = merge_columns(state.schema.columns, self.expected.columns, last_field_id=state.last_column_id)
+        own = without_fields(self.expected.columns, self._dropped_ids(state))
+        merged = merge_columns(state.schema.columns, own, last_field_id=state.last_column_id)
         self.state = state
+        self._seen = replace(state, manifests=None)
         self.expected = replace(
             self.expected, columns=merged.columns, nanoseconds=state.format_version >= FORMAT_WITH_NANOSECONDS
         )
         self._last_field_id = merged.last_field_id
         self.is_open = True
+
+    def _dropped_ids(self, state: TableState) -> frozenset[int]:
+        """Name the fields that the table has no more. Those that only we know are not among them."""
+        if self._seen is None or self._seen.uuid != state.uuid:
+            return frozenset()
+        return frozenset(field_ids(self._seen.schema.columns)).difference(field_ids(state.schema.columns))

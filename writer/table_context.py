@@ -28,6 +28,11 @@ class TableContext:
     clock: Callable[[], float]
     tables: TableSections = field(default_factory=TableSections)
 
+    @property
+    def commits_together(self) -> bool:
+        """Tell whether tables of one source transaction are committed together: asked for, and the catalog can."""
+        return self.config.transactions and self.committer.has_transactions
+
     def settings_for(self, name: TableName) -> TableSettings:
         """Give what holds for one table."""
         return self.tables.settings_for(str(name), self.config)

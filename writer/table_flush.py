@@ -15,13 +15,16 @@ When to try again, and what others are told meanwhile, is table_writer's.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import pyarrow as pa
 
 from writer.buffer import FlushReason, Gathered
+from writer.changes import Position, SourceId
 from writer.commit_plan import Flush
+from writer.committer import CommitResult
 from writer.errors import RowsAlreadyCommitted, RowsUnfit, TableMissing, TableReplaced
 from writer.file_writing import write_files
 from writer.flush_control import FlushControl, FlushRecord
@@ -57,6 +60,16 @@ class Flushed:
         return replace(self, problem=problem or "not committed yet")
 
 
+class Carrier(Protocol):
+    """Whoever brings flushes of several tables to their end together."""
+
+    def nudge(self) -> None:
+        """Try again at once."""
+
+    def interrupt(self) -> None:
+        """Look again which flushes there are: the rows of one have left memory."""
+
+
 class TableFlush:
     """A flush under way, from the rows that were taken to their snapshot."""
 
@@ -73,6 +86,10 @@ class TableFlush:
         self.reason = reason
         self.started_at = context.clock()
         self.partition_count = 0
+        # Why the commit is being tried again, before anybody gives it up.
+        self.hindrance: str | None = None
+        # Who brings it to its end, if that is not the table itself.
+        self.carrier: Carrier | None = None
         self._columns = columns
         self._context = context
         self._control = control
@@ -85,20 +102,65 @@ class TableFlush:
             RowsUnfit: the table's columns are others now: decode the rows again.
             WriterError: not committed, as far as we know; call again later.
         """
-        while self.gathered.rows:
+        while await self.prepare():
+            started = self._context.clock()
             try:
-                return await self._commit()
+                result = await self._context.committer.commit(*self.prepared, on_retry=self.note_hindrance)
             except RowsAlreadyCommitted as error:
-                self.gathered = self.gathered.after(error.marks)
-                self._start_over()
+                self.leave_out(error.marks)
             except (TableMissing, TableReplaced):
-                self._start_over()
+                self.start_over()
+                raise
+            else:
+                self._context.metrics.commit_s.observe(self._context.clock() - started)
+                return await self.land(result)
+        return Flushed(self._columns.snapshot_id)
+
+    async def prepare(self) -> bool:
+        """Write the files, unless that is done; tell whether there is something to commit.
+
+        Raises: as `attempt`.
+        """
+        if self.gathered.rows and self._prepared is None:
+            try:
+                self._prepared = await self._write_files(await self._columns.agree())
+            except (TableMissing, TableReplaced):
+                self.start_over()
                 raise
             except pa.ArrowInvalid:
-                self._start_over()
+                self.start_over()
                 # What Arrow says of it would show a row's value.
                 raise RowsUnfit("buffered rows do not fit the table's columns any more") from None
-        return Flushed(self._columns.snapshot_id)
+        return bool(self.gathered.rows)
+
+    @property
+    def prepared(self) -> tuple[TableState, Flush]:
+        """What to commit, after `prepare`."""
+        assert self._columns.state is not None
+        assert self._prepared is not None
+        return self._columns.state, self._prepared
+
+    async def land(self, result: CommitResult) -> Flushed:
+        """Go on from a commit that succeeded."""
+        assert self._prepared is not None
+        files = self._prepared.files
+        await self._columns.follow(result.state)
+        return Flushed(
+            snapshot_id=result.snapshot_id,
+            rows=sum(file.record_count for file in files),
+            bytes=sum(file.size_bytes for file in files),
+            paths=[file.location for file in files],
+        )
+
+    def leave_out(self, marks: Mapping[SourceId, Position]) -> None:
+        """Drop the rows that the table turned out to have."""
+        self.gathered = self.gathered.after(marks)
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Look at the table anew, and write the files again for what it is now."""
+        self._prepared = None
+        self._columns.forget()
 
     def record(self, flushed: Flushed, *, now: float) -> FlushRecord:
         """Describe the flush for flush_control, once it is committed."""
@@ -113,44 +175,29 @@ class TableFlush:
             partitions=self.partition_count,
         )
 
-    def _start_over(self) -> None:
-        self._prepared = None
-        self._columns.forget()
-
-    async def _commit(self) -> Flushed:
-        if self._prepared is None:
-            state = await self._columns.agree()
-            self._prepared = await self._write_files(state)
-        assert self._columns.state is not None
-        flush = self._prepared
-        started = self._context.clock()
-        result = await self._context.committer.commit(self._columns.state, flush)
-        self._context.metrics.commit_s.observe(self._context.clock() - started)
-        await self._columns.follow(result.state)
-        return Flushed(
-            snapshot_id=result.snapshot_id,
-            rows=sum(file.record_count for file in flush.files),
-            bytes=sum(file.size_bytes for file in flush.files),
-            paths=[file.location for file in flush.files],
-        )
+    def note_hindrance(self, reason: str) -> None:
+        """Tell why the commit is being tried again."""
+        self.hindrance = reason
 
     async def _write_files(self, state: TableState) -> Flush:
         gathered = self.gathered
         flush_id = str(uuid.uuid4())
-        files = await write_files(
+        written = await write_files(
             gathered.tables,
             state,
             self._context,
             config=self._columns.settings.config,
             flush_id=flush_id,
             files_for=self._control.files_for,
+            spans=gathered.spans,
         )
-        self.partition_count = len({file.partition for file in files})
+        self.partition_count = len({file.partition for file in written.files})
         return Flush(
             id=flush_id,
             node=self._context.node,
             log_from=gathered.log_from,
             log_to=gathered.log_to,
             spans=gathered.spans,
-            files=files,
+            files=written.files,
+            ledger=written.ledger,
         )

@@ -22,6 +22,8 @@ class TableRows:
         self._inbox = Inbox()
         self._buffer = TableBuffer()
         self._running: TableFlush | None = None
+        # What is in the inbox has to wait for a flush of what is in the buffer.
+        self._awaits_flush = False
 
     @property
     def is_idle(self) -> bool:
@@ -32,6 +34,30 @@ class TableRows:
     def open_bytes(self) -> int:
         """Arrow data that a flush could take now."""
         return self._buffer.bytes
+
+    @property
+    def open_rows(self) -> int:
+        """Rows that a flush could take now."""
+        return self._buffer.rows
+
+    @property
+    def is_flushing(self) -> bool:
+        """Tell whether a flush is under way."""
+        return self._running is not None
+
+    @property
+    def is_settled(self) -> bool:
+        """Tell whether the buffer holds all that a flush could take of what the table was given."""
+        return self._running is None and (not self._inbox or self._awaits_flush)
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Tell whether the next flush takes only a part of what the table was given."""
+        return self._awaits_flush and bool(self._inbox)
+
+    def runs(self, flush: TableFlush) -> bool:
+        """Tell whether this flush is under way: its rows may have left memory since it began."""
+        return self._running is flush
 
     @property
     def holding(self) -> Holding:
@@ -81,6 +107,20 @@ class TableRows:
             moments.append(self._running.gathered.oldest_at)
         if self._buffer.rows:
             moments.append(self._buffer.oldest_at)
+        if self._inbox:
+            moments.append(self._inbox.first.arrived_at)
+        return min((each for each in moments if each is not None), default=None)
+
+    def due_since(self, *, flush_max_age_s: float) -> float | None:
+        """Tell when the oldest change had to leave for a snapshot, or None; a buffer may gather for `flush_max_age_s`.
+
+        It lies ahead while all that there is may gather for some time yet.
+        """
+        moments = [self.standing.since]
+        if self._running is not None:
+            moments.append(self._running.started_at)
+        if self._buffer.rows:
+            moments.append(self._buffer.oldest_at + flush_max_age_s)
         if self._inbox:
             moments.append(self._inbox.first.arrived_at)
         return min((each for each in moments if each is not None), default=None)

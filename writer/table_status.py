@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Newest schema changes in /status; all of them are in the log lines.
-SCHEMA_CHANGES_SHOWN = 20
-
 
 @dataclass(slots=True)
 class Totals:
@@ -81,7 +78,7 @@ def describe_table(table: TableWriter, *, now: float) -> dict[str, Any]:
         **_next_flush(table, now=now),
         "layoutProblem": table.columns.layout_problem,
         "columns": len(table.expected.columns.fields),
-        "schemaChanges": table.columns.changes[-SCHEMA_CHANGES_SHOWN:],
+        "schemaChanges": list(table.columns.changes),
         "declarationsNotFollowed": list(table.columns.refusals),
         "neededOffset": table.needed_offset,
         "resumeOffset": table.standing.resume_offset,

@@ -15,14 +15,14 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from writer.buffer import Chunk, FlushReason
 from writer.changes import SourceId, Span, TableName
 from writer.decoding import Decoded, Expected, spans_of
 from writer.errors import Fenced, RowsUnfit, WriterError
 from writer.flush_control import FlushControl, Threshold
-from writer.flush_waiters import FlushWaiters
+from writer.flush_waiters import FlushWaiters, break_promises, keep_promises
 from writer.inbox import Arrival
 from writer.table_columns import TableColumns
 from writer.table_context import TableContext
@@ -30,6 +30,7 @@ from writer.table_flush import Flushed, TableFlush
 from writer.table_intake import Fit, Quarantine, TableIntake
 from writer.table_rows import TableRows
 from writer.table_status import Totals, report_flush
+from writer.transactions import Split
 from writer.trouble import Trouble
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,13 @@ logger = logging.getLogger(__name__)
 # How long changes may wait to be fitted, or a flush may take, before the table counts as stuck. Longer than any healthy
 # flush of full size; short enough that others, who wait for memory, do not wait long.
 LAG_MAX_S = 5.0
+
+
+class Groups(Protocol):
+    """Where flushes of all tables are asked for, where these are committed together (flush_group.py)."""
+
+    def request(self, reason: FlushReason) -> None:
+        """Start a flush of all tables."""
 
 
 class TableWriter(TableRows):
@@ -51,6 +59,7 @@ class TableWriter(TableRows):
         on_change: Callable[[], None],
         on_commit: Callable[[], None],
         count_commits: Callable[[], int],
+        groups: Groups | None = None,
     ) -> None:
         super().__init__()
         self.name = name
@@ -67,6 +76,7 @@ class TableWriter(TableRows):
         self._on_change = on_change
         self._on_commit = on_commit
         self._count_commits = count_commits
+        self._groups = groups
         self._promises: list[asyncio.Future[None]] = []
         self._flushing_promises: list[asyncio.Future[None]] = []
         self._patience: asyncio.Timeout | None = None
@@ -168,7 +178,8 @@ class TableWriter(TableRows):
             self._buffer.add(chunk, now=self._clock())
         if fit.refused is not None:
             await self._commit_all(parkings)
-            if parkings == self._parkings:
+            # What fails for the table's columns may do well since somebody mended them.
+            if parkings == self._parkings and not await self.columns.refresh():
                 await self._intake.set_aside(*fit.refused)
             return  # the arrival is taken again, for what lies behind
         self._inbox.drop_first()
@@ -180,16 +191,22 @@ class TableWriter(TableRows):
     async def _end_epoch(self, chunks: list[Chunk], parkings: int) -> None:
         """Wait until the buffer is gone if a source starts over here: a flush holds one epoch of each source."""
         while parkings == self._parkings and any(self._buffer.begins_epoch(chunk) for chunk in chunks):
-            self._emptied.clear()
-            self.request_flush(FlushReason.EPOCH)
-            await self._emptied.wait()
+            await self._wait_for_flush(FlushReason.EPOCH)
 
     async def _commit_all(self, parkings: int) -> None:
         """Wait until everything in the buffer is committed: rows behind it are about to be set aside."""
         while parkings == self._parkings and (self._buffer.rows or self._running is not None):
-            self._emptied.clear()
-            self.request_flush(FlushReason.REQUEST)
+            await self._wait_for_flush(FlushReason.REQUEST)
+
+    async def _wait_for_flush(self, reason: FlushReason) -> None:
+        """Wait until a flush has begun or ended, or rows have left memory."""
+        self._emptied.clear()
+        self._awaits_flush = True
+        try:
+            self.request_flush(reason)
             await self._emptied.wait()
+        finally:
+            self._awaits_flush = False
 
     # -- when to flush
 
@@ -201,7 +218,9 @@ class TableWriter(TableRows):
 
     def request_flush(self, reason: FlushReason) -> None:
         """Start a flush of what is buffered; does nothing while one is wanted already."""
-        if not self._wanted.is_set():
+        if self._groups is not None and self.joins_groups:
+            self._groups.request(reason)
+        elif not self._wanted.is_set():
             self._reason = reason
             self._wanted.set()
 
@@ -212,6 +231,8 @@ class TableWriter(TableRows):
         if not answer.done():
             self.request_flush(reason)
             self._nudge.set()
+            if self._running is not None and self._running.carrier is not None:
+                self._running.carrier.nudge()
         return answer
 
     def _flush_if_due(self) -> None:
@@ -229,21 +250,39 @@ class TableWriter(TableRows):
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            if self._buffer.rows:
+            if self._running is not None or not self._buffer.rows:  # with others, and then its end looks what is due
+                continue
+            if self.joins_groups:  # it was not when it asked for it
+                self.request_flush(self._reason)
+            else:
                 await self._flush_buffer(self._reason)
 
-    async def _flush_buffer(self, reason: FlushReason) -> None:
+    def take_buffer(self, reason: FlushReason) -> TableFlush:
+        """Begin a flush of what is buffered; whoever calls it brings it to its end."""
         gathered = self._buffer.take()
         running = TableFlush(gathered, self.columns, self._context, reason=reason, control=self.control)
         self._running = running
         self._flushing_promises, self._promises = self._promises, []
         self._emptied.set()
+        return running
+
+    async def _flush_buffer(self, reason: FlushReason) -> None:
+        running = self.take_buffer(reason)
+        if self.is_grouped:
+            self._context.metrics.split_transactions.labels(Split.TABLE_OUT.value).inc()
         with contextlib.suppress(TimeoutError):  # only parking ends it: the rows have left memory by then
             async with asyncio.timeout(None) as self._patience:
                 flushed = await self._commit_until_done(running)
-                self._finish(running, flushed)
+                self.finish(running, flushed)
         self._patience = None
-        await self.columns.tidy()
+        await self.tidy()
+
+    async def tidy(self) -> None:
+        """Let old snapshots go. Whatever fails there concerns no row."""
+        try:
+            await self.columns.tidy()
+        except Exception:
+            logger.exception("table_not_tidied", extra={"table": str(self.name)})
 
     async def _commit_until_done(self, running: TableFlush) -> Flushed:
         while True:
@@ -260,7 +299,8 @@ class TableWriter(TableRows):
                 logger.exception("table_flush_failed", extra={"table": str(self.name)})
                 await self._fail(f"unexpected error: {type(error).__name__}")
 
-    def _finish(self, running: TableFlush, flushed: Flushed) -> None:
+    def finish(self, running: TableFlush, flushed: Flushed) -> None:
+        """Go on from a flush that is committed."""
         now = self._clock()
         if self._running is running:
             self._running = None
@@ -270,16 +310,37 @@ class TableWriter(TableRows):
         self.control.record(running.record(flushed, now=now))
         seconds = now - running.started_at
         report_flush(self.name, flushed, reason=running.reason, seconds=seconds, metrics=self._context.metrics)
-        _keep(self._flushing_promises)
+        keep_promises(self._flushing_promises)
         self._waiters.note(flushed)
         self._flush_if_due()
         self._on_change()
         self._on_commit()
 
+    # -- flushes with others
+
+    @property
+    def is_grouped(self) -> bool:
+        """Tell whether the table is flushed with others, as a rule."""
+        return self._groups is not None
+
+    @property
+    def joins_groups(self) -> bool:
+        """Tell whether the table takes part in the next flush with others: it is where the applier is, and works."""
+        is_held_up = bool(self._inbox) and self._intake.quarantine_problem is not None
+        return self.is_grouped and not (self.standing.is_behind or self.trouble.is_paused or is_held_up)
+
     # -- trouble, and who is told
 
     async def _fail(self, reason: str) -> None:
-        """Note a failure, answer those who wait if the table is paused by now, and rest before the next attempt."""
+        """Note a failure and rest before the next attempt."""
+        self.note_failure(reason)
+        self._nudge.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.trouble.retry_at - self._clock()):
+                await self._nudge.wait()
+
+    def note_failure(self, reason: str) -> None:
+        """Note a failure, and answer those who wait if the table is paused by now."""
         jitter = random.random()  # noqa: S311
         self.trouble.note_failure(reason, now=self._clock(), jitter=jitter, commits=self._count_commits())
         self._context.metrics.flush_failures.labels(str(self.name)).inc()
@@ -296,16 +357,12 @@ class TableWriter(TableRows):
         if self.trouble.is_paused:
             self._waiters.refuse(self.problem)
         self._on_change()
-        self._nudge.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(rest_s):
-                await self._nudge.wait()
 
     def _settle(self) -> None:
         """Answer those for whom everything is committed."""
         if self.is_idle:
             self.trouble.note_success()
-            _keep(self._promises)
+            keep_promises(self._promises)
             self._promises = []
         self._waiters.answer(needed_offset=self.needed_offset)
 
@@ -319,10 +376,13 @@ class TableWriter(TableRows):
         """Let all rows leave memory, also those of the flush under way: it ends as it would in a crash."""
         leaving, since = self._leaving(), self.oldest_at
         if self._running is not None:
-            gathered, self._running = self._running.gathered, None
+            running, self._running = self._running, None
+            gathered = running.gathered
             leaving.append((gathered.log_from, gathered.spans))
-            _break(self._flushing_promises)
-            if self._patience is not None:
+            break_promises(self._flushing_promises)
+            if running.carrier is not None:
+                running.carrier.interrupt()
+            elif self._patience is not None:
                 self._patience.reschedule(asyncio.get_running_loop().time())
         self._park(leaving, since)
         self.columns.close()
@@ -337,7 +397,7 @@ class TableWriter(TableRows):
             offsets.append(self.standing.resume_offset)
         self.standing.park(min(offsets), [spans for _, spans in leaving], since=since)
         self._parkings += 1
-        _break([*self._promises, *(each.committed for each in self._inbox if each.committed is not None)])
+        break_promises([*self._promises, *(each.committed for each in self._inbox if each.committed is not None)])
         self._promises = []
         self._inbox.clear()
         self._buffer.take()
@@ -371,9 +431,16 @@ class TableWriter(TableRows):
         aside = self._intake.quarantine_problem if self._inbox else None
         if self.trouble.reason is not None:
             return f"{self.trouble.reason}; {aside}" if aside else self.trouble.reason
+        if self._running is not None and self._running.hindrance is not None:
+            return self._running.hindrance
         if self._running is not None and self._clock() - self._running.started_at > LAG_MAX_S:
             return f"flush takes long: seconds={self._clock() - self._running.started_at:.0f}"
         return aside
+
+    def late_s(self, *, now: float) -> float | None:
+        """Tell for how long the oldest change should have been on its way into a snapshot; None if there is none."""
+        since = self.due_since(flush_max_age_s=self._config.flush_max_age_s)
+        return None if since is None else now - since
 
     @property
     def is_failing(self) -> bool:
@@ -382,7 +449,8 @@ class TableWriter(TableRows):
 
     def is_stuck(self, *, now: float) -> bool:
         """Tell whether the table fails, or takes so long that others should not share their memory with it."""
-        started = [self._running.started_at] if self._running else []
+        # With others it takes as long as the slowest of them.
+        started = [self._running.started_at] if self._running and self._running.carrier is None else []
         if self._inbox:
             started.append(self._inbox.first.arrived_at)
         return self.is_failing or any(now - each > LAG_MAX_S for each in started)
@@ -414,15 +482,3 @@ class TableWriter(TableRows):
     def snapshot_with(self, source: SourceId) -> int | None:
         """Give the table's snapshot if it holds changes of a source."""
         return self.columns.snapshot_id if source in self.columns.marks else None
-
-
-def _keep(promises: list[asyncio.Future[None]]) -> None:
-    for promise in promises:
-        if not promise.done():  # whoever waited may have given up
-            promise.set_result(None)
-
-
-def _break(promises: list[asyncio.Future[None]]) -> None:
-    for promise in promises:
-        if not promise.done():
-            promise.set_exception(WriterError("rows have left memory before they were committed"))

@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from writer.errors import TypeUnknown
+
 FIELD_ID_KEY = b"PARQUET:field_id"
 
 # The id of a field that no table has numbered yet.
@@ -143,7 +145,7 @@ def type_from_json(document: Any) -> Type:
                 type_from_json(document["value"]),
                 document["value-required"],
             )
-    raise ValueError(f"unknown type in table metadata: {document['type']}")
+    raise TypeUnknown(f"type in table metadata is not known here: type={document['type']}")
 
 
 def _field_from_json(document: Mapping[str, Any]) -> Field:
@@ -197,7 +199,7 @@ def _primitive_to_arrow(name: str) -> pa.DataType:
         return pa.decimal128(int(decimal[1]), int(decimal[2]))
     if fixed := _FIXED.fullmatch(name):
         return pa.binary(int(fixed[1]))
-    raise ValueError(f"type has no Arrow form here: {name}")
+    raise TypeUnknown(f"type is not known here: type={name}")
 
 
 def _arrow_field(name: str, field_id: int, type_: pa.DataType, *, required: bool) -> pa.Field:

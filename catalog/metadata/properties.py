@@ -6,9 +6,11 @@ from collections.abc import Mapping
 
 FORMAT_VERSION = "format-version"
 COMPRESSION_CODEC = "write.parquet.compression-codec"
+DATA_PATH = "write.data.path"
 METADATA_PATH = "write.metadata.path"
 PREVIOUS_VERSIONS_MAX = "write.metadata.previous-versions-max"
 DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
+GC_ENABLED = "gc.enabled"
 APPEND_ONLY = "lakefeed.append-only"
 
 # Iceberg's own default.
@@ -21,6 +23,11 @@ DEFAULT_PROPERTIES: Mapping[str, str] = {COMPRESSION_CODEC: "zstd"}
 def is_true(properties: Mapping[str, str], name: str) -> bool:
     """Read a boolean property as Java does: only the word true, in any case, is true."""
     return properties.get(name, "").lower() == "true"
+
+
+def may_be_purged(properties: Mapping[str, str]) -> bool:
+    """Tell whether a table's files are its alone, as they are unless it says otherwise."""
+    return GC_ENABLED not in properties or is_true(properties, GC_ENABLED)
 
 
 def previous_versions_max(properties: Mapping[str, str]) -> int:

@@ -18,4 +18,11 @@ async def get_config(request: web.Request) -> web.Response:
     asked = request.query.get("warehouse", "")
     if asked and asked not in (context.config.warehouse_name, context.warehouse.location):
         raise NoSuchWarehouse(f"Warehouse does not exist: {asked}")
-    return json_answer({"defaults": {}, "overrides": {}, "endpoints": context.endpoints})
+    return json_answer(
+        {
+            "defaults": {},
+            "overrides": {},
+            "endpoints": context.endpoints,
+            "idempotency-key-lifetime": context.idempotency.lifetime,
+        }
+    )

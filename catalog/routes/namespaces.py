@@ -6,8 +6,18 @@ from aiohttp import web
 
 from catalog.fields import maybe_text_map, maybe_texts
 from catalog.names import namespace_from_json
-from catalog.routes.requests import json_answer, no_content, page_answer, path_namespace, query_page, read_json
+from catalog.namespaces import PropertiesChange, summarise_change
+from catalog.routes.requests import (
+    json_answer,
+    no_content,
+    page_answer,
+    path_namespace,
+    query_page,
+    read_json,
+    retell_nothing,
+)
 from catalog.routes.routing import Route, services
+from catalog.store.claims import Outcome
 
 
 async def list_namespaces(request: web.Request) -> web.Response:
@@ -25,6 +35,12 @@ async def create_namespace(request: web.Request) -> web.Response:
     namespace, properties = namespace_from_json(body), maybe_text_map(body, "properties")
     await services(request).namespaces.create(namespace, properties)
     return json_answer({"namespace": namespace, "properties": properties})
+
+
+async def retell_create(request: web.Request, _outcome: Outcome) -> web.Response:
+    """Answer a create once more: it says what was asked for."""
+    body = await read_json(request)
+    return json_answer({"namespace": namespace_from_json(body), "properties": maybe_text_map(body, "properties")})
 
 
 async def load_namespace(request: web.Request) -> web.Response:
@@ -52,14 +68,25 @@ async def update_properties(request: web.Request) -> web.Response:
     change = await services(request).namespaces.update_properties(
         path_namespace(request), removals=maybe_texts(body, "removals"), updates=maybe_text_map(body, "updates")
     )
+    return _change_answer(change)
+
+
+async def retell_update(request: web.Request, outcome: Outcome) -> web.Response:
+    """Answer an update of properties once more."""
+    body = await read_json(request)
+    removals, updates = maybe_texts(body, "removals"), maybe_text_map(body, "updates")
+    return _change_answer(summarise_change(removals=removals, updates=updates, removed=outcome.removed))
+
+
+def _change_answer(change: PropertiesChange) -> web.Response:
     return json_answer({"updated": change.updated, "removed": change.removed, "missing": change.missing})
 
 
 ROUTES = (
     Route("GET", "namespaces", list_namespaces),
-    Route("POST", "namespaces", create_namespace),
+    Route("POST", "namespaces", create_namespace, retell_create),
     Route("GET", "namespaces/{namespace}", load_namespace),
     Route("HEAD", "namespaces/{namespace}", namespace_exists),
-    Route("DELETE", "namespaces/{namespace}", drop_namespace),
-    Route("POST", "namespaces/{namespace}/properties", update_properties),
+    Route("DELETE", "namespaces/{namespace}", drop_namespace, retell_nothing),
+    Route("POST", "namespaces/{namespace}/properties", update_properties, retell_update),
 )

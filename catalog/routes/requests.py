@@ -16,6 +16,9 @@ from catalog.errors import BadRequest, BodyTooLarge
 from catalog.fields import JsonObject, parse_object
 from catalog.names import Namespace, TableId, namespace_from_path, table_from_path
 from catalog.routes.routing import services
+from catalog.store.claims import Outcome
+
+_BODY = web.RequestKey("body", bytes)
 
 MINIMAL = "return=minimal"
 
@@ -36,10 +39,12 @@ class Page:
 
 
 async def read_body(request: web.Request) -> bytes:
-    """Read a body up to the configured limit, which an enclosing application cannot know.
+    """Read a body up to the configured limit, which an enclosing application cannot know. It can be read repeatedly.
 
     Raises: BadRequest, BodyTooLarge.
     """
+    if _BODY in request:
+        return request[_BODY]
     max_bytes = services(request).config.request_max_bytes
     body = bytearray()
     try:
@@ -49,7 +54,8 @@ async def read_body(request: web.Request) -> bytes:
                 raise BodyTooLarge(f"Request body is larger than {max_bytes} bytes")
     except web.RequestPayloadError as error:
         raise BadRequest(f"Cannot read request body: {error}") from error
-    return bytes(body)
+    request[_BODY] = bytes(body)
+    return request[_BODY]
 
 
 async def read_json(request: web.Request) -> JsonObject:
@@ -95,8 +101,13 @@ def query_bool(request: web.Request, name: str) -> bool:
 
 def wants_minimal(request: web.Request) -> bool:
     """Tell whether the client prefers an answer without the resource that it changed (RFC 7240, section 4.2)."""
+    return prefers(request, MINIMAL)
+
+
+def prefers(request: web.Request, preference: str) -> bool:
+    """Tell whether a request states a preference (RFC 7240)."""
     stated = ",".join(request.headers.getall("Prefer", []))
-    return any(part.partition(";")[0].strip().lower() == MINIMAL for part in stated.split(","))
+    return any(part.partition(";")[0].strip().lower() == preference for part in stated.split(","))
 
 
 def page_answer(
@@ -117,6 +128,16 @@ def json_answer(document: Any, *, status: int = 200) -> web.Response:
 def no_content() -> web.Response:
     """Answer that it is done and there is nothing to say."""
     return web.Response(status=204)
+
+
+async def retell_nothing(_request: web.Request, _outcome: Outcome) -> web.Response:
+    """Answer once more a request whose answer says no more than that it is done."""
+    return no_content()
+
+
+def error_answer(status: int, error_type: str, message: str) -> web.Response:
+    """Answer with an error in Iceberg's shape."""
+    return json_answer({"error": {"message": message, "type": error_type, "code": status}}, status=status)
 
 
 def _page_size(text: str | None, config: CatalogConfig) -> int:

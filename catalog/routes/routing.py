@@ -5,6 +5,7 @@ One list of routes both registers the handlers and is advertised, so the two can
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -13,21 +14,29 @@ from aiohttp import web
 
 from catalog.answers import LoadAnswers
 from catalog.config import CatalogConfig, Warehouse
+from catalog.idempotency import Idempotency
 from catalog.namespaces import Namespaces
+from catalog.planning.planner import Planner
+from catalog.store.claims import Outcome
 from catalog.tables import Tables
 from catalog.transactions import Transactions
 from catalog.views import Views
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Retell: TypeAlias = Callable[[web.Request, Outcome], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One operation; `path` is spelled as in the specification, below `/v1/{prefix}/`."""
+    """One operation; `path` is spelled as in the specification, below `/v1/{prefix}/`.
+
+    One that changes something has `retell`, which answers the same request once more from what it came to.
+    """
 
     method: str
     path: str
     handler: Handler
+    retell: Retell | None = None
 
     @property
     def endpoint(self) -> str:
@@ -36,8 +45,8 @@ class Route:
 
     @property
     def pattern(self) -> str:
-        """Spell the route for aiohttp, whose own placeholders would not match braces in names."""
-        return "/" + self.path.replace("}", ":[^/]+}")
+        """Spell the route for aiohttp, whose own placeholders would not match braces in names nor have hyphens."""
+        return "/" + re.sub(r"{([^}]+)}", lambda name: f"{{{name[1].replace('-', '_')}:[^/]+}}", self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +60,8 @@ class Services:
     views: Views
     transactions: Transactions
     answers: LoadAnswers
+    idempotency: Idempotency
+    planner: Planner
     endpoints: tuple[str, ...]
 
 

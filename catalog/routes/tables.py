@@ -23,9 +23,11 @@ from catalog.routes.requests import (
     query_page,
     read_body,
     read_json,
+    retell_nothing,
     wants_minimal,
 )
 from catalog.routes.routing import Route, services
+from catalog.store.claims import Outcome
 from catalog.tables import Commit
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -42,7 +44,7 @@ async def list_tables(request: web.Request) -> web.Response:
 async def create_table(request: web.Request) -> web.Response:
     """Create a table, or stage its creation."""
     context, body = services(request), await read_json(request)
-    table = TableId(path_namespace(request), check_name(body.get("name"), "table name"))
+    table = _named_table(request, body)
     create = parse_create(body)
     if maybe_bool(body, "stage-create"):
         document = await context.tables.stage(table, create)
@@ -83,15 +85,13 @@ async def commit_table(request: web.Request) -> web.Response:
     table = path_table(request)
     if body.get("identifier") is not None and table_from_json(read_object(body, "identifier")) != table:
         raise BadRequest(f"Invalid identifier: the path says {table}")
-    stored = await services(request).tables.commit(table, parse_commit(body))
-    if wants_minimal(request):
-        return _minimal_answer(stored)
-    return _table_answer(request, stored, with_config=False)
+    return _commit_answer(request, await services(request).tables.commit(table, parse_commit(body)))
 
 
 async def drop_table(request: web.Request) -> web.Response:
-    """Drop a table. `purgeRequested` is accepted and logged; deleting the files is left to the client."""
-    await services(request).tables.drop(path_table(request), purge=query_bool(request, "purgeRequested"))
+    """Drop a table, and delete its files if so asked."""
+    tables, table = services(request).tables, path_table(request)
+    await (tables.purge(table) if query_bool(request, "purgeRequested") else tables.drop(table))
     return no_content()
 
 
@@ -106,9 +106,8 @@ async def rename_table(request: web.Request) -> web.Response:
 async def register_table(request: web.Request) -> web.Response:
     """Register a metadata file as a table."""
     body = await read_json(request)
-    table = TableId(path_namespace(request), check_name(body.get("name"), "table name"))
     stored = await services(request).tables.register(
-        table, read_text(body, "metadata-location"), overwrite=maybe_bool(body, "overwrite")
+        _named_table(request, body), read_text(body, "metadata-location"), overwrite=maybe_bool(body, "overwrite")
     )
     return _table_answer(request, stored)
 
@@ -117,6 +116,22 @@ async def unregister_table(request: web.Request) -> web.Response:
     """Forget a table and answer with its last metadata; the files stay for whoever registers it next."""
     stored = await services(request).tables.unregister(path_table(request))
     return _table_answer(request, stored, with_config=False)
+
+
+async def retell_named(request: web.Request, outcome: Outcome) -> web.Response:
+    """Answer once more a request that made the table which its body names."""
+    table = _named_table(request, await read_json(request))
+    return _table_answer(request, await services(request).tables.recall(table, outcome.location))
+
+
+async def retell_commit(request: web.Request, outcome: Outcome) -> web.Response:
+    """Answer a commit once more."""
+    return _commit_answer(request, await services(request).tables.recall(path_table(request), outcome.location))
+
+
+async def retell_unregister(request: web.Request, outcome: Outcome) -> web.Response:
+    """Answer once more with the last metadata of a table that is not ours any more."""
+    return _table_answer(request, await services(request).tables.load(outcome.location), with_config=False)
 
 
 async def report_metrics(request: web.Request) -> web.Response:
@@ -136,6 +151,10 @@ def parse_commit(body: JsonObject) -> Commit:
     )
 
 
+def _named_table(request: web.Request, body: JsonObject) -> TableId:
+    return TableId(path_namespace(request), check_name(body.get("name"), "table name"))
+
+
 def _identifier(table: TableId) -> JsonObject:
     return {"namespace": table.namespace, "name": table.name}
 
@@ -146,6 +165,10 @@ def _table_answer(request: web.Request, stored: StoredMetadata, *, with_config: 
     headers = {"ETag": f'"{answers.etag(stored.location, ALL)}"'}
     body = answers.build(stored, with_config=with_config)
     return web.Response(body=body, headers=headers, content_type="application/json")
+
+
+def _commit_answer(request: web.Request, stored: StoredMetadata) -> web.Response:
+    return _minimal_answer(stored) if wants_minimal(request) else _table_answer(request, stored, with_config=False)
 
 
 def _minimal_answer(stored: StoredMetadata) -> web.Response:
@@ -160,13 +183,13 @@ _TABLE = f"{_TABLES}/{{table}}"
 
 ROUTES = (
     Route("GET", _TABLES, list_tables),
-    Route("POST", _TABLES, create_table),
+    Route("POST", _TABLES, create_table, retell_named),
     Route("GET", _TABLE, load_table),
     Route("HEAD", _TABLE, table_exists),
-    Route("POST", _TABLE, commit_table),
-    Route("DELETE", _TABLE, drop_table),
+    Route("POST", _TABLE, commit_table, retell_commit),
+    Route("DELETE", _TABLE, drop_table, retell_nothing),
     Route("POST", f"{_TABLE}/metrics", report_metrics),
-    Route("POST", f"{_TABLE}/unregister", unregister_table),
-    Route("POST", "namespaces/{namespace}/register", register_table),
-    Route("POST", "tables/rename", rename_table),
+    Route("POST", f"{_TABLE}/unregister", unregister_table, retell_unregister),
+    Route("POST", "namespaces/{namespace}/register", register_table, retell_named),
+    Route("POST", "tables/rename", rename_table, retell_nothing),
 )

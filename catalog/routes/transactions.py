@@ -7,7 +7,7 @@ from aiohttp import web
 from catalog.errors import BadRequest
 from catalog.fields import JsonObject, read_object, read_objects
 from catalog.names import TableId, table_from_json
-from catalog.routes.requests import no_content, read_json
+from catalog.routes.requests import no_content, read_json, retell_nothing
 from catalog.routes.routing import Route, services
 from catalog.routes.tables import parse_commit
 from catalog.tables import Commit
@@ -39,4 +39,4 @@ def parse_changes(body: JsonObject) -> dict[TableId, Commit]:
     return commits
 
 
-ROUTES = (Route("POST", "transactions/commit", commit_transaction),)
+ROUTES = (Route("POST", "transactions/commit", commit_transaction, retell_nothing),)

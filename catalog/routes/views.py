@@ -6,12 +6,13 @@ import orjson
 from aiohttp import web
 
 from catalog.errors import BadRequest
-from catalog.fields import read_object, read_objects, read_text
+from catalog.fields import JsonObject, read_object, read_objects, read_text
 from catalog.metadata.views import parse_create_view, parse_view_requirements, parse_view_updates
 from catalog.metadata_files import StoredMetadata
 from catalog.names import ViewId, check_name, view_from_json, view_from_path
-from catalog.routes.requests import no_content, page_answer, path_namespace, query_page, read_json
+from catalog.routes.requests import no_content, page_answer, path_namespace, query_page, read_json, retell_nothing
 from catalog.routes.routing import Route, services
+from catalog.store.claims import Outcome
 from catalog.views import ViewCommit
 
 
@@ -32,8 +33,7 @@ async def list_views(request: web.Request) -> web.Response:
 async def create_view(request: web.Request) -> web.Response:
     """Create a view."""
     body = await read_json(request)
-    view = ViewId(path_namespace(request), check_name(body.get("name"), "view name"))
-    return _view_answer(await services(request).views.create(view, parse_create_view(body)))
+    return _view_answer(await services(request).views.create(_named_view(request, body), parse_create_view(body)))
 
 
 async def load_view(request: web.Request) -> web.Response:
@@ -77,12 +77,27 @@ async def rename_view(request: web.Request) -> web.Response:
 async def register_view(request: web.Request) -> web.Response:
     """Register a metadata file as a view."""
     body = await read_json(request)
-    view = ViewId(path_namespace(request), check_name(body.get("name"), "view name"))
-    return _view_answer(await services(request).views.register(view, read_text(body, "metadata-location")))
+    location = read_text(body, "metadata-location")
+    return _view_answer(await services(request).views.register(_named_view(request, body), location))
+
+
+async def retell_named(request: web.Request, outcome: Outcome) -> web.Response:
+    """Answer once more a request that made the view which its body names."""
+    view = _named_view(request, await read_json(request))
+    return _view_answer(await services(request).views.recall(view, outcome.location))
+
+
+async def retell_replace(request: web.Request, outcome: Outcome) -> web.Response:
+    """Answer a commit once more."""
+    return _view_answer(await services(request).views.recall(_path_view(request), outcome.location))
 
 
 def _path_view(request: web.Request) -> ViewId:
     return view_from_path(request.match_info["namespace"], request.match_info["view"])
+
+
+def _named_view(request: web.Request, body: JsonObject) -> ViewId:
+    return ViewId(path_namespace(request), check_name(body.get("name"), "view name"))
 
 
 def _view_answer(stored: StoredMetadata) -> web.Response:
@@ -96,11 +111,11 @@ _VIEW = f"{_VIEWS}/{{view}}"
 
 ROUTES = (
     Route("GET", _VIEWS, list_views),
-    Route("POST", _VIEWS, create_view),
+    Route("POST", _VIEWS, create_view, retell_named),
     Route("GET", _VIEW, load_view),
     Route("HEAD", _VIEW, view_exists),
-    Route("POST", _VIEW, replace_view),
-    Route("DELETE", _VIEW, drop_view),
-    Route("POST", "namespaces/{namespace}/register-view", register_view),
-    Route("POST", "views/rename", rename_view),
+    Route("POST", _VIEW, replace_view, retell_replace),
+    Route("DELETE", _VIEW, drop_view, retell_nothing),
+    Route("POST", "namespaces/{namespace}/register-view", register_view, retell_named),
+    Route("POST", "views/rename", rename_view, retell_nothing),
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 UNAVAILABLE_VALUE = "__debezium_unavailable_value"
 
@@ -22,12 +22,18 @@ class TableKeys:
     replica_identity_full: bool = False
 
 
+def _no_keys(_: str) -> tuple[str, ...]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebeziumConfig:
     """Settings of one Debezium source. Tables are named as the source does: `schema.table`."""
 
     tables: Mapping[str, TableKeys] = field(default_factory=dict)
     other_tables: TableKeys = TableKeys()
+    # The key columns that were declared of a table, for those of which the settings above name none.
+    declared_keys: Callable[[str], tuple[str, ...]] = _no_keys
     # The connector's unavailable.value.placeholder.
     unavailable_value: str = UNAVAILABLE_VALUE
     # Logical decoding messages belong to no table of the source: they are changes of this one.
@@ -35,4 +41,5 @@ class DebeziumConfig:
 
     def keys_of(self, table: str) -> TableKeys:
         """Give the keys of a source table."""
-        return self.tables.get(table, self.other_tables)
+        known = self.tables.get(table, self.other_tables)
+        return known if known.columns else replace(known, columns=self.declared_keys(table))

@@ -32,6 +32,8 @@ from ingest.debezium.events import Change, DebeziumEvent, TransactionMark, Trans
 OPEN_MAX = 16
 # Tables that are told apart within one transaction; the changes of further ones are counted in all only.
 TABLES_MAX = 1_000
+# What is told of the open one's id. PostgreSQL's have some twenty characters.
+OPEN_ID_MAX_CHARS = 255
 
 
 class Doubt(enum.Enum):
@@ -92,6 +94,12 @@ class TransactionTally:
 
     current: str = ""
     unended: dict[str, _Open] = field(default_factory=dict)
+
+    @property
+    def open_transaction(self) -> str:
+        """Name the transaction of which changes have come and more will; empty if its begin was not seen."""
+        known = self.unended.get(self.current)
+        return self.current[:OPEN_ID_MAX_CHARS] if known is not None and known.begun and known.arrived else ""
 
     def observe(self, event: DebeziumEvent, *, repeat: bool = False) -> Report | None:
         """Take an event into account; `repeat` says that the change was taken before."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import requests
 from aiohttp import web
 from pyiceberg.catalog.rest import RestCatalog
 
 from catalog.app import build_catalog
-from catalog.config import CatalogConfig, Warehouse
+from catalog.config import MEMORY_DATABASE, CatalogConfig, Warehouse
+from catalog.store.choice import build_store
+from catalog.store.protocol import Store
 from tests.clients import open_pyiceberg
 from tests.postgres_server import postgres_server
 from tests.serving import serve_in_thread
@@ -63,6 +67,26 @@ def make_postgres() -> Iterator[Callable[[], str]]:
     """Make empty databases on one PostgreSQL."""
     with postgres_server() as make:
         yield make
+
+
+@pytest_asyncio.fixture(params=["sqlite", "postgres", "memory"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    """Open a store of each kind, with one namespace in it."""
+    if request.param == "postgres":
+        database = await asyncio.to_thread(request.getfixturevalue("make_postgres"))
+    else:
+        database = MEMORY_DATABASE if request.param == "memory" else ""
+    opened = build_store(CatalogConfig(database=database), tmp_path / "catalog.db")
+    await opened.open()
+    await opened.create_namespace(("db",), {"owner": "me"})
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def lasting_database(request: pytest.FixtureRequest) -> str:
+    """Name a new database of each kind that outlives a server, as `catalog.database` does."""
+    return request.getfixturevalue("make_postgres")() if request.param == "postgres" else ""
 
 
 @pytest.fixture

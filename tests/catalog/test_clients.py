@@ -1,28 +1,41 @@
-"""PyIceberg and DuckDB as real clients."""
+"""PyIceberg and DuckDB as real clients, of a catalog on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import (
+    CommitFailedException,
     NamespaceAlreadyExistsError,
     NamespaceNotEmptyError,
     NoSuchTableError,
+    NoSuchViewError,
     TableAlreadyExistsError,
+    ViewAlreadyExistsError,
 )
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.table.statistics import StatisticsFile
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
+from pyiceberg.view.metadata import SQLViewRepresentation, ViewVersion
 
-from tests.catalog.conftest import Server
+from tests.catalog.conftest import Client, Server
 from tests.clients import open_duckdb, open_pyiceberg
 
 SCHEMA = Schema(NestedField(1, "id", LongType(), required=False), NestedField(2, "v", StringType(), required=False))
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "v": ["a", "b", "c"]})
+
+
+@pytest.fixture
+def server(start_server: Callable[..., Server], lasting_database: str) -> Server:
+    return start_server(database=lasting_database)
 
 
 @pytest.fixture
@@ -133,6 +146,147 @@ def test_register_brings_a_dropped_table_back(db: RestCatalog):
     assert again.scan().to_arrow().num_rows == 3
 
 
+def test_register_takes_the_place_of_a_table_only_if_asked_to(db: RestCatalog):
+    table = db.create_table("db.t", SCHEMA)
+    empty = table.metadata_location
+    table.append(ROWS)
+    with pytest.raises(TableAlreadyExistsError):
+        db.register_table("db.t", empty)
+    assert db.register_table("db.t", empty, overwrite=True).scan().to_arrow().num_rows == 0
+
+
+def test_rows_are_upserted_and_partitions_replaced(db: RestCatalog):
+    schema = Schema(*SCHEMA.fields, identifier_field_ids=[])
+    spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "v"))
+    table = db.create_table("db.t", schema, partition_spec=spec)
+    table.append(ROWS)
+    changed = table.upsert(pa.table({"id": pa.array([3, 4], pa.int64()), "v": ["z", "d"]}), join_cols=["id"])
+    assert (changed.rows_updated, changed.rows_inserted) == (1, 1)
+    table.dynamic_partition_overwrite(pa.table({"id": pa.array([9], pa.int64()), "v": ["a"]}))
+    rows = db.load_table("db.t").scan().to_arrow().to_pylist()
+    assert sorted((row["id"], row["v"]) for row in rows) == [(2, "b"), (3, "z"), (4, "d"), (9, "a")]
+
+
+def test_files_are_added_where_they_are(db: RestCatalog, tmp_path: Path):
+    pq.write_table(ROWS, tmp_path / "rows.parquet")
+    table = db.create_table("db.t", SCHEMA)
+    table.add_files([f"file://{tmp_path}/rows.parquet"])
+    assert db.load_table("db.t").scan().to_arrow() == table.scan().to_arrow()
+    assert db.load_table("db.t").name_mapping() is not None
+
+
+def test_the_past_is_read_rolled_back_to_and_expired(db: RestCatalog):
+    table = db.create_table("db.t", SCHEMA)
+    for _ in range(3):
+        table.append(ROWS)
+    first, second, third = (snapshot.snapshot_id for snapshot in table.snapshots())
+    assert db.load_table("db.t").scan(snapshot_id=first).to_arrow().num_rows == 3
+    table.manage_snapshots().rollback_to_snapshot(second).commit()
+    assert db.load_table("db.t").scan().to_arrow().num_rows == 6
+    table.manage_snapshots().set_current_snapshot(third).commit()
+    table.maintenance.expire_snapshots().by_ids([first]).commit()
+    assert [each.snapshot_id for each in db.load_table("db.t").snapshots()] == [second, third]
+
+
+def test_tags_and_branches_are_removed(db: RestCatalog):
+    table = db.create_table("db.t", SCHEMA)
+    table.append(ROWS)
+    snapshot = table.current_snapshot().snapshot_id
+    table.manage_snapshots().create_tag(snapshot, "v1").create_branch(snapshot, "dev").commit()
+    table.append(ROWS, branch="dev")
+    assert db.load_table("db.t").scan().use_ref("dev").to_arrow().num_rows == 6
+    table.manage_snapshots().remove_tag("v1").remove_branch("dev").commit()
+    assert db.load_table("db.t").refs().keys() == {"main"}
+
+
+def test_statistics_are_set_and_removed(db: RestCatalog):
+    table = db.create_table("db.t", SCHEMA)
+    table.append(ROWS)
+    snapshot = table.current_snapshot().snapshot_id
+    statistics = StatisticsFile(
+        snapshot_id=snapshot,
+        statistics_path=f"{table.location()}/metadata/some.stats",
+        file_size_in_bytes=1,
+        file_footer_size_in_bytes=1,
+        blob_metadata=[],
+    )
+    with table.update_statistics() as update:
+        update.set_statistics(statistics)
+    assert db.load_table("db.t").metadata.statistics == [statistics]
+    with table.update_statistics() as update:
+        update.remove_statistics(snapshot)
+    assert db.load_table("db.t").metadata.statistics == []
+
+
+def test_metadata_tables_tell_the_history(db: RestCatalog):
+    table = db.create_table("db.t", SCHEMA)
+    for _ in range(2):
+        table.append(ROWS)
+    inspect = db.load_table("db.t").inspect
+    assert inspect.snapshots()["operation"].to_pylist() == ["append", "append"]
+    assert inspect.history().num_rows == 2
+    assert inspect.metadata_log_entries().num_rows == 3
+    assert inspect.files()["record_count"].to_pylist() == [3, 3]
+
+
+def test_tables_are_made_in_every_version_and_upgraded(db: RestCatalog):
+    tables = {
+        number: db.create_table(f"db.v{number}", SCHEMA, properties={"format-version": number}) for number in "123"
+    }
+    assert [str(table.format_version) for table in tables.values()] == list(tables)
+    with tables["1"].transaction() as transaction:
+        transaction.upgrade_table_version(format_version=2)
+    assert db.load_table("db.v1").format_version == 2
+
+
+def test_stale_client_is_told_of_the_conflict_and_succeeds_after_a_refresh(db: RestCatalog):
+    fresh = db.create_table("db.t", SCHEMA, properties={"commit.retry.num-retries": "0"})
+    stale = db.load_table("db.t")
+    fresh.append(ROWS)
+    with pytest.raises(CommitFailedException, match="branch main"):
+        stale.append(ROWS)
+    stale.refresh().append(ROWS)
+    assert db.load_table("db.t").scan().to_arrow().num_rows == 6
+
+
+def test_stale_client_that_tries_again_by_itself_succeeds(db: RestCatalog):
+    fresh, stale = db.create_table("db.t", SCHEMA), db.load_table("db.t")
+    fresh.append(ROWS)
+    stale.append(ROWS)
+    assert db.load_table("db.t").scan().to_arrow().num_rows == 6
+
+
+def test_what_exists_already_is_made_only_once_if_so_asked(db: RestCatalog):
+    db.create_namespace_if_not_exists("db", {"ignored": "yes"})
+    first = db.create_table_if_not_exists("db.t", SCHEMA)
+    assert db.create_table_if_not_exists("db.t", SCHEMA).metadata.table_uuid == first.metadata.table_uuid
+    assert (db.namespace_exists("db"), db.namespace_exists("none")) == (True, False)
+
+
+def test_views_are_created_loaded_listed_registered_and_dropped(db: RestCatalog, client: Client):
+    version = ViewVersion(
+        version_id=1,
+        schema_id=0,
+        timestamp_ms=1,
+        summary={"engine-name": "test"},
+        representations=[SQLViewRepresentation(type="sql", sql="SELECT 1 AS id", dialect="spark")],
+        default_namespace=["db"],
+    )
+    view = db.create_view("db.v", SCHEMA, version, properties={"comment": "one"})
+    assert db.load_view("db.v").metadata == view.metadata
+    assert (db.view_exists("db.v"), db.view_exists("db.none")) == (True, False)
+    assert (db.list_views("db"), db.list_tables("db")) == ([("db", "v")], [])
+    with pytest.raises(ViewAlreadyExistsError):
+        db.create_view("db.v", SCHEMA, version)
+    with pytest.raises(TableAlreadyExistsError):
+        db.create_table("db.v", SCHEMA)
+    location = client.get("namespaces/db/views/v")[1]["metadata-location"]
+    db.drop_view("db.v")
+    assert db.register_view("db.back", location).metadata == view.metadata
+    with pytest.raises(NoSuchViewError):
+        db.load_view("db.v")
+
+
 def test_names_that_are_taken_are_refused(db: RestCatalog):
     db.create_table("db.t", SCHEMA)
     with pytest.raises(TableAlreadyExistsError):
@@ -170,15 +324,15 @@ def test_lists_are_complete_when_the_client_asks_for_small_pages(db: RestCatalog
     paging.close()
 
 
-def test_tables_and_rows_survive_a_restart(start_server: Callable[..., Server]):
-    first = start_server()
+def test_tables_and_rows_survive_a_restart(start_server: Callable[..., Server], lasting_database: str):
+    first = start_server(database=lasting_database)
     before = open_pyiceberg(first.url)
     before.create_namespace("db", {"owner": "me"})
     before.create_table("db.t", SCHEMA).append(ROWS)
     before.close()
     first.stop()
 
-    after = open_pyiceberg(start_server().url)
+    after = open_pyiceberg(start_server(database=lasting_database).url)
     assert after.load_namespace_properties("db") == {"owner": "me"}
     table = after.load_table("db.t")
     table.append(ROWS)
@@ -196,6 +350,29 @@ def test_duckdb_creates_fills_changes_and_drops_a_table(server: Server):
         assert duck.execute("SELECT count(*), count_if(v = 'z') FROM lake.db.t").fetchall() == [(6, 1)]
         duck.execute("DROP TABLE lake.db.t")
         assert duck.execute("SHOW ALL TABLES").fetchall() == []
+
+
+def test_duckdb_commits_to_several_tables_at_once_or_not_at_all(server: Server, db: RestCatalog):
+    with open_duckdb(server.url) as duck:
+        for name in ("a", "b"):
+            duck.execute(f"CREATE TABLE lake.db.{name} AS SELECT 0::BIGINT AS id")
+        duck.execute("BEGIN")
+        duck.execute("INSERT INTO lake.db.a VALUES (1)")
+        duck.execute("UPDATE lake.db.b SET id = 1")
+        assert [db.load_table(f"db.{name}").scan().to_arrow()["id"].to_pylist() for name in "ab"] == [[0], [0]]
+        duck.execute("COMMIT")
+        assert [sorted(db.load_table(f"db.{name}").scan().to_arrow()["id"].to_pylist()) for name in "ab"] == [
+            [0, 1],
+            [1],
+        ]
+        duck.execute("BEGIN")
+        duck.execute("INSERT INTO lake.db.a VALUES (2)")
+        duck.execute("INSERT INTO lake.db.b VALUES (2)")
+        db.load_table("db.b").delete("id = 1")  # one of the two loses
+        with pytest.raises(duckdb.Error):
+            duck.execute("COMMIT")
+    assert sorted(db.load_table("db.a").scan().to_arrow()["id"].to_pylist()) == [0, 1]
+    assert db.load_table("db.b").scan().to_arrow().num_rows == 0
 
 
 def test_duckdb_reads_what_pyiceberg_wrote(db: RestCatalog, server: Server):

@@ -45,8 +45,8 @@ def test_config_lists_exactly_the_routes_that_are_served(client: Client):
 
 def test_what_is_not_built_is_neither_served_nor_advertised(client: Client):
     advertised = " ".join(client.get("config")[1]["endpoints"])
-    assert error_of(client.post("namespaces/db/tables/t/plan", {}))[0] == 404
-    assert "plan" not in advertised
+    assert error_of(client.get("namespaces/db/tables/t/credentials"))[0] == 404
+    assert "credentials" not in advertised
 
 
 def test_warehouse_is_known_by_name_by_location_or_not_asked_for(client: Client, warehouse: Warehouse):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from catalog.backup import decode_backup, encode_backup
-from catalog.config import MEMORY_DATABASE, CatalogConfig
 from catalog.errors import (
     AlreadyExists,
     BadRequest,
     CatalogError,
+    KeyTaken,
     NamespaceNotEmpty,
     NoSuchNamespace,
     NoSuchTable,
@@ -22,7 +22,7 @@ from catalog.errors import (
     StoreUnusable,
 )
 from catalog.names import TableId, ViewId
-from catalog.store.choice import build_store
+from catalog.store.claims import Claim, Outcome, Refusal, Remembered, claiming
 from catalog.store.memory import MemoryStore
 from catalog.store.postgres import PostgresStore
 from catalog.store.protocol import Contents, Move, Store
@@ -30,19 +30,6 @@ from catalog.store.sqlite import SqliteStore
 
 DB = ("db",)
 TABLE, OTHER, VIEW = TableId(DB, "t"), TableId(DB, "u"), ViewId(DB, "v")
-
-
-@pytest_asyncio.fixture(params=["sqlite", "postgres", "memory"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    if request.param == "postgres":
-        database = await asyncio.to_thread(request.getfixturevalue("make_postgres"))
-    else:
-        database = MEMORY_DATABASE if request.param == "memory" else ""
-    opened = build_store(CatalogConfig(database=database), tmp_path / "catalog.db")
-    await opened.open()
-    await opened.create_namespace(DB, {"owner": "me"})
-    yield opened
-    await opened.close()
 
 
 async def test_namespaces_nest_and_are_listed_level_by_level(store: Store):
@@ -174,6 +161,68 @@ async def test_entry_is_put_whether_or_not_it_is_there(store: Store):
     assert await store.load_pointer(TABLE) == "two"
     with pytest.raises(NoSuchNamespace):
         await store.put_entry(TableId(("none",), "t"), "here")
+
+
+# Every change, and what is to be remembered of it where it is made for a request with a key.
+CHANGES: dict[str, tuple[Callable[[Store], Awaitable[Any]], Outcome]] = {
+    "create namespace": (lambda store: store.create_namespace(("new",), {}), Outcome()),
+    "update namespace": (
+        lambda store: store.update_namespace(DB, removals=["none", "owner"], updates={"a": "b"}),
+        Outcome(removed=("owner",)),
+    ),
+    "drop namespace": (lambda store: store.drop_namespace(("empty",)), Outcome()),
+    "create entry": (lambda store: store.create_entry(TableId(DB, "new"), "new"), Outcome("new")),
+    "swap pointer": (lambda store: store.swap_pointer(TABLE, expected="one", new="two"), Outcome("two")),
+    "move pointers": (
+        lambda store: store.move_pointers([Move(TABLE, "one", "two"), Move(OTHER, None, "u")]),
+        Outcome(),
+    ),
+    "put entry": (lambda store: store.put_entry(TABLE, "two"), Outcome("two")),
+    "rename entry": (lambda store: store.rename_entry(TABLE, OTHER), Outcome()),
+    "drop entry": (lambda store: store.drop_entry(TABLE), Outcome("one")),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+async def test_a_change_and_its_outcome_are_recorded_together_or_not_at_all(store: Store, name: str):
+    await store.create_namespace(("empty",), {})
+    await store.create_entry(TABLE, "one")
+    change, outcome = CHANGES[name]
+    before = await store.export()
+    await store.record_outcome(Claim("taken", "other", 0), Outcome())
+    with claiming(Claim("taken", "print", 0)), pytest.raises(KeyTaken):
+        await change(store)
+    assert await store.export() == before
+    assert await store.load_outcome("taken") == Remembered("other", Outcome())
+    with claiming(Claim("free", "print", 0)):
+        await change(store)
+    assert await store.export() != before
+    assert await store.load_outcome("free") == Remembered("print", outcome)
+
+
+async def test_a_change_that_is_not_made_has_no_outcome(store: Store):
+    await store.create_entry(TABLE, "one")
+    with claiming(Claim("key", "print", 0)):
+        assert not await store.swap_pointer(TABLE, expected="elsewhere", new="two")
+        assert not await store.move_pointers([Move(TABLE, "elsewhere", "two")])
+        with pytest.raises(AlreadyExists):
+            await store.create_entry(TABLE, "two")
+        with pytest.raises(NoSuchTable):
+            await store.drop_entry(OTHER)
+    assert await store.load_outcome("key") is None
+    refused = Outcome(refusal=Refusal(409, "AlreadyExistsException", "Täble already exists"))
+    await store.record_outcome(Claim("key", "print", 0), refused)
+    assert await store.load_outcome("key") == Remembered("print", refused)
+    with pytest.raises(KeyTaken):
+        await store.record_outcome(Claim("key", "print", 0), Outcome())
+
+
+async def test_writes_that_wait_together_are_made_or_refused_one_by_one(store: Store):
+    names = [TableId(DB, f"t{number % 30}") for number in range(60)]
+    made = await asyncio.gather(*(store.create_entry(name, "here") for name in names), return_exceptions=True)
+    assert sum(error is None for error in made) == 30
+    assert all(isinstance(error, AlreadyExists) for error in made if error is not None)
+    assert len(await store.list_tables(DB, after="", limit=None)) == 30
 
 
 async def test_what_is_exported_fills_any_other_store(store: Store, tmp_path: Path):

@@ -254,7 +254,7 @@ def test_gzipped_metadata_of_other_writers_is_registered(table: Client):
     assert (status, body["metadata"]) == (200, loaded["metadata"])
 
 
-@pytest.mark.parametrize("purge", ["", "?purgeRequested=False", "?purgeRequested=true"])
+@pytest.mark.parametrize("purge", ["", "?purgeRequested=False"])
 def test_drop_forgets_the_table_and_keeps_its_files(table: Client, purge: str):
     location = table.get(TABLE)[1]["metadata-location"]
     assert table.delete(TABLE + purge)[0] == 204

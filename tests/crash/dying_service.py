@@ -59,6 +59,10 @@ def _has_rows(_client: Any, _name: Any, request: Any, **_: Any) -> bool:
     return any(update["action"] == "add-snapshot" for update in request.updates)
 
 
+def _removes_snapshots(_client: Any, _name: Any, request: Any, **_: Any) -> bool:
+    return any(update["action"] == "remove-snapshots" for update in request.updates)
+
+
 def _joins(standing: Any, offset: int, **at: int) -> bool:
     return offset == at["applied_offset"]
 
@@ -68,6 +72,9 @@ def _flows(standing: Any, *_: Any, **_at: int) -> bool:
 
 
 LAST_WORDS_S = 0.05
+
+# How often a process that is to die there looks for old snapshots.
+EXPIRY_LOOK_EVERY_SNAPSHOTS = 2
 
 # What is in the way of one table while the process is to die over it: its data files cannot be written before its rows
 # have left memory.
@@ -117,6 +124,28 @@ STEPS: dict[str, dict[str, Step]] = {
         "pointer swapped, transaction open": _after("catalog.store.sqlite:_swap_pointer"),
         "pointer swapped, not answered": _after("catalog.store.sqlite:SqliteStore.swap_pointer"),
         "answered, log not trimmed": _after("writer.committer:Committer.commit"),
+    },
+    "together": {
+        "buffers of all tables taken": _after("writer.flush_group:FlushGroups._take", calls_max=2),
+        "files of all tables written": _before("writer.committer:Committer.commit_all"),
+        "before the one request": _before("writer.iceberg.catalog_client:CatalogClient.commit_transaction"),
+        "first pointer swapped, transaction open": _after("catalog.store.sqlite:_swap_pointer"),
+        "all pointers swapped, not answered": _after("catalog.store.sqlite:SqliteStore.move_pointers"),
+        "answered, tables not told": _after("writer.iceberg.catalog_client:CatalogClient.commit_transaction"),
+        "first table told": _after("writer.table_writer:TableWriter.finish"),
+    },
+    "layout": {
+        "before the partitions are changed": _before("writer.committer:Committer.commit_layout"),
+        "partitions changed, no rows written": _after("writer.committer:Committer.commit_layout"),
+    },
+    "expiry": {
+        "before the removal is asked for": _before(
+            "writer.iceberg.catalog_client:CatalogClient.commit_table", only=_removes_snapshots
+        ),
+        "snapshots removed, nothing deleted": _after(
+            "writer.iceberg.catalog_client:CatalogClient.commit_table", only=_removes_snapshots
+        ),
+        "some metadata files deleted": _after("writer.storage.local:LocalStore.delete"),
     },
     "parking": {
         "rows left memory": _after("writer.parking:Standing.park", calls_max=1),
@@ -227,6 +256,8 @@ def main() -> None:
     Sentence(part, name, int(nth)).wrap()
     if part == "parking":
         Obstacle().wrap()
+    if part == "expiry":
+        importlib.import_module("writer.expiring").LOOK_EVERY_SNAPSHOTS = EXPIRY_LOOK_EVERY_SNAPSHOTS
     from ingest.cli import main as lakefeed  # noqa: PLC0415 - not needed by those who only want the list
 
     lakefeed(arguments)

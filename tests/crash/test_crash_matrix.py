@@ -7,17 +7,19 @@ process that first had to go on from what the death before it left; sources push
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.crash.dying_service import STEPS, command, last_words
 from tests.crash.runs import SETTINGS, rounds
-from tests.crash.senders import BATCH_MAX_CHANGES, Sender
+from tests.crash.senders import BATCH_MAX_CHANGES, TABLES, Sender
 from tests.crash.table_checks import check_tables, load_contents
 from tests.service_process import ServiceProcess, service_process
 
@@ -39,6 +41,15 @@ LITTLE_MEMORY = {
     "writer.flush_max_changes": 5_000,
 }
 
+# Each start finds another setting than the tables have followed.
+PARTITIONS = ("day(_cdc_timestamp)", "bucket[4](_cdc_row_id)", "none")
+
+# So short a history that nearly every look finds old snapshots.
+SHORT_HISTORY = """
+[tables."*"]
+properties = { "lakefeed.snapshots-max" = "2", "history.expire.min-snapshots-to-keep" = "1" }
+"""
+
 
 @pytest.mark.parametrize("part", STEPS)
 async def test_death_at_any_step_loses_nothing_and_doubles_nothing(tmp_path, part):
@@ -52,14 +63,20 @@ async def _die_at_every_step(directory: Path, part: str, rng: random.Random) -> 
     senders = [
         Sender(name, random.Random(rng.random()), up, batch_max_changes=changes) for name in ("shop-1", "shop-2")
     ]
-    with service_process(directory, SETTINGS | (LITTLE_MEMORY if part == "parking" else {})) as service:
+    (directory / "lakefeed.toml").write_text(SHORT_HISTORY if part == "expiry" else "")
+    settings = _settings_of_starts(part)
+    with service_process(directory, next(settings)) as service:
         async with asyncio.TaskGroup() as tasks:
             for sender in senders:
                 tasks.create_task(sender.run(service.ws_url))
+            if part == "layout":
+                await _make_tables(service, senders)
             for name in STEPS[part]:
+                service.settings = next(settings)
                 await _die_at(service, part, name, rng=rng, senders=senders)
             for sender in senders:
                 sender.finish()
+            service.settings = next(settings)
             await asyncio.to_thread(service.start)
             up.set()
         await asyncio.to_thread(service.flush)
@@ -67,6 +84,29 @@ async def _die_at_every_step(directory: Path, part: str, rng: random.Random) -> 
         assert service.get("/status")["problems"] == []
     assert [sender.acked for sender in senders] == [sender.sent for sender in senders]
     check_tables(tables, senders)
+
+
+def _settings_of_starts(part: str) -> Iterator[dict[str, Any]]:
+    """Give the settings of one start after the other."""
+    for partition in itertools.cycle(PARTITIONS):
+        own = {
+            "parking": LITTLE_MEMORY,
+            "layout": {"writer.partition": partition},
+            "together": {"writer.transactions": True},
+        }
+        yield SETTINGS | own.get(part, {})
+
+
+async def _make_tables(service: ServiceProcess, senders: Sequence[Sender]) -> None:
+    """Leave tables behind, so that the next start finds them as they were made."""
+    up = senders[0].up
+    await asyncio.to_thread(service.start)
+    up.set()
+    async with asyncio.timeout(STEP_TIMEOUT_S):
+        while len((await asyncio.to_thread(service.flush))["tables"]) < len(TABLES):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    up.clear()
+    service.kill()
 
 
 async def _die_at(

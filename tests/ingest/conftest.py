@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 
 from ingest.config import Config, IngestConfig, ServerConfig
 from ingest.service import Addresses, serving
+from ingest.sockets import BudgetedConnection
 from tests.ingest.talking import DEADLINE_S
 from writer.config import MIB, LogConfig, WriterConfig
 
@@ -33,6 +37,14 @@ async def service(tmp_path: Path) -> AsyncIterator[Addresses]:
 
 
 @pytest.fixture
+async def http(service: Addresses) -> AsyncIterator[aiohttp.ClientSession]:
+    """A client of the service's control plane."""
+    timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
+    async with aiohttp.ClientSession(service.http_url, timeout=timeout) as session:
+        yield session
+
+
+@pytest.fixture
 def stuck_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """A disk that syncs only while the event is set; it is at first."""
     works = threading.Event()
@@ -44,5 +56,21 @@ def stuck_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         really_sync(descriptor)
 
     monkeypatch.setattr(os, "fdatasync", sync)
+    yield works
+    works.set()
+
+
+@pytest.fixture
+def stuck_socket(monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Event]:
+    """A network that takes the service's answers only while the event is set; it is at first. Goodbyes get through."""
+    works = asyncio.Event()
+    works.set()
+    really_send = BudgetedConnection.send
+
+    async def send(self: BudgetedConnection, message: Any, **options: Any) -> None:
+        await works.wait()
+        await really_send(self, message, **options)
+
+    monkeypatch.setattr(BudgetedConnection, "send", send)
     yield works
     works.set()

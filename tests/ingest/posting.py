@@ -20,7 +20,7 @@ from ingest.gatekeeper import Gatekeeper
 from ingest.http_ingest import ROUTES, HttpIngest, add_http_ingest
 from ingest.http_listener import HttpLimits, serve_http
 from ingest.metrics import IngestMetrics
-from tests.ingest.test_intake import SMALL_LOG, Running, running
+from tests.ingest.intake_at_work import SMALL_LOG, Running, running
 from writer.config import MIB, LogConfig
 from writer.envelope import Event, decode_batch
 from writer.wal.files import Filesystem

@@ -265,6 +265,30 @@ def test_who_is_refused_now_and_then_is_none():
     assert not gate.is_offender
 
 
+def test_who_waits_as_long_as_it_is_told_while_the_log_is_full_is_not_impatient_however_long_that_lasts():
+    gate = messages(refusals_max=3)
+    for second in range(100):
+        gate.on_full(received_at=NOW + second, retry_delay_s=1.0, now=NOW + second)
+    assert not gate.is_impatient
+
+
+def test_batches_under_way_when_the_log_was_found_full_do_not_make_a_client_impatient():
+    gate = messages(refusals_max=3)
+    for _ in range(100):
+        gate.on_full(received_at=NOW, retry_delay_s=1.0, now=NOW + 0.5)
+    assert not gate.is_impatient
+
+
+def test_who_comes_again_too_early_while_the_log_is_full_is_impatient_until_it_is_taken():
+    gate = messages(refusals_max=3)
+    for tries in range(4):
+        assert not gate.is_impatient, tries
+        gate.on_full(received_at=NOW + tries / 10, retry_delay_s=1.0, now=NOW + tries / 10 + 0.01)
+    assert gate.is_impatient
+    gate.on_taken()
+    assert not gate.is_impatient
+
+
 def test_critical_load_refuses_batches_of_connections_without_priority():
     normal, high = messages(refusals_max=1), messages(high=True)
     refusal = normal.shed(LoadLevel.CRITICAL, NOW)

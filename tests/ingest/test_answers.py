@@ -15,15 +15,19 @@ NOW_MS = 1_763_251_200_500
 
 
 def ack(
-    verdict: Durable | Duplicate | None, *, changes: int = 3, utilization: float = 0.5, is_jump: bool = False
+    verdict: Durable | Duplicate | None,
+    *,
+    changes: int = 3,
+    utilization: float = 0.5,
+    commits_fail: bool = False,
+    is_jump: bool = False,
 ) -> Ack:
     return answers.ack(
         verdict,
         number=7,
         changes=changes,
         correlation_id="c",
-        utilization=utilization,
-        time_until_flush_ms=1_500,
+        backlog=answers.Backlog(utilization=utilization, time_until_flush_ms=1_500, commits_fail=commits_fail),
         is_jump=is_jump,
         now=NOW,
     )
@@ -34,10 +38,14 @@ def status(*, epoch: int = 0, durable: Position | None = None, committed: Positi
         Connect(source_do_id="shop", epoch=epoch, correlation_id="c"),
         durable=durable,
         committed=committed,
-        buffer=BufferStats(total_size_bytes=50, utilization=0.25, batch_count=0, event_count=0),
-        connected_sources=3,
+        service=answers.Service(
+            state="receiving",
+            buffer=BufferStats(total_size_bytes=50, utilization=0.25, batch_count=0, event_count=0),
+            connected_sources=3,
+            last_flush_ms=7,
+            next_flush_ms=9,
+        ),
         limits=Limits(max_message_size=10, max_event_size=5),
-        flushes=answers.FlushTimes(7, 9),
         now=NOW,
     )
 
@@ -50,6 +58,19 @@ def test_durable_batch_is_ok_with_its_place_in_the_log():
     assert (answer.details.events_processed, answer.details.buffer_utilization) == (3, 0.5)
     assert (answer.details.duplicates, answer.details.suggested_delay_ms) == (None, None)
     assert (answer.details.time_until_flush, answer.details.message) == (1_500, None)
+
+
+@pytest.mark.parametrize(("commits_fail", "state"), [(False, "closed"), (True, "open")])
+def test_circuit_breaker_is_open_while_commits_fail(commits_fail, state):
+    details = ack(Durable(42, 3), commits_fail=commits_fail).details
+    assert details is not None
+    assert details.circuit_breaker_state == state
+
+
+def test_refusal_for_its_size_tells_both_sizes_under_all_their_names():
+    refused = Refused(NackReason.PAYLOAD_TOO_LARGE, "too large", retry=False, max_size=10, actual_size=12)
+    answer = answers.refusal_nack(refused, 7, None, now=NOW)
+    assert (answer.max_size, answer.actual_size, answer.received_size) == (10, 12, 12)
 
 
 def test_trimmed_batch_counts_what_was_new_and_what_was_not():

@@ -188,6 +188,11 @@ async def test_readers_and_the_command_line_get_in_with_a_token(guarded, tmp_pat
         assert json.loads(status.output)["tables"][0]["table"] == "default.users"
         assert run(main, ["flush", "--url", guarded.http_url]).exit_code != 0
         assert run(main, ["flush", "--url", guarded.http_url, "--token", TOKEN]).exit_code == 0
+        quarantine = ["quarantine", "list", "--json", "--url", guarded.http_url]
+        refused = run(main, quarantine)
+        assert (refused.exit_code, "401" in refused.output) == (1, True)
+        assert json.loads(run(main, [*quarantine, "--token", TOKEN]).output) == []
+        assert json.loads(run(main, quarantine, env={"LAKEFEED_TOKEN": OTHER}).output) == []
         with open_duckdb(guarded.http_url, token=TOKEN) as connection:
             assert connection.execute("SELECT count(*) FROM lake.default.users").fetchone() == (2,)
         with pytest.raises(UnauthorizedError):

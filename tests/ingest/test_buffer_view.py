@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import aiohttp
 
-from ingest.service import Addresses
+from ingest.service import Addresses, serving
+from tests.ingest.conftest import small_config
 from tests.ingest.talking import DEADLINE_S, Talker, talking
 
 MAX_AGE_MS = 3_600_000  # of the settings for tests
@@ -69,3 +73,47 @@ async def test_control_plane_shows_the_same(service: Addresses):
     assert shown["buffer"]["newestBatchTime"] == status["buffer"]["newestBatchTime"]
     assert abs(shown["nextFlushTime"] - status["nextFlushTime"]) < 60_000
     assert shown["buffer"]["maxSizeBytes"] > 0
+
+
+VIEW = {
+    "name": "bad",
+    "schema": {"type": "struct", "schema-id": 0, "fields": []},
+    "properties": {},
+    "view-version": {
+        "version-id": 1,
+        "timestamp-ms": 1_794_700_800_000,
+        "schema-id": 0,
+        "summary": {},
+        "default-namespace": ["default"],
+        "representations": [{"type": "sql", "sql": "SELECT 1", "dialect": "spark"}],
+    },
+}
+
+
+async def batches_until(client: Talker, breaker: str, sequences: Iterator[int]) -> None:
+    """Send batches until their acks say that the circuit breaker is open, or closed."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            ack = await client.batch(next(sequences), table="good")
+            if ack["details"]["circuitBreakerState"] == breaker:
+                return
+            await asyncio.sleep(0.05)
+
+
+async def test_acks_say_that_commits_fail_while_they_do(tmp_path: Path):
+    sequences = itertools.count(2)
+    async with (
+        serving(small_config(tmp_path, flush_max_age_s=0.05)) as addresses,
+        aiohttp.ClientSession(addresses.http_url) as http,
+        talking(addresses.ws_url) as client,
+    ):
+        async with http.post("/v1/namespaces/default/views", json=VIEW) as answer:
+            assert answer.status == 200, await answer.text()
+        ack = await client.batch(1, table="bad")
+        assert ack["details"]["circuitBreakerState"] == "closed"
+        await batches_until(client, "open", sequences)
+        async with http.delete("/v1/namespaces/default/views/bad") as answer:
+            assert answer.status == 204
+        async with http.post("/flush?table=bad") as answer:
+            assert answer.status == 200, await answer.text()
+        await batches_until(client, "closed", sequences)

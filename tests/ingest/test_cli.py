@@ -246,7 +246,7 @@ def test_push_status_and_flush_tell_what_happened(service):
 
     status = run("status", "--url", http_url)
     assert status.exit_code == 0
-    assert "receiving" in status.output
+    assert "idle, 0 connections" in status.output
     assert "file" in status.output
     assert "default.users" in status.output
     as_json = json.loads(run("status", "--json", "--url", http_url).output)

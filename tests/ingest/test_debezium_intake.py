@@ -13,10 +13,11 @@ import pytest
 from ingest.debezium import DebeziumMalformed
 from ingest.debezium_intake import DOUBTS_SHOWN, TABLES_SHOWN, DebeziumIntake, DebeziumReceipt
 from ingest.offers import Durable, NackReason, Refused
+from tests.fakes import HeldFilesystem
 from tests.ingest.debezium.envelopes import KEYED, envelope, header, mark, streamed
+from tests.ingest.intake_at_work import LARGE, fill, turns, until
 from tests.ingest.offered import offer_of
 from tests.ingest.posting import NOW_US, Posting, posting
-from tests.ingest.test_intake import LARGE, HeldFilesystem, fill, turns, until
 from writer.changes import Position, SourceId
 
 SHOP = SourceId("shop")

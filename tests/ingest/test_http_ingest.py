@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.fakes import HeldFilesystem
+from tests.ingest.intake_at_work import until
 from tests.ingest.offered import offer_of
 from tests.ingest.posting import Answer, insert, posting
 from tests.ingest.raw_http import talk_raw
-from tests.ingest.test_intake import HeldFilesystem, until
 from writer.changes import Position, SourceId
 from writer.config import MIB, LogConfig
 

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from ingest.config import IngestConfig
+from tests.ingest.intake_at_work import LARGE
 from tests.ingest.posting import NDJSON, insert, posting
 from tests.ingest.raw_http import talk_raw
-from tests.ingest.test_intake import LARGE
 from writer.config import MIB
 
 SMALL = IngestConfig(frame_max_bytes=4_000, event_max_bytes=1_000)

@@ -14,9 +14,9 @@ import pytest
 
 from ingest.config import IngestConfig
 from tests.ingest.debezium.envelopes import streamed
+from tests.ingest.intake_at_work import until
 from tests.ingest.posting import NDJSON, insert, posting
 from tests.ingest.raw_http import post_head, speaking, talk_raw
-from tests.ingest.test_intake import until
 from writer.config import MIB
 
 SMALL = IngestConfig(frame_max_bytes=4_000, event_max_bytes=1_000)

@@ -6,9 +6,9 @@ import asyncio
 import errno
 
 from ingest import http_ingest
-from tests.fakes import FaultyFilesystem
+from tests.fakes import FaultyFilesystem, HeldFilesystem
+from tests.ingest.intake_at_work import LARGE, fill, turns, until
 from tests.ingest.posting import posting
-from tests.ingest.test_intake import LARGE, HeldFilesystem, fill, turns, until
 
 
 async def test_answer_comes_after_the_sync_and_never_before(tmp_path):

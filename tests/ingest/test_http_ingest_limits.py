@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
 import json
+import time
 from typing import Any
 
 import pytest
@@ -12,11 +14,15 @@ import pytest
 from ingest import http_gate, http_ingest
 from ingest.config import IngestConfig
 from ingest.read_budget import ALLOWANCE_BYTES
+from ingest.resume_points import ResumePoints
+from tests.fakes import FaultyFilesystem, HeldFilesystem
 from tests.ingest.debezium.envelopes import streamed
+from tests.ingest.intake_at_work import LARGE, fill, turns, until
 from tests.ingest.posting import Answer, Posting, insert, posting
 from tests.ingest.raw_http import post_head, speaking
-from tests.ingest.test_intake import LARGE, HeldFilesystem, fill, turns, until
+from writer.changes import Position, SourceId
 from writer.config import MIB, LogConfig
+from writer.errors import CatalogUnavailable
 
 ROOMY_LOG = LogConfig(segment_max_bytes=4 * MIB, max_bytes=256 * MIB)
 DEBEZIUM_INSERT = streamed(90, 100, 1)
@@ -269,6 +275,46 @@ async def test_log_that_stays_full_keeps_debezium_waiting_as_long_as_it_does(tmp
         await client.at_work.log.trim(client.at_work.log.durable_end)
         assert (await late).status == 200
         assert [row["id"] for row in client.rows_taken()] == [1]
+
+
+class Unreachable:
+    """Tables that cannot be asked until they can."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.answers = False
+
+    async def load(self) -> dict[SourceId, Position]:
+        self.asked += 1
+        if not self.answers:
+            raise CatalogUnavailable("no answer")
+        return {}
+
+
+async def test_catalog_that_cannot_be_asked_about_a_new_source_is_a_503_on_cdc_and_keeps_debezium_waiting(tmp_path):
+    tables = Unreachable()
+    async with posting(tmp_path) as client:
+        client.at_work.intake._elsewhere = ResumePoints(tables.load, clock=time.monotonic)
+        refused = await client.batch(1)
+        assert (refused.status, refused.document["reason"]) == (503, "internal_error")
+        late = asyncio.create_task(client.debezium(DEBEZIUM_INSERT, source="dbz"))
+        await until(lambda: tables.asked >= 3)
+        assert not late.done()
+        tables.answers = True
+        assert (await late).status == 200
+
+
+async def test_log_that_has_failed_keeps_debezium_waiting_until_the_service_stops(tmp_path):
+    files = FaultyFilesystem()
+    async with posting(tmp_path, files=files) as client:
+        files.fail("sync", errno.EIO)
+        refused = await client.batch(1)
+        assert (refused.status, refused.document["reason"]) == (503, "internal_error")
+        late = asyncio.create_task(client.debezium(DEBEZIUM_INSERT, source="dbz"))
+        await until(lambda: client.at_work.intake._dedup.is_held(SourceId("dbz")))
+        client.at_work.intake.close()
+        answer = await late
+        assert (answer.status, answer.document["reason"]) == (503, "shutting_down")
 
 
 # -- what is shown

@@ -134,7 +134,7 @@ async def test_who_sends_again_too_early_while_the_log_is_full_is_closed_with_40
         async with talking(addresses.ws_url) as client:
             refused, nack = await until_full(client)
             assert (nack["shouldRetry"], nack["maxSize"]) == (True, log.max_bytes)
-            for _ in range(2):
+            for _ in range(3):
                 nack = await send_large(client, refused)
                 assert nack["reason"] == "buffer_full"
             assert await client.closed() == 4003, "at once, though it sends nothing more"

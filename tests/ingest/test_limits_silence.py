@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import ingest.server
+from ingest.admission import SIZE_VIOLATIONS_MAX
 from tests.ingest.limited import TIMEOUT_S, limited, refused_count, until_status
 from tests.ingest.talking import DEADLINE_S, Talker, insert, talking
 from tests.raw_client import PING, TEXT, RawClient, encode_frame, open_raw, text_frame
@@ -65,6 +66,18 @@ async def test_client_that_does_not_read_its_answers_is_not_read_and_closed_with
         assert (await neighbour.batch(1))["status"] == "ok"
         sending.cancel()
         assert await client.closed() == (1008, "does not read its answers")
+        client.cut()
+
+
+async def test_client_that_is_to_be_closed_but_takes_no_answer_is_closed_all_the_same(tmp_path, stuck_socket):
+    async with limited(tmp_path, heartbeat_timeout_s=TIMEOUT_S) as addresses:
+        client = await open_raw(addresses.ws_url)
+        stuck_socket.clear()
+        for _ in range(SIZE_VIOLATIONS_MAX):
+            events = [insert(1, after={"blob": "x" * 140_000})]
+            await client.send(text_frame("cdc_batch", sourceDoId="shop", sequenceNumber=0, events=events))
+        assert await client.closed() == (1008, "too many size violations")
+        stuck_socket.set()
         client.cut()
 
 

@@ -352,3 +352,9 @@ def test_whatever_nesting_is_admitted_the_writer_can_decode(depth):
     except ProtocolError:
         return
     assert bytes(decode_batch(body).events[0].after) == deep
+
+
+def test_refusal_of_a_batch_that_is_nested_too_deeply_still_carries_its_number():
+    deep = json.loads("[" * 880 + "]" * 880)
+    error = refusal(frame("cdc_batch", sequenceNumber=17, events=[event(after=deep)]))
+    assert (str(error), error.sequence_number) == ("a value is nested too deeply", 17)

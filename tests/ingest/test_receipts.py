@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import aiohttp
+import pytest
+
 from ingest.receipts import WAITING_MAX_BATCHES, Receipts
 from ingest.service import serving
 from tests.ingest.conftest import small_config
+from tests.ingest.limited import until_status
 from tests.ingest.talking import talking
 from writer.changes import Position
 
@@ -13,16 +17,28 @@ def at(sequence: int) -> Position:
     return Position(0, sequence)
 
 
+def due(receipts: Receipts, committed: Position | None) -> int | None:
+    batch = receipts.take_due(committed)
+    return batch.number if batch is not None else None
+
+
 def test_highest_batch_that_is_wholly_committed_is_due():
     receipts = Receipts()
     for number, last in ((7, 10), (8, 20), (9, 30)):
         receipts.expect(number, at(last))
-    assert receipts.due(None) is None
-    assert receipts.due(at(9)) is None
-    assert receipts.due(at(29)) == 8
-    receipts.told(8)
-    assert receipts.due(at(29)) is None
-    assert receipts.due(at(30)) == 9
+    assert due(receipts, None) is None
+    assert due(receipts, at(9)) is None
+    assert due(receipts, at(29)) == 8
+    assert due(receipts, at(29)) is None
+    assert due(receipts, at(30)) == 9
+
+
+def test_batch_that_was_sent_again_does_not_hide_those_behind_it():
+    receipts = Receipts()
+    for number, last in ((4, 10), (5, 20), (4, 10)):
+        receipts.expect(number, at(last))
+    assert due(receipts, at(20)) == 5
+    assert due(receipts, at(20)) is None
 
 
 def test_waiting_batches_are_bounded_and_the_newest_is_still_told():
@@ -30,8 +46,9 @@ def test_waiting_batches_are_bounded_and_the_newest_is_still_told():
     for number in range(WAITING_MAX_BATCHES + 100):
         receipts.expect(number, at(number))
     assert len(receipts._waiting) == WAITING_MAX_BATCHES
-    assert receipts.due(at(10)) == 10
-    assert receipts.due(at(WAITING_MAX_BATCHES + 100)) == WAITING_MAX_BATCHES + 99
+    assert due(receipts, at(10)) == 10
+    assert due(receipts, at(WAITING_MAX_BATCHES + 98)) == WAITING_MAX_BATCHES - 2, "the newest one stands for the rest"
+    assert due(receipts, at(WAITING_MAX_BATCHES + 100)) == WAITING_MAX_BATCHES + 99
 
 
 async def test_commit_is_told_with_the_snapshot_of_each_table(service):
@@ -75,6 +92,42 @@ async def test_level_committed_answers_with_the_receipt_alone(tmp_path):
         assert (await client.hear_receipt(3))["sequenceNumber"] == 3, "a duplicate is told as committed too"
 
 
+async def test_level_committed_answers_with_the_correlation_of_the_batch(service):
+    async with talking(service.ws_url, None) as client:
+        await client.ask("connect", sourceDoId="shop", ackLevel="committed")
+        for number in (1, 2):
+            await client.send_batch(number, sequenceNumber=number, correlationId=f"c-{number}")
+        await client.ask("flush_request")
+        assert (await client.hear_receipt(2))["correlationId"] == "c-2"
+
+
+async def test_batch_that_comes_again_after_its_commit_is_told_as_committed_at_once(service):
+    async with talking(service.ws_url) as client:
+        await client.batch(1, 2, sequenceNumber=1)
+        await client.ask("flush_request")
+    async with talking(service.ws_url) as client:
+        assert (await client.batch(1, 2, sequenceNumber=7))["status"] == "duplicate"
+        assert (await client.hear_receipt(7))["lastCommittedSequence"] == 2
+
+
+@pytest.mark.parametrize("level", ["durable", "committed"])
+async def test_client_that_hears_its_acks_only_after_the_commit_still_gets_every_receipt(service, level, stuck_socket):
+    async with talking(service.ws_url, None) as client:
+        await client.ask("connect", sourceDoId="shop", ackLevel=level)
+        stuck_socket.clear()
+        await client.say("heartbeat")
+        await client.send_batch(1, sequenceNumber=0)
+        await client.send_batch(2, sequenceNumber=1)
+        await until_status(service, lambda status: status["log"]["durableEnd"] == 2)
+        async with aiohttp.ClientSession(service.http_url) as http, http.post("/flush") as flushed:
+            assert flushed.status == 200
+        await until_status(service, lambda status: status["lastFlushTime"] is not None)
+        stuck_socket.set()
+        for _ in range(3 if level == "durable" else 1):
+            await client.hear()
+        assert (await client.hear_receipt(1))["lastCommittedSequence"] == 2
+
+
 async def test_refusals_are_told_at_every_level(service):
     async with talking(service.ws_url, None) as client:
         await client.ask("connect", sourceDoId="shop", ackLevel="committed")
@@ -82,14 +135,27 @@ async def test_refusals_are_told_at_every_level(service):
         assert nack["reason"] == "invalid_format"
 
 
+DEBEZIUM_INSERT = {
+    "op": "c",
+    "after": {"id": 1, "name": "Ada"},
+    "source": {"connector": "postgresql", "db": "d", "schema": "public", "table": "people", "lsn": 5, "txId": 1,
+               "sequence": '["4","5"]', "ts_ms": 1_763_251_200_000},
+    "ts_ms": 1_763_251_200_000,
+}  # fmt: skip
+
+
+async def test_debezium_events_that_come_again_after_their_commit_are_told_as_committed_at_once(service):
+    async with talking(service.ws_url, None) as client:
+        await client.ask("connect", sourceDoId="pg", ackLevel="committed")
+        await client.say("debezium_batch", sequenceNumber=1, events=[DEBEZIUM_INSERT])
+        await client.ask("flush_request")
+        await client.hear_receipt(1)
+        await client.say("debezium_batch", sequenceNumber=2, events=[DEBEZIUM_INSERT], correlationId="again")
+        assert (await client.hear_receipt(2))["correlationId"] == "again"
+
+
 async def test_debezium_events_over_the_websocket_are_acked_and_told(service):
-    event = {
-        "op": "c",
-        "after": {"id": 1, "name": "Ada"},
-        "source": {"connector": "postgresql", "db": "d", "schema": "public", "table": "people", "lsn": 5, "txId": 1,
-                   "sequence": '["4","5"]', "ts_ms": 1_763_251_200_000},
-        "ts_ms": 1_763_251_200_000,
-    }  # fmt: skip
+    event = DEBEZIUM_INSERT
     async with talking(service.ws_url, "pg") as client:
         ack = await client.ask("debezium_batch", sequenceNumber=1, events=[event], correlationId="c")
         assert (ack["status"], ack["correlationId"], ack["details"]["eventsProcessed"]) == ("ok", "c", 1)

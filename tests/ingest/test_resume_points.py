@@ -12,8 +12,8 @@ from ingest.intake import Intake
 from ingest.metrics import IngestMetrics
 from ingest.offers import Durable, NackReason, Refused
 from ingest.resume_points import LOOK_MAX_AGE_S, ResumePoints
+from tests.ingest.intake_at_work import DEADLINE_S, SMALL_LOG, Running
 from tests.ingest.offered import offer_of
-from tests.ingest.test_intake import DEADLINE_S, SMALL_LOG, Running
 from writer.changes import Position, SourceId
 from writer.errors import CatalogUnavailable
 from writer.wal.log import Log

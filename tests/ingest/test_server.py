@@ -1,11 +1,10 @@
-"""The whole service on loopback: what clients of the data plane hear, and what the control plane shows."""
+"""The whole service on loopback: what clients of the data plane hear."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
 import pytest
@@ -13,63 +12,12 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from ingest import answers
-from ingest.service import Addresses, serving
-from tests.clients import open_duckdb
+from ingest.service import serving
 from tests.ingest.conftest import small_config
+from tests.ingest.looking import get, metrics_of, read_rows, until
 from tests.ingest.talking import DEADLINE_S, Talker, insert, talking
 
 LARGE_FRAME_BYTES = 5 * 1024 * 1024
-
-
-@pytest.fixture
-async def http(service: Addresses) -> AsyncIterator[aiohttp.ClientSession]:
-    timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
-    async with aiohttp.ClientSession(service.http_url, timeout=timeout) as session:
-        yield session
-
-
-async def get(http: aiohttp.ClientSession, path: str) -> dict:
-    async with http.get(path) as answer:
-        assert answer.status == 200
-        return await answer.json()
-
-
-async def post(http: aiohttp.ClientSession, path: str, *, status: int = 200) -> dict:
-    async with http.post(path) as answer:
-        assert answer.status == status
-        return await answer.json()
-
-
-async def metrics_of(http: aiohttp.ClientSession) -> dict[str, float]:
-    """The samples of /metrics, by name and labels."""
-    async with http.get("/metrics") as answer:
-        assert answer.status == 200
-        lines = (await answer.text()).splitlines()
-    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
-
-
-def has_gauges(found: dict[str, float]) -> bool:
-    """Tell whether the timer has set the gauges after the commit and after the last batch was buffered."""
-    names = ("writer_seconds_since_last_commit", "writer_oldest_uncommitted_seconds")
-    return all(found.get(f'{name}{{table="default.users"}}', 0) > 0 for name in names)
-
-
-async def until(look: Callable[[], Awaitable[dict]], condition: Callable[[dict], object]) -> dict:
-    """Look until what is seen meets the condition."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition(seen := await look()):  # noqa: ASYNC110 - over the network there is only looking
-            await asyncio.sleep(0.01)
-    return seen
-
-
-def rows_of(http_url: str, table: str) -> list[tuple]:
-    with open_duckdb(http_url) as connection:
-        query = f"SELECT _cdc_sequence, _cdc_source, id, name FROM lake.default.{table} ORDER BY _cdc_sequence"
-        return connection.execute(query).fetchall()
-
-
-async def read_rows(service: Addresses, table: str) -> list[tuple]:
-    return await asyncio.to_thread(rows_of, service.http_url, table)
 
 
 # -- connect
@@ -371,139 +319,3 @@ async def test_restarted_service_knows_its_sources_and_its_tables(tmp_path):
         assert (await client.batch(2, 3, 4))["details"]["eventsProcessed"] == 1
         await client.ask("flush_request")
         assert [row[0] for row in await read_rows(addresses, "users")] == [1, 2, 3, 4]
-
-
-# -- flushing
-
-
-async def test_flush_request_is_answered_after_the_commit_with_the_snapshot(service):
-    async with talking(service.ws_url) as client:
-        await client.batch(1, 2)
-        answer = await client.ask("flush_request", correlationId="f")
-        assert (answer["type"], answer["correlationId"]) == ("flush_response", "f")
-        result = answer["result"]
-        assert (result["success"], result["eventsFlushed"], result["batchesFlushed"]) == (True, 2, 1)
-        assert result["tables"]["default.users"]["rows"] == 2
-        assert result["tables"]["default.users"]["snapshotId"] > 0
-        assert [path.rpartition(".")[2] for path in result["paths"]] == ["parquet"]
-    assert await read_rows(service, "users") == [(1, "shop", 1, "name 1"), (2, "shop", 2, "name 2")]
-
-
-async def test_flush_request_covers_batches_sent_before_it_without_waiting_for_their_acks(service):
-    async with talking(service.ws_url) as client:
-        for number in range(30):
-            await client.send_batch(number, sequenceNumber=number)
-        await client.say("flush_request")
-        answers = [await client.hear() for _ in range(31)]
-    (flushed,) = [answer for answer in answers if answer["type"] == "flush_response"]
-    assert flushed["result"]["eventsFlushed"] == 30
-
-
-async def test_flush_over_http_commits_all_tables_or_one(service, http):
-    async with talking(service.ws_url) as client:
-        await client.batch(1, table="users")
-        await client.batch(2, table="sales.orders")
-        one = await post(http, "/flush?table=users")
-        assert list(one["tables"]) == ["default.users"]
-        assert one["eventsFlushed"] == 1
-        every = await post(http, "/flush")
-        assert every["tables"]["sales.orders"]["rows"] == 1
-        assert every["tables"]["default.users"]["rows"] == 0
-        assert (await post(http, "/flush?table=sales.orders"))["eventsFlushed"] == 0
-
-
-async def test_flush_of_a_table_that_nobody_knows_is_answered_404(service, http):
-    answer = await post(http, "/flush?table=nowhere", status=404)
-    assert answer == {"success": False, "error": "no such table here: table=nowhere"}
-
-
-async def test_flush_with_nothing_to_do_succeeds(service, http):
-    answer = await post(http, "/flush")
-    assert (answer["success"], answer["eventsFlushed"], answer["tables"]) == (True, 0, {})
-
-
-async def test_table_flushes_by_age_without_being_asked(tmp_path):
-    config = small_config(tmp_path, flush_max_age_s=0.05)
-    async with serving(config) as addresses, talking(addresses.ws_url) as client:
-        await client.batch(1)
-        await until(
-            lambda: client.ask("connect", sourceDoId="shop"), lambda status: status.get("lastCommittedSequence") == 1
-        )
-
-
-# -- the control plane
-
-
-async def test_status_shows_sources_tables_log_and_buffer(service, http):
-    async with talking(service.ws_url) as client:
-        await client.batch(1, 2, table="users")
-        await client.ask("flush_request")
-        await client.batch(3, table="users")
-        status = await until(lambda: get(http, "/status"), lambda status: status["buffer"]["eventCount"])
-    assert (status["state"], status["connections"], status["connectedSources"]) == ("receiving", 1, 1)
-    assert status["problems"] == []
-    (source,) = status["sources"]
-    assert (source["sourceDoId"], source["connected"]) == ("shop", True)
-    assert (source["lastDurableSequence"], source["lastCommittedSequence"]) == (3, 2)
-    assert (source["batchesReceived"], source["eventsReceived"]) == (2, 3)
-    (state,) = status["sourceStates"]
-    assert (state["sourceDoId"], state["lastReceivedSequence"], state["lastAckedSequence"]) == ("shop", 3, 3)
-    assert status["dedupStats"] == {"totalChecks": 3, "duplicatesFound": 0, "entriesTracked": 1}
-    assert status["lastFlushTime"] > 0
-    (table,) = status["tables"]
-    assert (table["table"], table["bufferedRows"], table["committedRows"]) == ("default.users", 1, 2)
-    assert (table["problem"], table["lastFlushReason"]) == (None, "request")
-    assert (status["log"]["durableEnd"], status["log"]["uncommittedRecords"]) == (2, 1)
-    assert status["log"]["bytes"] > 0
-
-
-async def test_health_is_live_and_ready(http):
-    assert await get(http, "/health/live") == {"status": "live"}
-    assert await get(http, "/health/ready") == {"status": "ready", "problems": []}
-    assert await get(http, "/health") == {"status": "ready", "problems": []}
-
-
-async def test_index_lists_the_endpoints_and_each_is_there(http):
-    index = await get(http, "/")
-    assert index["service"] == "lakefeed"
-    for path in index["endpoints"]:
-        async with http.get(path) as answer:
-            is_there = answer.status in (200, 405) or "no such table here" in await answer.text()
-            assert is_there, path
-
-
-async def test_metrics_tell_the_four_states_apart(service, http):
-    async with talking(service.ws_url) as client:
-        await client.batch(1, 2)
-        await client.batch(1, 2)
-        await client.ask("flush_request")
-        await client.batch(3)
-        await client.socket.send("{")
-        await client.hear()
-        found = await until(lambda: metrics_of(http), has_gauges)
-    assert found["ingest_received_changes_total"] == 5
-    assert found["ingest_durable_changes_total"] == 3
-    assert found["ingest_duplicate_changes_total"] == 2
-    assert found['writer_committed_changes_total{table="default.users"}'] == 2
-    assert found["ingest_received_bytes_total"] > found["ingest_durable_bytes_total"] > 0
-    assert found['writer_committed_bytes_total{table="default.users"}'] > 0
-    assert found['writer_committed_files_total{table="default.users"}'] == 1
-    assert found['ingest_nacks_total{reason="invalid_format"}'] == 1
-    assert found["ingest_connections"] == 1
-    assert found["ingest_ack_seconds_count"] == 3
-    assert found["writer_flush_seconds_count"] == 1
-    assert found["writer_commit_seconds_count"] == 1
-    assert found['writer_flushes_total{reason="request"}'] == 1
-    assert found["writer_log_bytes"] > 0
-    assert found["writer_buffered_bytes"] > 0
-    assert found["writer_log_uncommitted_records"] == 1
-    assert found["ingest_event_loop_lag_seconds"] >= 0
-
-
-async def test_connect_tells_when_the_last_flush_was(service):
-    async with talking(service.ws_url) as client:
-        assert "lastFlushTime" not in await client.ask("connect", sourceDoId="shop")
-        await client.batch(1)
-        await client.ask("flush_request")
-        await client.hear_receipt(0)
-        assert (await client.ask("connect", sourceDoId="shop"))["lastFlushTime"] > 0

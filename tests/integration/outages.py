@@ -9,7 +9,7 @@ import random
 import re
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,23 +20,26 @@ from tests.service_process import ServiceProcess
 
 WAIT_S = 60.0
 POLL_S = 0.05
-BATCH_MAX_CHANGES = 80
+# Some thousand changes a second: more than enough to break, few enough that what was missed is made up for at once.
+BATCH_MAX_CHANGES = 40
 
 KIB = 1024
 BUFFER_MAX_BYTES = 128 * KIB
 # What was being decoded when they were full still arrives.
 MEMORY_BOUND_BYTES = 4 * BUFFER_MAX_BYTES
 
-# Flushes many times a second, gives up on a request soon, and calls a table late at once. An outage of a few seconds
-# fills the buffers several times over.
+# Flushes many times a second, gives up on a request soon, and calls a table late at once.
 SETTINGS = {
     "server.stalled_after_s": 0.5,
     "writer.flush_max_age_s": 0.2,
     "writer.flush_check_interval_s": 0.05,
-    "writer.flush_max_bytes": f"{BUFFER_MAX_BYTES // KIB // 2}KiB",
-    "writer.buffer_max_bytes": f"{BUFFER_MAX_BYTES // KIB}KiB",
     "storage.request_timeout_s": 0.5,
     "catalog.storage_timeout_s": 1.0,
+}
+# An outage of a few seconds fills these buffers several times over.
+LITTLE_MEMORY = {
+    "writer.flush_max_bytes": f"{BUFFER_MAX_BYTES // KIB // 2}KiB",
+    "writer.buffer_max_bytes": f"{BUFFER_MAX_BYTES // KIB}KiB",
 }
 
 
@@ -79,6 +82,13 @@ class Pushed:
                     return found[0]
                 await asyncio.sleep(POLL_S)
 
+    async def wait_until_well(self) -> None:
+        """Wait until every table commits again and /health/ready has nothing to complain of."""
+        await self.wait_until_tables_commit()
+        async with asyncio.timeout(WAIT_S):
+            while await self.problems():  # noqa: ASYNC110 - another process has no event
+                await asyncio.sleep(POLL_S)
+
     async def check_memory_while_changes_are_acked(self) -> None:
         """Go on until more was acked than the buffers may hold, and look all the while whether they do."""
         acked_before, change_bytes = self.sender.acked, 0.0
@@ -100,9 +110,10 @@ class Pushed:
 
 @contextlib.asynccontextmanager
 async def pushing(
-    service: ServiceProcess, *, catalog_url: str = "", s3: S3Settings | None = None
+    service: ServiceProcess, *, catalog_url: str = "", s3: S3Settings | None = None, has_little_memory: bool = False
 ) -> AsyncIterator[Pushed]:
     """Start the service and push to it while the block runs; then check that all that was acked is in the tables."""
+    service.settings = {**service.settings, **(LITTLE_MEMORY if has_little_memory else {})}
     up = asyncio.Event()
     up.set()
     sender = Sender("shop", random.Random(1), up, batch_max_changes=BATCH_MAX_CHANGES)
@@ -114,6 +125,16 @@ async def pushing(
         yield pushed
         sender.finish()
     await pushed.check_recovery()
+
+
+@contextlib.contextmanager
+def named(fault: object) -> Iterator[None]:
+    """Say with a failure which of several faults it came with."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"while the fault was {fault!r}")
+        raise
 
 
 def _table_names() -> list[str]:

@@ -82,9 +82,10 @@ class Service:
 
 
 @asynccontextmanager
-async def service(directory: Path) -> AsyncIterator[Service]:
+async def service(directory: Path, **writer: Any) -> AsyncIterator[Service]:
     own = {"server.data_dir": str(directory), "server.http_port": 0, "server.ws_port": 0}
-    config = load_config(None, {}, {**SETTINGS, **own, "writer.flush_max_age_s": 3_600.0}).config
+    chosen = {f"writer.{name}": value for name, value in writer.items()}
+    config = load_config(None, {}, {**SETTINGS, **own, "writer.flush_max_age_s": 3_600.0, **chosen}).config
     async with serving(config) as addresses, aiohttp.ClientSession() as client:
         yield Service(addresses.http_url, client)
 

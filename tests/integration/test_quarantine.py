@@ -134,6 +134,15 @@ def test_a_replay_before_the_cause_is_gone_tells_so_and_changes_nothing(service:
     assert lakefeed(service, "list")[0]["changes"] == 6
 
 
+def test_a_push_whose_rows_all_go_there_does_not_call_them_committed(service: ServiceProcess) -> None:
+    push = [LAKEFEED, "push", "-", "--table", "users", "--url", service.ws_url]
+    done = subprocess.run(
+        push, input='{"id": 1}\n', capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True
+    )
+    assert "default.users: the table has taken no row, see `lakefeed quarantine list`" in done.stdout
+    assert "committed default.users" not in done.stdout
+
+
 def test_a_table_that_a_client_names_like_the_quarantine_is_refused(service: ServiceProcess) -> None:
     events = [{**pushed_changes.EVENTS[0], "table": "lakefeed_quarantine"}]
     with connect(service.ws_url) as socket:

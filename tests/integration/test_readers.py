@@ -33,14 +33,7 @@ def on_local_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[S
 
 @pytest.fixture(scope="module")
 def on_s3(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> Iterator[tuple[ServiceProcess, S3Settings]]:
-    settings = {
-        "storage.warehouse": f"s3://{s3_server.create_bucket()}/tables",
-        "storage.s3_endpoint": s3_server.endpoint,
-        "storage.s3_path_style": "true",
-        "storage.s3_access_key_id": s3_server.access_key_id,
-        "storage.s3_secret_access_key": s3_server.secret_access_key,
-    }
-    with _service_with_changes(tmp_path_factory.mktemp("s3-service"), settings) as service:
+    with _service_with_changes(tmp_path_factory.mktemp("s3-service"), s3_server.new_warehouse()) as service:
         yield service, s3_server.settings
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.clients import S3Settings
 from tests.fault_proxy import Answer, CutRequest, CutResponse, Fault, FaultProxy, Silence, Slow, fault_proxy
-from tests.integration.outages import SETTINGS, pushing
+from tests.integration.outages import SETTINGS, named, pushing
 from tests.s3_server import S3Server
 from tests.service_process import ServiceProcess, service_process
 
@@ -28,43 +28,38 @@ class Lake:
 
 @pytest.fixture
 def lake(tmp_path: Path, s3_server: S3Server) -> Iterator[Lake]:
-    with fault_proxy(s3_server.endpoint) as proxy:
-        settings = {
-            **SETTINGS,
-            "storage.warehouse": f"s3://{s3_server.create_bucket()}/tables",
-            "storage.s3_endpoint": proxy.url,
-            "storage.s3_path_style": "true",
-            "storage.s3_access_key_id": s3_server.access_key_id,
-            "storage.s3_secret_access_key": s3_server.secret_access_key,
-        }
-        with service_process(tmp_path, settings) as service:
-            yield Lake(service, proxy, s3_server.settings)
+    with (
+        fault_proxy(s3_server.endpoint) as proxy,
+        service_process(tmp_path, SETTINGS | s3_server.new_warehouse(endpoint=proxy.url)) as service,
+    ):
+        yield Lake(service, proxy, s3_server.settings)
 
 
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [
-        (Answer(500), "500"),
-        (Answer(503), "503"),
-        (Answer(403), "403"),
-        (Answer(500, forwarded=True), "500"),
-        (CutRequest(), "cannot write object"),
-        (CutResponse(), "cannot write object"),
-        (Silence(), "cannot write object"),
-    ],
-    ids=repr,
-)
-async def test_any_fault_of_the_store_is_told_and_ends_with_every_change_once(lake: Lake, fault: Fault, reason: str):
+# What goes wrong with every request, and what is told of it.
+FAULTS: list[tuple[Fault, str]] = [
+    (Answer(500), "500"),
+    (Answer(503), "503"),
+    (Answer(403), "403"),
+    (Answer(500, forwarded=True), "500"),
+    (CutRequest(), "cannot write object"),
+    (CutResponse(), "cannot write object"),
+    (Silence(), "cannot write object"),
+]
+
+
+async def test_any_fault_of_the_store_is_told_and_ends_with_every_change_once(lake: Lake):
     async with pushing(lake.service, s3=lake.s3) as pushed:
-        lake.proxy.spoil(fault)
-        problem = await pushed.wait_until_unwell(reason)
-        assert problem.startswith("table is not committed: table=")
-        await pushed.check_memory_while_changes_are_acked()
-        lake.proxy.lift()
+        for fault, reason in FAULTS:
+            with named(fault):
+                lake.proxy.spoil(fault)
+                problem = await pushed.wait_until_unwell(reason)
+                assert problem.startswith("table is not committed: table=")
+                lake.proxy.lift()
+                await pushed.wait_until_well()
 
 
 async def test_a_store_that_is_stopped_is_told_and_found_again(lake: Lake):
-    async with pushing(lake.service, s3=lake.s3) as pushed:
+    async with pushing(lake.service, s3=lake.s3, has_little_memory=True) as pushed:
         lake.proxy.stop()
         problem = await pushed.wait_until_unwell("Could not connect")
         assert problem.startswith("table is not committed: table=")

@@ -243,17 +243,14 @@ class Service:
 
     def _maybe_send_receipt(self, wire: Wire) -> None:
         committed = self._committed_position(wire.source)
-        number = wire.receipts.due(committed)
-        if number is None:
+        due = wire.receipts.take_due(committed)
+        if due is None:
             return
         assert committed is not None
-        while wire.expected:
-            told, position = wire.expected.pop(0)
-            assert position <= committed, "receipt before the commit"
-            if told == number:
-                break
-        wire.receipts.told(number)
-        wire.unheard.append(Answer("persisted", number))
+        told = [position for number, position in wire.expected if number <= due.number]
+        assert max(told) <= committed, "receipt before the commit"
+        wire.expected = [(number, position) for number, position in wire.expected if number > due.number]
+        wire.unheard.append(Answer("persisted", due.number))
 
     def _committed_position(self, source: Source) -> Position | None:
         frames = (frame for frame in self.history[: self.committed_offset] if frame.source == source.name)

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -37,7 +36,11 @@ SETTINGS = {
     "plain": (),
     "paged": ("-Drest-page-size=1",),
     "refs": ("-Dsnapshot-loading-mode=refs",),
+    "planned": ("-Dscan-planning-mode=server",),
 }
+
+# The Java client reports no metrics of scans that a server plans, whatever the server does.
+CANNOT_PASS = {"planned": "testCatalogWithCustomMetricsReporter"}
 
 # What the kit may ask of this server; it would leave out the tests of what is not promised.
 PROMISES = (
@@ -101,7 +104,7 @@ def _run_setting(java: str, name: str, pattern: str, *, database: str) -> bool:
         service_process(Path(directory), {**SERVER_SETTINGS, "catalog.database": database}) as service,
     ):
         service.start()
-        _run_kit(java, service.http_url, options=SETTINGS[name], pattern=pattern, reports=reports)
+        _run_kit(java, service.http_url, name, pattern=pattern, reports=reports)
         service.stop()
     results = read_results(reports)
     for line in show_failures(results):
@@ -111,12 +114,13 @@ def _run_setting(java: str, name: str, pattern: str, *, database: str) -> bool:
     return counts["passed"] > 0 and counts["failed"] == 0
 
 
-def _run_kit(java: str, url: str, *, options: Sequence[str], pattern: str, reports: Path) -> None:
+def _run_kit(java: str, url: str, name: str, *, pattern: str, reports: Path) -> None:
     command = [
-        *(java, *PROMISES, f"-Duri={url}", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", *options),
+        *(java, *PROMISES, f"-Duri={url}", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", *SETTINGS[name]),
         *("-cp", f"{TARGET / 'jars'}/*", "org.junit.platform.console.ConsoleLauncher", "execute"),
         *("--select-class=org.apache.iceberg.rest.RESTCompatibilityKitSuite", "--exclude-engine=junit-vintage"),
         *([f"--include-methodname=.*({pattern}).*"] if pattern else []),
+        *([f"--exclude-methodname=.*{CANNOT_PASS[name]}.*"] if name in CANNOT_PASS else []),
         *("--disable-banner", "--disable-ansi-colors", "--details=tree", f"--reports-dir={reports}"),
     ]
     with (reports / "console.txt").open("wb") as output, (reports / "client.log").open("wb") as log:

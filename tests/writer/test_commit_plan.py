@@ -91,7 +91,10 @@ def test_a_commit_builds_on_main_and_keeps_the_branch_settings():
 def test_marker_and_rows_are_one_commit():
     plan = make_plan(table_state_from(USERS, make_document()), make_flush())
     updates = updates_of(plan)
-    assert updates["set-properties"]["updates"] == {"lakefeed.progress": '{"nodes":{"n1":5},"sources":{"shop":[0,10]}}'}
+    assert updates["set-properties"]["updates"] == {
+        "lakefeed.progress": '{"nodes":{"n1":5},"sources":{"shop":[0,10]}}',
+        "lakefeed.totals": '{"complete":false,"sources":{}}',
+    }
     assert updates["add-snapshot"]["snapshot"]["summary"]["lakefeed.flush-id"] == "f-1"
     assert plan.next_state.progress == Progress({"n1": 5}, {SHOP: Position(0, 10)})
 

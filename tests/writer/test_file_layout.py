@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tests.writer.examples import MIDNIGHT, NESTED, nested_rows
-from writer.file_layout import lay_out, usable_order
+from writer.file_layout import join_rows, lay_out, usable_order
 from writer.iceberg.manifests import TableShape
 from writer.iceberg.partitions import parse_partition
 from writer.iceberg.sort_orders import UNSORTED, SortField, SortOrder, parse_sort
@@ -18,7 +18,7 @@ from writer.types import Field, Schema, StructType
 
 def laid_out(tables, *, partition: str = "none", sort: str = "", files: int = 1, schema: Schema = NESTED):
     shape = TableShape(schema, parse_partition(partition, schema), 2)
-    return lay_out(tables, shape, order=parse_sort(sort, schema), files_for=lambda _: files)
+    return lay_out(join_rows(tables, shape), shape, order=parse_sort(sort, schema), files_for=lambda _: files)
 
 
 def sequences(planned) -> list[list[int]]:
@@ -71,7 +71,7 @@ def test_order_that_cannot_be_computed_here_is_left_out_and_not_claimed(field):
     shape = TableShape(NESTED, parse_partition("none", NESTED), 2)
     order = SortOrder(3, (field,))
     assert usable_order(order, shape) == UNSORTED
-    (planned,) = lay_out([nested_rows(3)], shape, order=order, files_for=lambda _: 1)
+    (planned,) = lay_out(nested_rows(3), shape, order=order, files_for=lambda _: 1)
     assert (planned.sort_order_id, planned.rows.num_rows) == (0, 3)
 
 

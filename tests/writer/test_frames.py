@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from writer.changes import SourceId
 from writer.decoding import cut_run
-from writer.frames import Encoding, Frame, decode_frame, encode_frame, payload_facts
+from writer.frames import Encoding, Frame, decode_frame, encode_frame, open_transaction_of, payload_facts
 from writer.wal.record import Record
 
 PLAIN = Frame(SourceId("shop"), 1, 7, 9, 5, Encoding.JSON_BATCH, b"{}")
@@ -42,3 +44,17 @@ def test_a_run_is_cut_before_a_record_that_declares_columns():
         ([12, 13], 14),
         ([14], 15),
     ]
+
+
+def test_the_header_names_the_transaction_that_is_open_behind_a_frame():
+    inside = replace(PLAIN, open_transaction="t-1")
+    header = b'["shop",1,7,9,5,"",0,"","t-1"]'
+    assert payload(inside) == b"\x01" + len(header).to_bytes(4, "little") + header + b"{}"
+    assert open_transaction_of(payload(inside)) == ("shop", "t-1")
+    assert decode_frame(payload(inside)) == inside
+
+
+def test_frames_of_earlier_versions_leave_no_transaction_open():
+    header = b'["shop",1,7,9,5,"",0,""]'
+    written = b"\x01" + len(header).to_bytes(4, "little") + header + b"{}"
+    assert open_transaction_of(written) == ("shop", "")

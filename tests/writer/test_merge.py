@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from writer.merge import field_ids, merge_columns
+from writer.merge import field_ids, merge_columns, without_fields
 from writer.types import Field, ListType, MapType, StructType, Type
 
 
@@ -101,3 +101,15 @@ def test_ids_of_every_nested_field_are_found():
         Field(5, "d", MapType(6, "string", 7, ListType(8, "long"))),
     )
     assert sorted(field_ids(columns)) == list(range(1, 9))
+
+
+def test_fields_are_left_out_by_their_ids_at_any_depth():
+    own = struct(
+        Field(1, "home", struct(Field(2, "city", "string"), Field(3, "zip", "int"))),
+        Field(4, "lines", ListType(5, struct(Field(6, "sku", "string"), Field(7, "count", "long")))),
+        Field(8, "rates", MapType(9, "string", 10, struct(Field(11, "x", "double"), Field(12, "y", "double")))),
+        Field(13, "note", "string"),
+    )
+    left = without_fields(own, {3, 7, 11, 13})
+    assert set(field_ids(left)) == {1, 2, 4, 5, 6, 8, 9, 10, 12}
+    assert without_fields(own, ()) == own

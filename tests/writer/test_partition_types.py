@@ -17,7 +17,7 @@ from writer.changes import Position, SourceId, Span, TableName
 from writer.commit_plan import Flush
 from writer.config import WriterConfig
 from writer.data_files import write_data_file
-from writer.file_layout import lay_out
+from writer.file_layout import join_rows, lay_out
 from writer.iceberg.table_state import data_location
 from writer.table_settings import TableSettings
 from writer.types import Field, Schema, StructType, to_arrow_schema
@@ -86,7 +86,8 @@ async def commit_rows(
     state = await bench.committer.load_or_create(name, schema, settings)
     table = pa.Table.from_pylist(rows, schema=to_arrow_schema(state.schema))
     files = []
-    for number, each in enumerate(lay_out([table], state.shape, order=state.sort_order, files_for=lambda _: 1)):
+    rows = join_rows([table], state.shape)
+    for number, each in enumerate(lay_out(rows, state.shape, order=state.sort_order, files_for=lambda _: 1)):
         location = data_location(state, each.partition, f"{number}.parquet")
         buffer, file = write_data_file(
             each.rows, schema=state.schema, location=location, partition=each.partition, config=WriterConfig()

@@ -67,6 +67,10 @@ Sequences: TypeAlias = npt.NDArray[np.int64]
 class RowTooLarge(BatchMalformed):
     """A single change is larger than one may be: refuse the frame."""
 
+    def __init__(self, message: str, *, size_bytes: int) -> None:
+        super().__init__(message)
+        self.size_bytes = size_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class ArrowHead:
@@ -223,7 +227,9 @@ def _check_rows(batches: Sequence[pa.RecordBatch], row_max_bytes: int) -> None:
         sizes = sum(map(row_bytes, batch.columns), np.zeros(batch.num_rows, np.int64))
         if len(sizes) and sizes.max() > row_max_bytes:
             row, size = int(sizes.argmax()), int(sizes.max())
-            raise RowTooLarge(f"row {row} of a batch: expected at most {row_max_bytes} bytes, got {size}")
+            raise RowTooLarge(
+                f"row {row} of a batch: expected at most {row_max_bytes} bytes, got {size}", size_bytes=size
+            )
 
 
 def _check_sequences(batches: Sequence[pa.RecordBatch], head: ArrowHead) -> Sequences:

@@ -3,6 +3,8 @@
 What an answer means for a commit:
 
     2xx                                     committed
+    2xx, and what follows is not JSON       CommitUnknown: a proxy's page, say
+    3xx                                     CatalogError: if followed, a commit would become a load, and that is a 200
     404                                     TableMissing
     409                                     CommitConflict
     401, with OAuth2                        once more with a new token: nothing was taken up
@@ -50,6 +52,7 @@ _CONFLICT = 409
 _TOO_MANY_REQUESTS = 429
 _FIRST_SERVER_ERROR = 500
 _FIRST_ERROR = 400
+_FIRST_REDIRECT = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +272,8 @@ class CatalogClient:
             status, answer = await self._exchange(method, target, data=data, headers=_signed(every, authorization))
         if status >= _FIRST_ERROR:
             raise _refusal(method, status)(f"{_message(answer)}: status={status} method={method} url={url}")
+        if answer and not answer.lstrip().startswith(b"{"):
+            raise _unknown_to(method)(f"answer is not JSON: status={status} method={method} url={url}")
         return answer
 
     async def _exchange(
@@ -278,14 +283,22 @@ class CatalogClient:
         try:
             async with (
                 asyncio.timeout(self._timeout_s),
-                self._session.request(method, target, data=data, headers=headers) as response,
+                self._session.request(method, target, data=data, headers=headers, allow_redirects=False) as response,
             ):
+                if _FIRST_REDIRECT <= response.status < _FIRST_ERROR:
+                    raise CatalogError(f"catalog redirects: {_redirection(response)} {facts}")
                 return response.status, await response.read()
         except aiohttp.ClientConnectorError as error:
             raise CatalogUnavailable(f"catalog cannot be reached: {error}: {facts}") from error
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
             reason = str(error) or type(error).__name__
             raise _unknown_to(method)(f"catalog did not answer: {reason}: {facts}") from error
+
+
+def _redirection(response: aiohttp.ClientResponse) -> str:
+    """Tell where a redirect leads, without the query, in which secrets may stand."""
+    location = response.headers.get("Location", "").partition("?")[0]
+    return f"give iceberg.uri as it leads to: location={location} status={response.status}"
 
 
 def _change(name: TableName, request: Request) -> dict[str, Any]:

@@ -42,10 +42,21 @@ async def append_rows(
     config = columns.settings.config
     files_for = FlushControl(config).files_for
     try:
-        files = await write_files(rows, state, context, config=config, flush_id=flush_id, files_for=files_for)
+        written = await write_files(
+            rows, state, context, config=config, flush_id=flush_id, files_for=files_for, spans=spans
+        )
     except pa.ArrowInvalid:
         raise RowsUnfit(f"rows do not fit the table's columns any more: table={state.name}") from None
-    flush = Flush(id=flush_id, node=context.node, log_from=0, log_to=0, spans=spans, files=files, properties=properties)
+    flush = Flush(
+        id=flush_id,
+        node=context.node,
+        log_from=0,
+        log_to=0,
+        spans=spans,
+        files=written.files,
+        properties=properties,
+        ledger=written.ledger,
+    )
     result = await context.committer.commit(state, flush)
     columns.state = result.state
     return result

@@ -1,6 +1,11 @@
-"""Rows decoded under an older version of a schema, brought to a newer one, so that one file can hold both."""
+"""Rows decoded under an older version of a schema, brought to a newer one, so that one file can hold both.
+
+A column that the newer version has no more (somebody dropped it) may go if it is empty; values are never left out.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import pyarrow as pa
 
@@ -9,18 +14,29 @@ from writer.types import ListType, MapType, Schema, StructType, Type, to_arrow_s
 
 
 def conform(table: pa.Table, columns: StructType) -> pa.Table:
-    """Give the same rows under columns that evolved from the table's: new names, wider types, nulls for new fields."""
+    """Give the same rows under columns that evolved from the table's: new names, wider types, nulls for new fields.
+
+    Raises:
+        pa.ArrowInvalid: the columns have no place for some value.
+    """
     schema = to_arrow_schema(Schema(0, columns))
     if table.schema.equals(schema, check_metadata=True):
         return table
     given = set(table.column_names)
+    taken = [name_in(field, given) for field in columns.fields]
+    _check_empty(table.column(name) for name in given.difference(taken))
     arrays = [
         _conform_column(table.column(name), field.type)
-        if (name := name_in(field, given)) is not None
+        if name is not None
         else pa.nulls(table.num_rows, to_arrow_type(field.type))
-        for field in columns.fields
+        for field, name in zip(columns.fields, taken, strict=True)
     ]
     return pa.table(arrays, schema=schema)
+
+
+def _check_empty(left_out: Iterable[pa.Array | pa.ChunkedArray]) -> None:
+    if any(values.null_count < len(values) for values in left_out):
+        raise pa.ArrowInvalid("values have no column any more")
 
 
 def _conform_column(column: pa.ChunkedArray, type_: Type) -> pa.ChunkedArray:
@@ -40,11 +56,13 @@ def _conform(array: pa.Array, type_: Type) -> pa.Array:
     match type_:
         case StructType(fields):
             given = {field.name for field in array.type}
+            taken = [name_in(field, given) for field in fields]
+            _check_empty(array.field(name) for name in given.difference(taken))
             children = [
                 pa.nulls(len(array), to_arrow_type(field.type))
-                if (name := name_in(field, given)) is None
+                if name is None
                 else _conform(array.field(name), field.type)
-                for field in fields
+                for field, name in zip(fields, taken, strict=True)
             ]
             return pa.StructArray.from_arrays(children, fields=list(target.fields), mask=array.is_null())
         case ListType(element=element):

@@ -1,1 +1,1 @@
-"""What every snapshot records of its rows, and how that is checked against the files: the ledger and `lakefeed verify`."""
+"""What every snapshot records of its rows (the ledger), and how the files are checked against it: `lakefeed verify`."""

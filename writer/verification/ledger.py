@@ -4,19 +4,19 @@
                                                   "operations":{"INSERT":500},"checksum":"00c5...16 digits"}}
     table property     lakefeed.totals   {"complete":true,"sources":{"shop":{"rows":9000,"checksum":"9d0e..."}}}
 
-The ledger is one flush's, and goes with its snapshot. The totals are those of all flushes so far, and stay when snapshots
-expire or files are rewritten. Both move in the same act as the rows. A checksum is the sum of the hashes of rows
-(row_hash.py) modulo 2^64: in any order it is the same, and what comes twice counts twice.
+The ledger is one flush's, and goes with its snapshot. The totals are those of all flushes so far, and stay when
+snapshots expire or files are rewritten. Both move in the same act as the rows. A checksum is the sum of the hashes of
+rows (row_hash.py) modulo 2^64: in any order it is the same, and what comes twice counts twice.
 
-A source without an epoch in a ledger came out of its order, by a replay from the quarantine. Totals also count how often
-a source has started over (`restarts`) and its replayed rows, and are `complete` if no row was committed without them.
+A source without an epoch in a ledger came out of its order, by a replay from the quarantine. Totals also count how
+often a source has started over (`restarts`) and its replayed rows, and are `complete` if no row was committed without
+them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 import msgspec
 
@@ -27,7 +27,6 @@ LEDGER_KEY = "lakefeed.ledger"
 TOTALS_PROPERTY = "lakefeed.totals"
 
 _MODULUS = 1 << 64
-_CHECKSUM = r"^[0-9a-f]{16}$"
 
 
 class LedgerUnreadable(WriterError):

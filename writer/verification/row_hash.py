@@ -1,19 +1,19 @@
-"""One hash per row, over all its columns, the same in every engine. Owns how each type's values become numbers or bytes.
+"""One hash per row, over all its columns, the same in every engine. Owns how values become numbers or bytes.
 
 `x64(a, b, ...)` is Spark's `xxhash64`: XXH64 of `a` with seed 42, then of `b` with that hash as its seed, and so on. A
 field with id `f` adds to its row, by exclusive or:
 
-    null                                               nothing
-    boolean, int, long, date, time, timestamps         x64(f, value as a long)
-    float, double                                      x64(f, bits of the double), of one NaN and one zero
-    string, binary, fixed, uuid                        x64(f, bytes); above 256 bytes, for each 256 of them x64(f, i, bytes)
-    decimal                                            x64(f, unscaled value, big-endian and as short as it can be)
-    struct                                             x64(f, 1), and what its fields add
-    list                                               x64(f, length), and for each element i x64(what it adds, i)
-    map                                                x64(f, length), and for each entry x64(what key and value add)
+    null                                          nothing
+    boolean, int, long, date, time, timestamps    x64(f, value as a long)
+    float, double                                 x64(f, bits of the double), of one NaN and one zero
+    string, binary, fixed, uuid                   x64(f, bytes); above 256 bytes, for each 256 of them x64(f, i, bytes)
+    decimal                                       x64(f, unscaled value, big-endian and as short as it can be)
+    struct                                        x64(f, 1), and what its fields add
+    list                                          x64(f, length), and for each element i x64(what it adds, i)
+    map                                           x64(f, length), and for each entry x64(what key and value add)
 
-and the row's hash is x64 of that. So it does not change when a file is rewritten, a column is added or renamed, or a type
-is widened as Iceberg allows. docs/verification.md has the whole definition with examples.
+and the row's hash is x64 of that. So it does not change when a file is rewritten, a column is added or renamed, or a
+type is widened as Iceberg allows. docs/verification.md has the whole definition with examples.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from writer.types import FIELD_ID_KEY
-from writer.verification.xxh64 import Bytes, Lengths, Words, hash_long, hash_longs, hash_slices
+from writer.verification.xxh64 import PADDING_WORDS, Lengths, Words, hash_long, hash_longs, hash_slices
 
 # Rows hashed at once: few enough that the arrays of a step stay in the processor's cache, many enough for numpy.
-BLOCK_ROWS = 16_384
+BLOCK_ROWS = 16384
 # Longer values are hashed in parts: all of a column's parts at once, where one value would be a loop of its own.
 PART_BYTES = 256
 # Columns that say little are hashed once per different value.
@@ -62,7 +62,7 @@ def _joined(columns: Iterable[tuple[pa.Array, pa.Field]], count: int) -> Words:
     for values, field in columns:
         field_id = _field_id(field)
         if field_id <= LAST_FIELD_ID and values.null_count < count:
-            joined ^= _part_of_row(values, field_id)
+            joined ^= _part_of_row(values, field.type, hash_long(field_id, SEED))
     return joined
 
 
@@ -70,18 +70,17 @@ def _field_id(field: pa.Field) -> int:
     return int((field.metadata or {})[FIELD_ID_KEY])
 
 
-def _part_of_row(values: pa.Array, field_id: int) -> Words:
-    """Hash the values of one field; nulls give 0."""
+def _part_of_row(values: pa.Array, type_: pa.DataType, seed: int) -> Words:
+    """Hash the values of one field; nulls give 0. Its parts have their ids in `type_`, the type of values may not."""
     if isinstance(values, pa.ExtensionArray):
         values = values.storage
-    seed = hash_long(field_id, SEED)
     if pt.is_struct(values.type):
-        parts = _joined(zip(values.flatten(), values.type, strict=True), len(values))
+        parts = _joined(zip(values.flatten(), type_, strict=True), len(values))
         return _where_valid(parts ^ np.uint64(hash_long(1, seed)), values)
     if pt.is_list(values.type) or pt.is_large_list(values.type):
-        return _where_valid(_hash_list(values, seed), values)
+        return _where_valid(_hash_list(values, type_, seed), values)
     if pt.is_map(values.type):
-        return _where_valid(_hash_map(values, seed), values)
+        return _where_valid(_hash_map(values, type_, seed), values)
     return _hash_plain(values, seed)
 
 
@@ -157,49 +156,47 @@ def _double_bits(doubles: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
 # -- bytes
 
 
-def _text_bytes(values: pa.Array, offset_type: np.dtype[np.signedinteger]) -> tuple[Bytes, Lengths, Lengths]:
+def _text_bytes(values: pa.Array, offset_type: np.dtype[np.signedinteger]) -> tuple[Words, Lengths, Lengths]:
     """Give a column's bytes, and where each value begins in them and how long it is."""
     _, offsets_buffer, data = values.buffers()
-    offsets = np.frombuffer(
-        offsets_buffer, offset_type, len(values) + 1, values.offset * offset_type.itemsize
-    ).astype(np.int64)
+    offsets = np.frombuffer(offsets_buffer, offset_type, len(values) + 1, values.offset * offset_type.itemsize).astype(
+        np.int64
+    )
     first, last = int(offsets[0]), int(offsets[-1])
     return _padded(data, first, last), offsets[:-1] - first, np.diff(offsets)
 
 
-def _fixed_bytes(values: pa.Array) -> tuple[Bytes, Lengths, Lengths]:
+def _fixed_bytes(values: pa.Array) -> tuple[Words, Lengths, Lengths]:
     width, count = values.type.byte_width, len(values)
     first = values.offset * width
     starts = np.arange(count, dtype=np.int64) * width
     return _padded(values.buffers()[1], first, first + count * width), starts, np.full(count, width, np.int64)
 
 
-def _padded(data: pa.Buffer | None, first: int, last: int) -> Bytes:
-    """Copy bytes and add a word, as hash_slices needs it."""
-    padded = np.zeros(last - first + _WORD_BYTES, np.uint8)
-    if last > first:
-        padded[: last - first] = np.frombuffer(data, np.uint8, last - first, first)
-    return padded
+def _padded(data: pa.Buffer | None, first: int, last: int) -> Words:
+    """Copy bytes into words, and go on for as long as hash_slices needs it."""
+    words = np.zeros(-(-(last - first) // _WORD_BYTES) + PADDING_WORDS, np.uint64)
+    if data is not None and last > first:
+        words.view(np.uint8)[: last - first] = np.frombuffer(data, np.uint8, last - first, first)
+    return words
 
 
-def _decimal_bytes(values: pa.Array) -> tuple[Bytes, Lengths, Lengths]:
+def _decimal_bytes(values: pa.Array) -> tuple[Words, Lengths, Lengths]:
     """Give unscaled values as the shortest big-endian bytes that still show the sign."""
     if not pt.is_decimal128(values.type):
         values = values.cast(pa.decimal128(values.type.precision, values.type.scale))
     data, starts, _ = _fixed_bytes(values)
-    words = data[:-_WORD_BYTES].view("<u8").reshape(-1, 2)
+    words = data[: 2 * len(values)].reshape(-1, 2)
     sign = (words[:, 1].view(np.int64) >> 63).view(np.uint64)
     low, high = words[:, 0] ^ sign, words[:, 1] ^ sign
     thresholds = np.uint64(1) << np.arange(7, 64, 8, dtype=np.uint64)  # values from here on need one byte more
-    in_low = 1 + np.searchsorted(thresholds, low, side="right")
-    in_high = 1 + _WORD_BYTES + np.searchsorted(thresholds, high, side="right")
-    # A low word with its highest bit set needs the ninth byte for the sign, which in_low counts already.
-    lengths = np.where(high == 0, in_low, in_high).astype(np.int64)
-    data[:-_WORD_BYTES] = data[:-_WORD_BYTES].reshape(-1, _DECIMAL_BYTES)[:, ::-1].ravel()
+    in_low, in_high = (1 + np.searchsorted(thresholds, word, side="right") for word in (low, high))
+    lengths = np.where(high == 0, in_low, _WORD_BYTES + in_high).astype(np.int64)
+    words[:] = words[:, ::-1].byteswap()
     return data, starts + (_DECIMAL_BYTES - lengths), lengths
 
 
-def _hash_bytes(data: Bytes, starts: Lengths, lengths: Lengths, seed: int) -> Words:
+def _hash_bytes(data: Words, starts: Lengths, lengths: Lengths, seed: int) -> Words:
     if lengths.max(initial=0) <= PART_BYTES:
         return hash_slices(data, starts, lengths, seed)
     parts = np.maximum(1, -(-lengths // PART_BYTES))
@@ -214,18 +211,18 @@ def _hash_bytes(data: Bytes, starts: Lengths, lengths: Lengths, seed: int) -> Wo
 # -- lists and maps
 
 
-def _hash_list(values: pa.Array, seed: int) -> Words:
+def _hash_list(values: pa.Array, type_: pa.DataType, seed: int) -> Words:
     offsets, lengths = _ranges(values)
     elements = values.values.slice(offsets[0], offsets[-1] - offsets[0])
     number = np.arange(len(elements), dtype=np.int64) - np.repeat(offsets[:-1] - offsets[0], lengths)
-    added = _joined([(elements, values.type.value_field)], len(elements))
+    added = _joined([(elements, type_.value_field)], len(elements))
     return hash_longs(lengths, seed) ^ _joined_by_row(hash_longs(number, _x64(added)), lengths)
 
 
-def _hash_map(values: pa.Array, seed: int) -> Words:
+def _hash_map(values: pa.Array, type_: pa.DataType, seed: int) -> Words:
     offsets, lengths = _ranges(values)
     count = int(offsets[-1] - offsets[0])
-    pairs = ((values.keys, values.type.key_field), (values.items, values.type.item_field))
+    pairs = ((values.keys, type_.key_field), (values.items, type_.item_field))
     added = _joined([(part.slice(offsets[0], count), field) for part, field in pairs], count)
     return hash_longs(lengths, seed) ^ _joined_by_row(_x64(added), lengths)
 

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 Words: TypeAlias = npt.NDArray[np.uint64]
-Bytes: TypeAlias = npt.NDArray[np.uint8]
 Lengths: TypeAlias = npt.NDArray[np.int64]
 
 _P1 = 0x9E3779B185EBCA87
@@ -30,6 +29,9 @@ _WORD_BYTES = 8
 _HALF_BYTES = 4
 _HALF_MASK = 0xFFFFFFFF
 
+# Slices are read a stripe far in whole words, and one word ahead.
+PADDING_WORDS = 5
+
 
 def hash_longs(values: npt.NDArray[np.int64], seeds: int | Words) -> Words:
     """Hash integers as their eight little-endian bytes, with one seed or one for each."""
@@ -42,32 +44,59 @@ def hash_long(value: int, seed: int) -> int:
     return int(hash_longs(np.array([value], np.int64), seed)[0])
 
 
-def hash_slices(data: Bytes, starts: Lengths, lengths: Lengths, seeds: int | Words) -> Words:
-    """Hash the bytes of `data` that begin at each start and have each length, with one seed or one for each.
+def hash_slices(data: Words, starts: Lengths, lengths: Lengths, seeds: int | Words) -> Words:
+    """Hash the bytes that begin at each start and have each length, with one seed or one for each.
 
-    `data` goes on for a word beyond the end of the last slice, so that tails are read as words too.
+    `data` holds the bytes in order, eight to a word, and goes on for `PADDING_WORDS` beyond the last slice.
     """
     hashes = _seeded(seeds, len(starts), _P5)
-    striped = np.flatnonzero(lengths >= _STRIPE_BYTES)
-    if len(striped):
+    is_striped = lengths >= _STRIPE_BYTES
+    if is_striped.any():
+        striped = _rows_where(is_striped)
         own_seeds = seeds if isinstance(seeds, int) else seeds[striped]
         hashes[striped] = _stripes(data, starts[striped], lengths[striped] >> 5, own_seeds)
     hashes += lengths.view(np.uint64)
     left = lengths & (_STRIPE_BYTES - 1)
-    at = starts + (lengths - left)
-    for _ in range(int(left.max(initial=0)) // _WORD_BYTES):
-        has_word = left >= _WORD_BYTES
-        _replace(hashes, _with_word(hashes.copy(), _words(data, at)), where=has_word)
-        taken = has_word.astype(np.int64) << 3
-        at += taken
-        left -= taken
-    return _avalanche(_with_tail(hashes, _words(data, at), left))
+    words_left = left >> 3
+    reader = _Reader(data, starts + (lengths - left))
+    last = reader.next_words()
+    for number in range(int(words_left.max(initial=0))):
+        has_word = words_left > number
+        _replace(hashes, _with_word(hashes.copy(), last), where=has_word)
+        _replace(last, reader.next_words(), where=has_word)
+    return _avalanche(_with_tail(hashes, last, left & (_WORD_BYTES - 1)))
+
+
+def _rows_where(chosen: npt.NDArray[np.bool_]) -> slice | npt.NDArray[np.intp]:
+    """Index the chosen rows; if all are, without copying them."""
+    return slice(None) if chosen.all() else np.flatnonzero(chosen)
+
+
+class _Reader:
+    """Reads on from many places at once, a word at a time. Places are at any byte, memory is read by whole words."""
+
+    def __init__(self, data: Words, at: Lengths) -> None:
+        self._data = data
+        self._index = at >> 3
+        self._low_bits = ((at & 7) << 3).view(np.uint64)
+        self._high_bits = np.uint64(64) - self._low_bits
+        self._read = data[self._index]
+
+    def next_words(self) -> Words:
+        words: Words = self._read >> self._low_bits
+        self._index += 1
+        self._read = self._data[self._index]
+        words |= self._read << self._high_bits  # by 64 bits it is nothing
+        return words
 
 
 def _replace(words: Words, others: Words, *, where: npt.NDArray[np.bool_]) -> None:
     """Take the others where told to. Random choices cost a multiple as branches, so it is done by masks."""
+    if where.all():
+        words[:] = others
+        return
     others ^= words
-    others &= np.uint64(0) - where.astype(np.uint64)
+    others &= np.negative(where.view(np.int8)).astype(np.int64).view(np.uint64)
     words ^= others
 
 
@@ -88,16 +117,15 @@ def _with_word(hashes: Words, words: Words) -> Words:
 
 def _with_tail(hashes: Words, last: Words, left: Lengths) -> Words:
     """Take the last bytes, seven at most, that words begin with; changes `hashes`."""
-    longest = int(left.max(initial=0))
-    if longest >= _HALF_BYTES:
+    if left.max(initial=0) >= _HALF_BYTES:
         has_half = left >= _HALF_BYTES
         mixed = _rotated(hashes ^ ((last & np.uint64(_HALF_MASK)) * np.uint64(_P1)), 23)
         mixed *= np.uint64(_P2)
         mixed += np.uint64(_P3)
         _replace(hashes, mixed, where=has_half)
-        _replace(last, last >> np.uint64(32), where=has_half)
+        last = last >> (has_half.astype(np.uint64) << np.uint64(5))
         left = left & (_HALF_BYTES - 1)
-    for number in range(min(longest, _HALF_BYTES - 1)):
+    for number in range(int(left.max(initial=0))):
         singles = (last >> np.uint64(8 * number)) & np.uint64(0xFF)
         singles *= np.uint64(_P5)
         mixed = _rotated(hashes ^ singles, 11)
@@ -106,15 +134,14 @@ def _with_tail(hashes: Words, last: Words, left: Lengths) -> Words:
     return hashes
 
 
-def _stripes(data: Bytes, starts: Lengths, counts: Lengths, seeds: int | Words) -> Words:
+def _stripes(data: Words, starts: Lengths, counts: Lengths, seeds: int | Words) -> Words:
     """Take the whole stripes of slices that have one at least."""
     lanes = [_seeded(seeds, len(starts), added & _MASK) for added in (_P1 + _P2, _P2, 0, -_P1)]
     for number in range(int(counts.max())):
-        rows = np.flatnonzero(counts > number)
-        at = starts[rows] + number * _STRIPE_BYTES
+        rows = _rows_where(counts > number)
+        reader = _Reader(data, starts[rows] + number * _STRIPE_BYTES)
         for lane in lanes:
-            lane[rows] = _round(lane[rows], _words(data, at))
-            at += _WORD_BYTES
+            lane[rows] = _round(lane[rows], reader.next_words())
     hashes = _rotated(lanes[0].copy(), 1)
     for lane, bits in zip(lanes[1:], (7, 12, 18), strict=True):
         hashes += _rotated(lane.copy(), bits)
@@ -149,10 +176,3 @@ def _rotated(words: Words, bits: int) -> Words:
     words >>= np.uint64(64 - bits)
     words |= high
     return words
-
-
-def _words(data: Bytes, at: Lengths) -> Words:
-    """Read a little-endian word from each place, aligned or not."""
-    # A view in which a word begins at every byte.
-    every: Words = np.ndarray((len(data) - _WORD_BYTES + 1,), "<u8", data, strides=(1,))
-    return every[at]

@@ -136,3 +136,27 @@ def test_tables_of_one_transaction_are_bounded_and_all_changes_counted():
 
     assert len(tally.unended["5"].tables) == 1_000
     assert tally.observe(read(mark("END", "5:9", 1_500))[0]) is None
+
+
+def open_behind(*documents: dict) -> list[str]:
+    """Tell which transaction is open behind each event."""
+    tally = TransactionTally()
+    found = []
+    for event in read(*documents):
+        tally.observe(event)
+        found.append(tally.open_transaction)
+    return found
+
+
+def test_transaction_is_open_from_its_first_change_to_its_end():
+    documents = [mark("BEGIN", "5:101"), change(1), change(2), mark("END", "5:200", 2, t=2), change(3, "")]
+    assert open_behind(*documents) == ["", "5", "5", "", ""]
+
+
+def test_transaction_whose_begin_was_not_seen_is_not_known_to_be_open():
+    assert open_behind(change(1), change(2)) == ["", ""]
+
+
+def test_transaction_that_another_follows_is_open_no_more():
+    documents = [mark("BEGIN", "5:101"), change(1), mark("BEGIN", "6:110"), change(2, "6"), mark("END", "6:120", 1)]
+    assert open_behind(*documents) == ["", "5", "", "6", ""]

@@ -71,6 +71,39 @@ async def test_an_answer_that_is_not_the_catalogs_is_still_understood():
             await catalog.commit_table(ORDERS, NO_CHANGE)
 
 
+@pytest.mark.parametrize("status", [200, 203])
+async def test_a_page_instead_of_the_catalogs_answer_commits_nothing_though_it_says_yes(status):
+    async def maintenance(_: web.Request) -> web.Response:
+        return web.Response(status=status, text="<html>Back soon</html>", content_type="text/html")
+
+    async with serve(maintenance) as url, open_catalog(url) as catalog:
+        with pytest.raises(CommitUnknown, match="not JSON"):
+            await catalog.commit_table(ORDERS, NO_CHANGE, needs_answer=False)
+        with pytest.raises(CommitUnknown, match="not JSON"):
+            await catalog.commit_transaction({ORDERS: NO_CHANGE})
+        with pytest.raises(CatalogUnavailable, match="not JSON"):
+            await catalog.load_properties(ORDERS.namespace)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_is_refused_because_the_commit_would_become_a_load(status):
+    asked = []
+
+    async def redirect(request: web.Request) -> web.Response:
+        asked.append(request.method)
+        if request.path.startswith("/moved"):
+            return web.json_response({"metadata": {}, "metadata-location": "x"})
+        return web.Response(status=status, headers={"Location": "/moved?state=secret"})
+
+    async with serve(redirect) as url, open_catalog(url) as catalog:
+        with pytest.raises(CatalogError, match=r"redirects.*location=/moved ") as refused:
+            await catalog.commit_table(ORDERS, NO_CHANGE, needs_answer=False)
+        with pytest.raises(CatalogError, match="redirects"):
+            await catalog.load_table(ORDERS)
+    assert refused.type is CatalogError
+    assert asked == ["POST", "GET"]
+
+
 async def test_a_catalog_that_does_not_answer_in_time_leaves_the_outcome_unknown():
     async def hang(_: web.Request) -> web.Response:
         await asyncio.Event().wait()

@@ -1,0 +1,100 @@
+"""Idempotency keys by themselves, on every store: who waits, who wins, and what is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from catalog.config import CatalogConfig
+from catalog.errors import AlreadyExists, Unprocessable
+from catalog.idempotency import Idempotency
+from catalog.names import TableId
+from catalog.store.claims import Outcome
+from catalog.store.protocol import Store
+
+T = TableId(("db",), "t")
+
+
+def idempotency(store: Store, *, now_ms: int = 0, **settings: Any) -> Idempotency:
+    return Idempotency(store, CatalogConfig(**settings), clock_ms=lambda: now_ms)
+
+
+async def tell(outcome: Outcome) -> str:
+    return outcome.refusal.message if outcome.refusal else outcome.location
+
+
+class Creation:
+    """A request that creates a table when it is let to."""
+
+    def __init__(self, store: Store, location: str) -> None:
+        self._store = store
+        self._location = location
+        self.begun = asyncio.Event()
+        self.gate = asyncio.Event()
+
+    async def __call__(self) -> str:
+        self.begun.set()
+        await self.gate.wait()
+        await self._store.create_entry(T, self._location)
+        return self._location
+
+
+async def test_a_request_under_a_key_in_work_waits_for_the_first(store: Store):
+    both, first, second = idempotency(store), Creation(store, "one"), Creation(store, "two")
+    second.gate.set()
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(both.once("k", "f", do=first, tell=tell))]
+        await first.begun.wait()
+        tasks.append(group.create_task(both.once("k", "f", do=second, tell=tell)))
+        await asyncio.sleep(0)
+        first.gate.set()
+    assert [task.result() for task in tasks] == ["one", "one"]
+    assert not second.begun.is_set()
+
+
+async def test_of_two_processes_under_one_key_the_later_is_undone_and_tells_the_earlier(store: Store):
+    requests = [Creation(store, "one"), Creation(store, "two")]
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(idempotency(store).once("k", "f", do=do, tell=tell)) for do in requests]
+        for do in requests:
+            await do.begun.wait()
+        requests[1].gate.set()
+        await tasks[1]
+        requests[0].gate.set()
+    assert [task.result() for task in tasks] == ["two", "two"]
+    assert await store.load_pointer(T) == "two"
+
+
+async def test_outcomes_are_forgotten_when_their_time_is_over_and_never_before(store: Store):
+    for at_ms, key in ((0, "old"), (5_000, "new")):
+        with pytest.raises(AlreadyExists):
+            await idempotency(store, now_ms=at_ms).once(key, "f", do=_refuse, tell=tell)
+    await idempotency(store, now_ms=10_000, idempotency_lifetime_s=10).sweep()
+    assert [await store.load_outcome(key) is not None for key in ("old", "new")] == [True, True]
+    await idempotency(store, now_ms=10_001, idempotency_lifetime_s=10).sweep()
+    assert [await store.load_outcome(key) is not None for key in ("old", "new")] == [False, True]
+
+
+async def test_beyond_their_limit_the_oldest_outcomes_are_forgotten(store: Store, caplog):
+    for number in range(5):
+        with pytest.raises(AlreadyExists):
+            await idempotency(store, now_ms=number).once(f"{number}", "f", do=_refuse, tell=tell)
+    await idempotency(store, now_ms=5, idempotency_keys_max=2).sweep()
+    assert [await store.load_outcome(f"{number}") is not None for number in range(5)] == [False] * 3 + [True] * 2
+    assert "outcomes_forgotten_early" in caplog.text
+
+
+async def _refuse() -> str:
+    raise AlreadyExists("Table already exists: db.t" + "x" * 10_000)
+
+
+async def test_a_long_refusal_is_kept_in_part(store: Store):
+    with pytest.raises(AlreadyExists):
+        await idempotency(store).once("k", "f", do=_refuse, tell=tell)
+    told = await idempotency(store).once("k", "f", do=_refuse, tell=tell)
+    assert told.startswith("Table already exists: db.t")
+    assert len(told) == 2_000
+    with pytest.raises(Unprocessable):
+        await idempotency(store).once("k", "other", do=_refuse, tell=tell)

@@ -1,0 +1,277 @@
+"""Drop with purge: all files of the table go, and no other file does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.exceptions import BadRequestError, ValidationError
+from pyiceberg.table import Table
+
+from catalog import purge
+from catalog.app import build_app, build_catalog
+from catalog.config import CatalogConfig, S3Settings, Warehouse
+from catalog.errors import StorageFailed
+from catalog.locations import Confinement, own_places
+from catalog.storage import LocalFiles
+from catalog.store.memory import MemoryStore
+from tests.catalog.conftest import Client, Server
+from tests.catalog.documents import create_body, new_table
+from tests.catalog.test_clients import ROWS, SCHEMA
+from tests.catalog.test_http import Connect, error_of
+from tests.catalog.test_tables_http import TABLE, TABLES, path_of
+from tests.clients import open_duckdb, open_pyiceberg
+from tests.s3_server import S3Server
+
+
+@pytest.fixture
+def root(warehouse: Warehouse) -> Path:
+    return path_of(warehouse.location)
+
+
+def files_below(directory: Path) -> set[Path]:
+    return {path for path in directory.rglob("*") if path.is_file()}
+
+
+def make_table(catalog: RestCatalog, name: str = "db.t", **properties: str) -> Table:
+    """Make a table with a history: three appends and a rewrite."""
+    table = catalog.create_table(name, SCHEMA, properties=properties)
+    for _ in range(3):
+        table.append(ROWS)
+    table.delete("id = 1")
+    return table
+
+
+@pytest.fixture
+def db(pyiceberg: RestCatalog) -> RestCatalog:
+    pyiceberg.create_namespace("db")
+    return pyiceberg
+
+
+def test_all_files_that_the_table_refers_to_are_deleted_and_nothing_else(
+    db: RestCatalog, client: Client, server: Server, root: Path
+):
+    table = make_table(db)
+    with open_duckdb(server.url) as duck:
+        duck.execute("DELETE FROM lake.db.t WHERE id = 2")  # writes position deletes
+    statistics = path_of(table.location()) / "metadata" / "some.stats"
+    statistics.write_bytes(b"puffin")
+    snapshot = db.load_table("db.t").current_snapshot().snapshot_id
+    facts = {"statistics-path": f"file://{statistics}", "file-size-in-bytes": 6, "file-footer-size-in-bytes": 1}
+    for action, more in (
+        ("set-statistics", {"blob-metadata": []}),
+        ("set-partition-statistics", {}),
+    ):
+        kind = action.removeprefix("set-")
+        update = {"action": action, kind: {"snapshot-id": snapshot, **facts, **more}}
+        assert client.post(TABLE, {"requirements": [], "updates": [update]})[0] == 200
+    stranger = path_of(table.location()) / "data" / "notes.txt"
+    stranger.write_text("mine")
+    other = make_table(db, "db.other")
+    others = files_below(path_of(other.location()))
+    assert len(files_below(path_of(table.location()))) > 20
+
+    db.purge_table("db.t")
+
+    assert not db.table_exists("db.t")
+    assert files_below(root) == others | {stranger}
+    assert db.load_table("db.other").scan().to_arrow().num_rows == 6
+
+
+def test_files_from_elsewhere_stay(db: RestCatalog, root: Path):
+    foreign = root / "landing" / "rows.parquet"
+    foreign.parent.mkdir(parents=True)
+    pq.write_table(ROWS, foreign)
+    table = db.create_table("db.t", SCHEMA)
+    table.add_files([f"file://{foreign}"])
+    table.append(ROWS)
+    db.purge_table("db.t")
+    assert files_below(root) == {foreign}
+
+
+def test_paths_that_the_table_chose_are_its_own(db: RestCatalog, root: Path):
+    paths = {"write.data.path": f"file://{root}/rows/t", "write.metadata.path": f"file://{root}/about/t"}
+    make_table(db, "db.t", **paths)
+    assert files_below(root / "rows")
+    assert files_below(root / "about")
+    db.purge_table("db.t")
+    assert files_below(root) == set()
+
+
+def test_own_places_are_inside_the_warehouse_whatever_the_table_says():
+    document = new_table(location="file:///lake/db/t", properties={"write.data.path": "file:///home/me"})
+    places = own_places(document, Confinement("file:///lake", allow_any=False))
+    own = ["/lake/db/t/data/f", "file:/lake/db/t/metadata/m"]
+    foreign = ["/home/me/f", "/lake/db/t2/f", "/lake/db/t", "s3://lake/db/t/f", "gs://x/y", "/lake/db/t/../u/f", ""]
+    assert [places.hold(location) for location in own + foreign] == [True] * 2 + [False] * 7
+
+
+def test_table_that_shares_its_files_is_not_purged_but_can_be_dropped(db: RestCatalog, root: Path):
+    make_table(db, "db.t", **{"gc.enabled": "false"})
+    before = files_below(root)
+    with pytest.raises((BadRequestError, ValidationError), match="GC is disabled"):
+        db.purge_table("db.t")
+    assert db.table_exists("db.t")
+    db.drop_table("db.t")
+    assert files_below(root) == before
+
+
+def test_table_whose_metadata_is_gone_loses_its_name(
+    db: RestCatalog, start_server: Callable[..., Server], root: Path, caplog: Any
+):
+    table = make_table(db)
+    path_of(table.metadata_location).unlink()
+    before = files_below(root)
+    with contextlib.closing(open_pyiceberg(start_server().url)) as without_cache:
+        without_cache.purge_table("db.t")
+    assert db.list_tables("db") == []
+    assert files_below(root) == before
+    assert "purge_left_files" in caplog.text
+
+
+def test_missing_table_is_not_purged(client: Client):
+    client.post("namespaces", {"namespace": ["db"]})
+    assert error_of(client.delete(f"{TABLE}?purgeRequested=true"))[1] == "NoSuchTableException"
+
+
+def test_damaged_manifest_is_told_and_the_table_can_be_purged_again_when_it_is_whole(
+    db: RestCatalog, root: Path, caplog: Any
+):
+    table = make_table(db)
+    manifest = path_of(table.current_snapshot().manifests(table.io)[0].manifest_path)
+    whole = manifest.read_bytes()
+    manifest.write_bytes(whole[:100])
+    db.purge_table("db.t")
+    assert "purge_left_files" in caplog.text
+    left = files_below(root)
+    assert {manifest, path_of(table.metadata_location)} <= left
+    manifest.write_bytes(whole)
+    db.register_table("db.t", table.metadata_location)
+    db.purge_table("db.t")
+    assert files_below(root) == set()
+
+
+class SlowFiles(LocalFiles):
+    """The local disk, whose deletes wait to be let through; counts how many wait at once, and fails where told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.waiting = 0
+        self.most_waiting = 0
+        self.failing = ""
+
+    async def open(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def let_through(self) -> None:
+        self._loop.call_soon_threadsafe(self.gate.set)
+
+    async def delete(self, location: str) -> None:
+        self.waiting += 1
+        self.most_waiting = max(self.most_waiting, self.waiting)
+        try:
+            await self.gate.wait()
+        finally:
+            self.waiting -= 1
+        if self.failing and self.failing in location:
+            raise StorageFailed(f"injected: {location}")
+        await super().delete(location)
+
+
+@pytest.fixture
+def slow_files() -> SlowFiles:
+    return SlowFiles()
+
+
+@pytest.fixture
+def slow(slow_files: SlowFiles, warehouse: Warehouse, start_server: Callable[..., Server]) -> Iterator[RestCatalog]:
+    server = start_server(build_app(CatalogConfig(), warehouse, store=MemoryStore(), files=slow_files))
+    with contextlib.closing(open_pyiceberg(server.url)) as catalog:
+        catalog.create_namespace("db")
+        yield catalog
+
+
+def test_file_that_cannot_be_deleted_keeps_the_metadata_and_is_found_by_the_next_purge(
+    slow: RestCatalog, slow_files: SlowFiles, root: Path
+):
+    slow_files.let_through()
+    table = make_table(slow)
+    (first, *_) = files_below(path_of(table.location()) / "data")
+    slow_files.failing = first.name
+    slow.purge_table("db.t")
+    assert {first, path_of(table.metadata_location)} <= files_below(root)
+    assert len(files_below(path_of(table.location()) / "data")) == 1
+    slow_files.failing = ""
+    slow.register_table("db.t", table.metadata_location)
+    slow.purge_table("db.t")
+    assert files_below(root) == set()
+
+
+def test_long_purge_is_answered_early_and_goes_on_a_few_files_at_a_time(
+    slow: RestCatalog, slow_files: SlowFiles, root: Path, monkeypatch: Any, caplog: Any
+):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(purge, "ANSWER_WAIT_S", 0.01)
+    table = slow.create_table("db.t", SCHEMA)
+    with table.transaction() as transaction:
+        for _ in range(2 * purge.PARALLEL_DELETES):
+            transaction.append(ROWS)
+    slow.purge_table("db.t")
+    assert not slow.table_exists("db.t")
+    assert files_below(root)
+    slow_files.let_through()
+    wait_for(lambda: "table_purged" in caplog.text)
+    assert files_below(root) == set()
+    assert slow_files.most_waiting <= purge.PARALLEL_DELETES
+
+
+def wait_for(is_true: Callable[[], bool]) -> None:
+    async def poll() -> None:
+        async with asyncio.timeout(30):
+            while not is_true():  # noqa: ASYNC110 - what is waited for happens in another thread
+                await asyncio.sleep(0.01)
+
+    asyncio.run(poll())
+
+
+def test_shutdown_stops_a_purge_and_tells_what_is_left(
+    warehouse: Warehouse, start_server, connect: Connect, monkeypatch: Any, caplog: Any, slow_files: SlowFiles
+):
+    monkeypatch.setattr(purge, "ANSWER_WAIT_S", 0.01)
+    server = start_server(build_app(CatalogConfig(), warehouse, store=MemoryStore(), files=slow_files))
+    client = connect(server)
+    client.post("namespaces", {"namespace": ["db"]})
+    location = client.post(TABLES, create_body())[1]["metadata-location"]
+    assert client.delete(f"{TABLE}?purgeRequested=true")[0] == 204
+    server.stop()
+    (record,) = [record for record in caplog.records if record.message == "purge_left_files"]
+    assert (record.metadata_location, record.reason) == (location, "shutting down")
+    assert path_of(location).exists()
+
+
+def test_purge_on_s3_leaves_the_bucket_empty(s3_server: S3Server, start_server: Callable[..., Server], tmp_path: Path):
+    bucket = s3_server.create_bucket()
+    settings = s3_server.settings
+    s3 = S3Settings(
+        endpoint=settings.endpoint,
+        region=settings.region,
+        path_style=True,
+        access_key_id=settings.access_key_id,
+        secret_access_key=settings.secret_access_key,
+    )
+    warehouse = Warehouse(location=f"s3://{bucket}/lake", s3=s3)
+    server = start_server(build_catalog(CatalogConfig(), warehouse, tmp_path / "s3.db"))
+    with contextlib.closing(open_pyiceberg(server.url, s3=settings)) as catalog:
+        catalog.create_namespace("db")
+        make_table(catalog)
+        assert len(s3_server.keys(bucket)) > 10
+        catalog.purge_table("db.t")
+    assert s3_server.keys(bucket) == []

@@ -1,0 +1,84 @@
+"""The catalog is killed around the moment at which a change happens, and its client sends the request again."""
+
+from __future__ import annotations
+
+import signal
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from tests.catalog.documents import append, create_body, require_main
+from tests.catalog_process import CatalogProcess, catalog_processes
+from tests.crash.dying_catalog import command
+
+pytestmark = pytest.mark.crash
+
+STORE = "catalog.store.sqlite"
+# The metadata is written; the change and its outcome are written, not yet durable; they are durable, nobody knows.
+MOMENTS = (
+    ("before", f"{STORE}:SqliteStore.{{method}}"),
+    ("after", f"{STORE}:_record_outcome"),
+    ("after", f"{STORE}:SqliteStore.{{method}}"),
+)
+
+APPEND = {"requirements": [require_main(None)], "updates": append(1, 1)}
+REQUESTS: dict[str, tuple[str, str, Any]] = {
+    "swap_pointer": ("POST", "namespaces/db/tables/t", APPEND),
+    "create_entry": ("POST", "namespaces/db/tables", create_body("new")),
+    "move_pointers": (
+        *("POST", "transactions/commit"),
+        {"table-changes": [{"identifier": {"namespace": ["db"], "name": name}, **APPEND} for name in ("t", "u")]},
+    ),
+    "drop_entry": ("DELETE", "namespaces/db/tables/t", None),
+}
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[CatalogProcess]:
+    with catalog_processes(tmp_path) as (only,):
+        yield only
+
+
+def send(catalog: CatalogProcess, method: str, path: str, body: Any, key: str = "") -> requests.Response:
+    headers = {"Idempotency-Key": key} if key else {}
+    return requests.request(method, f"{catalog.url}/v1/{path}", json=body, headers=headers, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("method", "moment"), [("swap_pointer", moment) for moment in MOMENTS] + [(name, MOMENTS[2]) for name in REQUESTS]
+)
+def test_a_request_whose_catalog_was_killed_is_done_once_when_it_is_sent_again(
+    catalog: CatalogProcess, method: str, moment: tuple[str, str]
+):
+    catalog.start()
+    send(catalog, "POST", "namespaces", {"namespace": ["db"]})
+    for name in ("t", "u"):
+        assert send(catalog, "POST", "namespaces/db/tables", create_body(name)).status_code == 200
+    assert catalog.stop() == 0
+
+    when, where = moment
+    key = str(uuid.uuid4())
+    catalog.start(command(when, where.format(method=method)))
+    with pytest.raises(requests.ConnectionError):
+        send(catalog, *REQUESTS[method], key)
+    assert catalog.wait_for_exit() == -signal.SIGKILL
+
+    catalog.start()
+    again = [send(catalog, *REQUESTS[method], key) for _ in range(2)]
+    assert [answer.status_code for answer in again] == [204 if method in ("move_pointers", "drop_entry") else 200] * 2
+    assert again[0].content == again[1].content
+    check_done_once(catalog, method)
+
+
+def check_done_once(catalog: CatalogProcess, method: str) -> None:
+    tables = send(catalog, "GET", "namespaces/db/tables", None).json()["identifiers"]
+    names = [table["name"] for table in tables]
+    assert names == {"create_entry": ["new", "t", "u"], "drop_entry": ["u"]}.get(method, ["t", "u"])
+    changed = {"swap_pointer": ["t"], "move_pointers": ["t", "u"]}.get(method, [])
+    for name in names:
+        metadata = send(catalog, "GET", f"namespaces/db/tables/{name}", None).json()["metadata"]
+        assert [each["snapshot-id"] for each in metadata["snapshots"]] == ([1] if name in changed else [])

@@ -1,0 +1,107 @@
+"""An intake at work on a real log, for tests of what it does and of those who offer to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from ingest.config import IngestConfig
+from ingest.intake import Intake
+from ingest.metrics import IngestMetrics
+from ingest.offers import NackReason, Offer, Refused, Verdict
+from tests.ingest.offered import offer_of
+from writer.config import MIB, LogConfig
+from writer.frames import Frame, decode_frame
+from writer.wal.files import Filesystem
+from writer.wal.log import Log
+from writer.wal.tail import Tail
+
+DEADLINE_S = 20.0
+SMALL_LOG = LogConfig(segment_max_bytes=MIB, max_bytes=2 * MIB)
+
+# Three rows of this size fill one group of a small log.
+LARGE = 150_000
+
+
+class Running:
+    """An intake at work on a log in a directory."""
+
+    def __init__(self, log: Log, intake: Intake, registry: CollectorRegistry) -> None:
+        self.log = log
+        self.intake = intake
+        self._registry = registry
+
+    async def offer(self, *offers: Offer) -> list[asyncio.Future[Verdict]]:
+        return [await self.intake.offer(offer) for offer in offers]
+
+    async def verdicts(self, *offers: Offer) -> list[Verdict]:
+        async with asyncio.timeout(DEADLINE_S):
+            return [await future for future in await self.offer(*offers)]
+
+    def frames(self) -> list[Frame]:
+        tail = Tail(self.log, self.log.first_offset)
+        try:
+            frames = []
+            while records := tail.read(until=self.log.durable_end, max_bytes=MIB):
+                frames += [decode_frame(record.payload) for record in records]
+            return frames
+        finally:
+            tail.close()
+
+    def metric(self, name: str) -> float:
+        value = self._registry.get_sample_value(name)
+        assert value is not None
+        return value
+
+
+@asynccontextmanager
+async def running(
+    directory: Path,
+    *,
+    log_config: LogConfig = SMALL_LOG,
+    config: IngestConfig | None = None,
+    files: Filesystem | None = None,
+    heeds_transactions: bool = False,
+) -> AsyncIterator[Running]:
+    log = Log.open(directory, log_config, files=files)
+    registry = CollectorRegistry()
+    try:
+        intake = Intake(
+            log,
+            config=config or IngestConfig(),
+            metrics=IngestMetrics(registry),
+            heeds_transactions=heeds_transactions,
+        )
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(intake.run())
+            yield Running(log, intake, registry)
+            intake.close()
+    finally:
+        await log.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():  # noqa: ASYNC110 - what is waited for happens in a thread
+            await asyncio.sleep(0.001)
+
+
+async def turns() -> None:
+    """Let every task that can go on do so."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def fill(at_work: Running, *, source: str = "filler") -> int:
+    """Offer large batches until the log is full; the number of batches it took."""
+    taken = 0
+    while True:
+        (verdict,) = await at_work.verdicts(offer_of(taken + 1, source=source, padding=LARGE))
+        if isinstance(verdict, Refused):
+            assert verdict.reason is NackReason.BUFFER_FULL
+            return taken
+        taken += 1

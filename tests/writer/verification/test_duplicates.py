@@ -1,0 +1,84 @@
+"""The search for duplicates finds each of them once, whatever it holds at a time."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+
+from writer.verification import duplicates
+from writer.verification.duplicates import KEY_COLUMNS, DuplicateSearch, Extent, count_parts
+
+Row = tuple[str, int, int]
+
+
+def keys(rows: list[Row]) -> pa.Table:
+    sources, sequences, moments = zip(*rows, strict=True)
+    types = (pa.string(), pa.int64(), pa.timestamp("us", tz="UTC"))
+    return pa.table(
+        {
+            name: pa.array(each, type_)
+            for name, each, type_ in zip(KEY_COLUMNS, (sources, sequences, moments), types, strict=True)
+        }
+    )
+
+
+def search(files: list[list[Row]], *, one_epoch: set[str], parts: int = 1) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    ordered = sorted(files, key=lambda rows: min(row[1] for row in rows))
+    for part in range(parts):
+        one = DuplicateSearch(one_epoch=one_epoch, part=part, parts=parts)
+        for rows in ordered:
+            one.add(keys(rows), lowest=min(row[1] for row in rows))
+        found.update({source: doubled.rows for source, doubled in one.finish().items()})
+    return dict(found)
+
+
+def test_a_sequence_twice_is_a_duplicate_of_a_source_that_never_started_over() -> None:
+    files = [[("shop", 1, 10), ("shop", 2, 10), ("depot", 2, 10)], [("shop", 2, 99), ("shop", 3, 99)]]
+    assert search(files, one_epoch={"shop", "depot"}) == {"shop": 1}
+
+
+def test_a_sequence_of_another_epoch_is_none_unless_received_at_the_same_moment() -> None:
+    files = [[("shop", 1, 10), ("shop", 1, 20)], [("shop", 1, 20)]]
+    assert search(files, one_epoch=set()) == {"shop": 1}
+
+
+def test_examples_are_named_up_to_a_limit_and_all_are_counted() -> None:
+    one = DuplicateSearch(one_epoch={"shop"})
+    one.add(keys([("shop", n, 0) for n in range(100)] * 2), lowest=0)
+    found = one.finish()["shop"]
+    assert (found.rows, len(found.examples)) == (100, duplicates.EXAMPLES_MAX)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("seed", range(10))
+def test_every_duplicate_is_found_once_in_files_that_overlap_at_random(seed: int, parts: int) -> None:
+    chance = random.Random(seed)
+    files = []
+    for start in range(0, 300, 10):
+        rows = [(chance.choice("ab"), start + chance.randint(0, 25), 0) for _ in range(chance.randint(1, 30))]
+        files.append(rows)
+    counts = Counter((source, sequence) for rows in files for source, sequence, _ in rows)
+    wanted: Counter[str] = Counter()
+    for (source, _), count in counts.items():
+        wanted[source] += count - 1
+    assert search(files, one_epoch={"a", "b"}, parts=parts) == {source: n for source, n in wanted.items() if n}
+
+
+def test_what_can_meet_nobody_any_more_is_not_held() -> None:
+    one = DuplicateSearch(one_epoch={"shop"})
+    most = 0
+    for start in range(0, 100_000, 100):
+        one.add(keys([("shop", start + n, 0) for n in range(100)]), lowest=start)
+        most = max(most, one._held_rows)
+    assert most <= 500
+
+
+def test_rows_are_dealt_out_where_too_many_overlap() -> None:
+    apart = [Extent(n, n + 9, 10) for n in range(0, 100, 10)]
+    assert count_parts(apart, held_max=20) == 1
+    assert count_parts([Extent(0, 100, 10)] * 10, held_max=20) == 5
+    assert count_parts([], held_max=20) == 1

@@ -1,0 +1,130 @@
+"""A table's snapshots as a verification sees them: who made each, and what it recorded. Owns the checks among records.
+
+    oldest known --> ... --> snapshot that is verified      along the parents, so other branches are not looked at
+
+The records must agree before any file is read: a source's ledgers follow one another, its mark is not behind them, and
+the totals are their sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from writer.changes import Position, SourceId
+from writer.errors import CatalogError
+from writer.iceberg.progress import FLUSH_ID_KEY, Progress
+from writer.verification.findings import Finding, Kind
+from writer.verification.ledger import LEDGER_KEY, Ledger, LedgerUnreadable, Totals, join_facts, ledger_from_text
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A snapshot and its ledger; `problem` tells why it has none that can be read."""
+
+    snapshot_id: int
+    operation: str
+    manifest_list: str
+    is_own: bool
+    ledger: Ledger | None
+    problem: str | None = None
+
+    @property
+    def is_rewrite(self) -> bool:
+        """Tell whether it only put rows into other files."""
+        return self.operation == "replace"
+
+    @property
+    def is_append(self) -> bool:
+        """Tell whether it only added rows."""
+        return self.operation == "append"
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The snapshots that lead to one, the oldest first; those before are expired unless it reaches the start."""
+
+    snapshots: Sequence[Recorded]
+    reaches_start: bool
+
+
+def read_history(document: Mapping[str, Any], head_id: int) -> History:
+    """Follow a snapshot to its oldest known ancestor.
+
+    Raises:
+        CatalogError: the table has no such snapshot.
+    """
+    by_id = {snapshot["snapshot-id"]: snapshot for snapshot in document.get("snapshots") or ()}
+    if head_id not in by_id:
+        raise CatalogError(f"table has no such snapshot, it may be expired: snapshot={head_id}")
+    chain: list[Mapping[str, Any]] = []
+    at: int | None = head_id
+    while at in by_id and len(chain) < len(by_id):
+        chain.append(by_id[at])
+        at = by_id[at].get("parent-snapshot-id")
+    return History([_recorded(snapshot) for snapshot in reversed(chain)], reaches_start=at is None)
+
+
+def _recorded(snapshot: Mapping[str, Any]) -> Recorded:
+    summary = snapshot.get("summary") or {}
+    ledger, problem = None, None
+    try:
+        ledger = ledger_from_text(summary.get(LEDGER_KEY))
+    except LedgerUnreadable as error:
+        problem = str(error)
+    return Recorded(
+        snapshot_id=snapshot["snapshot-id"],
+        operation=summary.get("operation", ""),
+        manifest_list=snapshot["manifest-list"],
+        is_own=FLUSH_ID_KEY in summary,
+        ledger=ledger,
+        problem=problem,
+    )
+
+
+def check_history(history: History, progress: Progress, totals: Totals | None) -> Iterator[Finding]:
+    """Find contradictions among the records of a table; give the totals only with the table's newest snapshot."""
+    lasts: dict[SourceId, Position] = {}
+    for snapshot in history.snapshots:
+        if snapshot.problem:
+            yield Finding(Kind.UNREADABLE, snapshot.problem, snapshot.snapshot_id)
+        if snapshot.operation not in ("append", "replace"):
+            text = f"somebody else removed or replaced rows: operation={snapshot.operation}"
+            yield Finding(Kind.LOSS, text, snapshot.snapshot_id)
+        if snapshot.ledger is not None:
+            yield from _check_order(snapshot, snapshot.ledger, lasts)
+    for source, last in sorted(lasts.items()):
+        mark = progress.position_of(source)
+        if mark is None or mark < last:
+            text = f"the source's mark is behind its rows: mark={_shown(mark)} rows={_shown(last)}"
+            yield Finding(Kind.HISTORY, text, source=str(source))
+    if totals is not None and totals.is_complete:
+        yield from _check_sum(history, totals)
+
+
+def _check_order(snapshot: Recorded, ledger: Ledger, lasts: dict[SourceId, Position]) -> Iterator[Finding]:
+    """Hold a ledger against those before it, and move on to its end."""
+    for source, epoch in ledger.epochs.items():
+        facts = ledger.facts[source]
+        first, before = Position(epoch, facts.first), lasts.get(source)
+        if before is not None and first <= before:
+            text = f"begins at or before the end of an earlier snapshot: first={_shown(first)} earlier={_shown(before)}"
+            yield Finding(Kind.HISTORY, text, snapshot.snapshot_id, str(source))
+        lasts[source] = max(Position(epoch, facts.last), before or first)
+
+
+def _check_sum(history: History, totals: Totals) -> Iterator[Finding]:
+    """Hold the ledgers that are left against the totals: they are their sum, or a part of it."""
+    sums = join_facts(snapshot.ledger.facts for snapshot in history.snapshots if snapshot.ledger is not None)
+    for source in sorted({*sums, *totals.sources}):
+        ledgers = sums[source].rows if source in sums else 0
+        total = totals.sources[source].rows if source in totals.sources else 0
+        is_same = ledgers == total and (source not in sums or sums[source].checksum == totals.sources[source].checksum)
+        if ledgers > total or (history.reaches_start and not is_same):
+            text = f"ledgers and totals do not agree: rows_in_ledgers={ledgers} rows_in_totals={total}"
+            yield Finding(Kind.HISTORY, text, source=str(source))
+
+
+def _shown(position: Position | None) -> str:
+    return "none" if position is None else f"{position.epoch}:{position.sequence}"
