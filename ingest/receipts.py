@@ -33,27 +33,29 @@ class _Waiting:
 
 @dataclass(slots=True)
 class Receipts:
-    """The batches of one connection that wait for a commit, in the order of their acks."""
+    """The batches of one connection that wait for a commit, in the order of their acks and of their numbers."""
 
     _waiting: deque[_Waiting] = field(default_factory=deque)
 
     def expect(self, number: int, position: Position, correlation_id: str | None = None) -> None:
-        """Remember a durable batch and where it ends, and the correlation of one that has had no other answer."""
+        """Remember a durable batch and where it ends, and the correlation of one that has had no other answer.
+
+        A batch that was sent again, after others with higher numbers, becomes one with those: a receipt speaks for all
+        numbers up to its own, so none of them may be told before it.
+        """
         batch = _Waiting(number, position, correlation_id)
+        while self._waiting and self._waiting[-1].number >= number:
+            batch = batch.joined(self._waiting.pop())
         if len(self._waiting) >= WAITING_MAX_BATCHES:
             batch = batch.joined(self._waiting.pop())
         self._waiting.append(batch)
 
     def take_due(self, committed: Position | None) -> DueBatch | None:
-        """Forget the batches up to which everything is committed, and give the one with the highest number.
-
-        A batch that was sent again stands behind those with higher numbers.
-        """
+        """Forget the batches up to which everything is committed, and give the one with the highest number."""
         due: DueBatch | None = None
         while committed is not None and self._waiting and self._waiting[0].position <= committed:
             batch = self._waiting.popleft()
-            if due is None or batch.number >= due.number:
-                due = DueBatch(batch.number, batch.correlation_id)
+            due = DueBatch(batch.number, batch.correlation_id)
         return due
 
     def clear(self) -> None:

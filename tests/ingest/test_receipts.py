@@ -41,6 +41,15 @@ def test_batch_that_was_sent_again_does_not_hide_those_behind_it():
     assert due(receipts, at(20)) is None
 
 
+def test_no_batch_is_told_over_a_lower_one_that_came_again_and_is_not_committed():
+    receipts = Receipts()
+    for number, sequence in ((2, 2), (4, 5), (3, 6), (5, 7)):
+        receipts.expect(number, Position(0, sequence))
+    assert due(receipts, Position(0, 5)) == 2
+    assert due(receipts, Position(0, 6)) == 4
+    assert due(receipts, Position(0, 7)) == 5
+
+
 def test_waiting_batches_are_bounded_and_the_newest_is_still_told():
     receipts = Receipts()
     for number in range(WAITING_MAX_BATCHES + 100):

@@ -151,11 +151,11 @@ async def test_the_service_goes_on_committing_while_a_replay_runs(local_lake, mo
         await bench.quarantine(changes_of({1: {"id": 1}}))
         commit, done = bench.context.committer.commit, []
 
-        async def commit_second(state, flush):
+        async def commit_second(state, flush, **options):
             if not done:
                 done.append(True)
                 await bench.write(USERS, changes_of({11: {"id": 11, "new": True}}))
-            return await commit(state, flush)
+            return await commit(state, flush, **options)
 
         monkeypatch.setattr(bench.context.committer, "commit", commit_second)
         await bench.replay()
