@@ -102,6 +102,13 @@ class IngestConfig:
         default=128 * MIB,
         metadata={"why": "all that is read from sockets and not yet durable; beyond it sockets are not read"},
     )
+    compression: bool = field(
+        default=False,
+        metadata={
+            "why": "take permessage-deflate from clients that offer it; costs about five times the processor time, so"
+            " for slow lines only. Arrow frames bring a better compression of their own"
+        },
+    )
     connections_max: int = field(
         default=2_000, metadata={"why": "open connections; each takes about 0.1 MiB, more while a message arrives"}
     )

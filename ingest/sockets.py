@@ -8,6 +8,8 @@ What messages mean is server.py's, how much may be read read_budget.py's. A sock
 
 asyncio asks for the buffer before it reads, so nothing is read that has no room: a connection without a turn reads one
 byte and stops. One that holds nothing may still say something short: heartbeats are answered however busy others are.
+Not so where messages may be packed (permessage-deflate): what is short may unpack to a thousand times its size, so only
+a little is read at a time, and nothing without room.
 """
 
 from __future__ import annotations
@@ -40,6 +42,10 @@ OTHER_OPEN_FILES = 512
 # What a connection that holds nothing may read beyond the budget: a heartbeat, a question, a small batch.
 SPARE_BYTES = 4096
 
+# What is read at once where messages may be packed. Deflate unpacks to at most 1,032 times the size, so that what is
+# read before it is counted is about one message of the default size.
+PACKED_READ_BYTES = 4096
+
 # Why a socket is paused: bits, because several reasons can hold at once.
 _QUEUE, _BUDGET, _ANSWERS = 1, 2, 4
 
@@ -50,8 +56,11 @@ _BUFFER = memoryview(bytearray(RESERVED_READ_BYTES))
 class BudgetedConnection(ServerConnection, asyncio.BufferedProtocol):
     """One client's socket."""
 
-    def __init__(self, *args: Any, budget: ReadBudget, sockets_max: int, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, budget: ReadBudget, sockets_max: int, may_be_packed: bool = False, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
+        self._may_be_packed = may_be_packed
         self.slot: Slot | None = None
         self.refusal: Refusal | None = None
         self.on_lost: Callable[[], None] | None = None
@@ -88,11 +97,13 @@ class BudgetedConnection(ServerConnection, asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         """Say how much may be read now."""
         del sizehint
+        if self._may_be_packed and (self._reserved or self._budget.is_open()):
+            return _BUFFER[:PACKED_READ_BYTES]
         if self._reserved:
             return _BUFFER
         if self._budget.is_open():
             return _BUFFER[: ALLOWANCE_BYTES - self._arriving_bytes]
-        if not self._held_bytes and self._arriving_bytes < SPARE_BYTES:
+        if not self._may_be_packed and not self._held_bytes and self._arriving_bytes < SPARE_BYTES:
             return _BUFFER[: SPARE_BYTES - self._arriving_bytes]
         self._budget.wait(self)
         self._pause(_BUDGET)
@@ -193,11 +204,13 @@ class BudgetedConnection(ServerConnection, asyncio.BufferedProtocol):
         self._pauses &= ~why
 
 
-def connections_with(budget: ReadBudget, *, connections_max: int) -> type[ServerConnection]:
+def connections_with(budget: ReadBudget, *, connections_max: int, may_be_packed: bool) -> type[ServerConnection]:
     """Give what websockets makes its connections with."""
-    sockets_max = connections_max + OPENING_MAX
+    make = functools.partial(
+        BudgetedConnection, budget=budget, sockets_max=connections_max + OPENING_MAX, may_be_packed=may_be_packed
+    )
     # It is only ever called, like the class that its annotation asks for.
-    return cast("type[ServerConnection]", functools.partial(BudgetedConnection, budget=budget, sockets_max=sockets_max))
+    return cast("type[ServerConnection]", make)
 
 
 def raise_open_files_limit(connections: int) -> None:

@@ -123,7 +123,7 @@ def _manifest_may_match(scan: Scan, manifest: Manifest, columns: Mapping[int, Co
     spec = scan.specs.get(manifest.spec_id)
     if spec is None:
         raise Unplannable(f"Cannot find partition spec {manifest.spec_id} of manifest: {manifest.location}")
-    if scan.added_by is not None and manifest.snapshot_id not in scan.added_by:
+    if scan.added_by is not None and manifest.snapshot_id not in (None, *scan.added_by):
         return False
     if manifest.files_count == 0:
         return False

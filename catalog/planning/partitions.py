@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from catalog.metadata.partitioning import source_ids
-from catalog.planning.columns import Column, Columns
+from catalog.planning.columns import Column
 from catalog.planning.facts import NOTHING_KNOWN, Facts, make_range
 from catalog.planning.manifests import column_value
 from catalog.planning.transforms import IDENTITY, Transform, parse_transform, result_type
 from catalog.planning.values import decode_bound, decode_stored, is_nan
+
+FindColumn: TypeAlias = Callable[[int], Column | None]
 
 _VOID = "void"
 # Of the values of a transform that we do not know, whose kind only its inventor knows.
@@ -50,10 +52,10 @@ class Spec:
         )
 
 
-def read_specs(specs: Iterable[Mapping[str, Any]], schemas: Sequence[Columns]) -> dict[int, Spec]:
-    """Read a table's specs. The type of a source is looked up in all schemas, as its column may have been dropped."""
+def read_specs(specs: Iterable[Mapping[str, Any]], find_column: FindColumn) -> dict[int, Spec]:
+    """Read a table's specs, whose columns are looked up by field id."""
     return {
-        spec["spec-id"]: Spec(spec["spec-id"], tuple(_read_field(field, schemas) for field in spec["fields"]))
+        spec["spec-id"]: Spec(spec["spec-id"], tuple(_read_field(field, find_column) for field in spec["fields"]))
         for spec in specs
     }
 
@@ -93,9 +95,9 @@ def metrics_facts(file: Mapping[str, Any], column: Column) -> Facts:
     )
 
 
-def _read_field(field: Mapping[str, Any], schemas: Sequence[Columns]) -> PartitionField:
+def _read_field(field: Mapping[str, Any], find_column: FindColumn) -> PartitionField:
     name, sources = field["transform"], source_ids(field)
-    source = next((column for schema in schemas if (column := schema.by_id(sources[0])) is not None), None)
+    source = find_column(sources[0])
     source_type = source.type_ if source is not None else _UNKNOWN_TYPE
     transform = parse_transform(name) if len(sources) == 1 else None
     type_ = result_type(transform, source_type) if transform is not None else None

@@ -29,6 +29,8 @@ from catalog.versions import Versions
 
 # Decoding holds Python's lock for most of its time: more threads would only take turns with the event loop.
 _THREADS = 2
+# Plans and pages that are worked on at once, most of them waiting for storage; each has its manifests in memory.
+_AT_WORK_MAX = 8
 # Files of one plan that are read at once; an object store answers as many in the time of one.
 _READS_AT_ONCE = 8
 
@@ -63,7 +65,7 @@ class Planner:
         )
         self._running: dict[str, asyncio.Task[None]] = {}
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="catalog-planning")
-        self._slots = asyncio.Semaphore(_THREADS)
+        self._slots = asyncio.Semaphore(_AT_WORK_MAX)
 
     async def close(self) -> None:
         """Give up the plans that are running and end the threads."""
@@ -76,7 +78,7 @@ class Planner:
     async def plan(self, table: TableId, request: PlanRequest, *, wait_s: float) -> bytes:
         """Plan a scan and answer with its first page; or with its id alone, if it takes longer than `wait_s`.
 
-        Cancelling leaves the plan to its own end.
+        Cancelling gives the plan up, as does a failure: nobody knows its id yet.
 
         Raises: NoSuchTable, BadRequest, ValidationFailed, Forbidden, FileMissing, TooManyPlans, Unplannable.
         """
@@ -86,13 +88,16 @@ class Planner:
         task = asyncio.create_task(self._prepare(plan, scan), name=f"catalog-plan-{plan.plan_id}")
         self._running[plan.plan_id] = task
         task.add_done_callback(lambda _: self._running.pop(plan.plan_id, None))
-        await asyncio.wait([task], timeout=wait_s)
-        if plan.is_running:
-            return orjson.dumps({"status": "submitted", "plan-id": plan.plan_id})
-        if plan.failure is not None:
-            self._plans.remove(plan.plan_id)
-            raise plan.failure
-        return await self._first_page(plan, {"status": "completed", "plan-id": plan.plan_id})
+        try:
+            await asyncio.wait([task], timeout=wait_s)
+            if plan.is_running:
+                return orjson.dumps({"status": "submitted", "plan-id": plan.plan_id})
+            if plan.failure is not None:
+                raise plan.failure
+            return await self._first_page(plan, {"status": "completed", "plan-id": plan.plan_id})
+        except (CatalogError, asyncio.CancelledError):
+            self._give_up(plan)
+            raise
 
     async def fetch(self, table: TableId, plan_id: str) -> bytes:
         """Answer with what has become of a plan, and with its first page if it is ready.
@@ -114,10 +119,7 @@ class Planner:
         Raises: NoSuchTable, NoSuchPlan.
         """
         await self._tables.locate(table)
-        self._plans.remove(self._plans.find(plan_id, table).plan_id)
-        task = self._running.get(plan_id)
-        if task is not None:
-            task.cancel()
+        self._give_up(self._plans.find(plan_id, table))
 
     async def fetch_tasks(self, table: TableId, plan_task: str) -> bytes:
         """Answer with one page of a plan.
@@ -128,12 +130,15 @@ class Planner:
         plan_id, _, number = plan_task.rpartition("/")
         try:
             plan = self._plans.find(plan_id, table)
+            return await self._page(plan, plan.page_number(number), {})
         except NoSuchPlan as error:
-            raise NoSuchPlanTask(f"Plan task does not exist: {plan_task}") from error
-        pages = plan.prepared.pages if plan.prepared is not None else ()
-        if not (number.isascii() and number.isdecimal() and int(number) < len(pages)):
-            raise NoSuchPlanTask(f"Plan task does not exist: {plan_task}")
-        return await self._page(plan, int(number), {})
+            raise NoSuchPlanTask(f"Plan task does not exist: {plan_task:.100}") from error
+
+    def _give_up(self, plan: Plan) -> None:
+        self._plans.remove(plan.plan_id)
+        task = self._running.get(plan.plan_id)
+        if task is not None:
+            task.cancel()
 
     async def _first_page(self, plan: Plan, head: JsonObject) -> bytes:
         assert plan.prepared is not None, "a plan that has not failed is ready"

@@ -7,6 +7,7 @@ A plan is spent when a client has had all of its pages. It stays, as an answer m
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field
 from catalog.errors import CatalogError, NoSuchPlan, TooManyPlans, Unplannable
 from catalog.names import TableId
 from catalog.planning.pages import PreparedScan
+
+_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(slots=True)
@@ -31,6 +34,16 @@ class Plan:
     def is_running(self) -> bool:
         """Tell whether nothing has come of it yet."""
         return self.prepared is None and self.failure is None
+
+    def page_number(self, text: str) -> int:
+        """Read the number of a page.
+
+        Raises: NoSuchPlan.
+        """
+        pages = () if self.prepared is None else self.prepared.pages
+        if not _NUMBER.fullmatch(text) or int(text) >= len(pages):
+            raise NoSuchPlan(f"Plan has no such page: {self.plan_id}")
+        return int(text)
 
     @property
     def held_files(self) -> int:

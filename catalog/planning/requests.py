@@ -12,7 +12,7 @@ from typing import Any
 
 from catalog.errors import BadRequest, Unplannable, ValidationFailed
 from catalog.fields import JsonObject, as_text, maybe_bool, maybe_int, maybe_texts, read_bool
-from catalog.planning.columns import Columns
+from catalog.planning.columns import Column, Columns
 from catalog.planning.expressions import ALWAYS_TRUE, Expression, parse_filter
 from catalog.planning.partitions import Spec, read_specs
 
@@ -86,12 +86,11 @@ def bind_scan(request: PlanRequest, document: JsonObject) -> Scan:
         added_by = frozenset(snapshot["snapshot-id"] for snapshot in scanned)
     schema = _schema(request, document, last)
     columns = Columns(schema, case_sensitive=request.case_sensitive)
-    schemas = [columns, *(Columns(other, case_sensitive=True) for other in reversed(document["schemas"]))]
     return Scan(
         manifest_lists=tuple(map(_manifest_list, scanned)),
         added_by=added_by,
         filter_=ALWAYS_TRUE if request.filter_ is None else parse_filter(request.filter_, columns),
-        specs=read_specs(document["partition-specs"], schemas),
+        specs=read_specs(document["partition-specs"], lambda field_id: _find_column(field_id, columns, document)),
         stats_fields=frozenset(columns.named(name).field_id for name in request.stats_fields),
         min_rows=request.min_rows,
     )
@@ -121,6 +120,14 @@ def _appends_between(last: JsonObject, start_id: int, snapshots: Mapping[int, Js
             return
         snapshot = None if parent_id is None else snapshots.get(parent_id)
     raise ValidationFailed(f"Starting snapshot (exclusive) {start_id} is not an ancestor of {last['snapshot-id']}")
+
+
+def _find_column(field_id: int, columns: Columns, document: JsonObject) -> Column | None:
+    """Find a column that may have been dropped since: then in the last schema that has it."""
+    found = columns.by_id(field_id)
+    schemas = () if found is not None else reversed(document["schemas"])
+    older = (Columns(schema, case_sensitive=True).by_id(field_id) for schema in schemas)
+    return found or next(filter(None, older), None)
 
 
 def _manifest_list(snapshot: JsonObject) -> str:

@@ -86,7 +86,7 @@ def make_spec(fields: Sequence[tuple[str, str]]) -> Spec:
             for index, (name, transform) in enumerate(fields)
         ],
     }
-    return read_specs([document], [COLUMNS])[0]
+    return read_specs([document], COLUMNS.by_id)[0]
 
 
 def partition_of(row: Mapping[str, Any], fields: Sequence[tuple[str, str]]) -> tuple[Any, ...]:

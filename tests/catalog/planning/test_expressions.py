@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from catalog.errors import BadRequest, ValidationFailed
 from catalog.planning.expressions import FILTER_MAX_DEPTH, Constant, Junction, Not, Opaque, Predicate, parse_filter
@@ -140,6 +143,39 @@ def test_what_statistics_cannot_tell_is_kept_as_it_is(filter_: Any):
 def test_filter_that_means_nothing_is_refused(filter_: Any, message: str):
     with pytest.raises((BadRequest, ValidationFailed), match=message):
         parse_filter(filter_, COLUMNS)
+
+
+_WORDS = ["and", "or", "not", "eq", "lt", "in", "is-null", "starts-with", "reference", "literal", "apply", "transform"]
+_WORDS += ["number", "text", "moment", "point", "day", "bucket", "bucket[4]", "1970-01-01", "true"]
+_KEYS = [
+    "type",
+    "left",
+    "right",
+    "child",
+    "term",
+    "value",
+    "values",
+    "name",
+    "id",
+    "function",
+    "arguments",
+    "transform",
+]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.sampled_from(_WORDS),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_KEYS), inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=1_000, deadline=None)
+@given(
+    kind=st.sampled_from(["eq", "lt", "in", "is-null", "starts-with", "and", "not"]),
+    rest=st.dictionaries(st.sampled_from(_KEYS[1:]), JSON, max_size=4),
+)
+def test_whatever_is_sent_as_a_filter_is_read_or_refused(kind: str, rest: dict[str, Any]):
+    with contextlib.suppress(BadRequest, ValidationFailed):
+        parse_filter({"type": kind, **rest}, COLUMNS)
 
 
 def test_long_chain_is_read_and_written_back_shallow():

@@ -114,12 +114,30 @@ def test_incremental_scan_holds_what_appends_added_after_one_snapshot_up_to_anot
     assert plan(OF_DAY_TWO, start_snapshot_id=first, end_snapshot_id=third).sizes == [2]
 
 
-def test_incremental_scan_passes_over_snapshots_that_are_no_appends(table: Table, plan: RunPlan):
+def test_incremental_scan_leaves_out_older_files_of_a_merged_manifest(table: Table, plan: RunPlan):
+    third = table.current_snapshot().snapshot_id
+    merge_manifests(table)
+    append(table, rows(4, 40, 41, 42, 43))
+    assert len(table.inspect.manifests()) == 1
+    assert plan(start_snapshot_id=third, end_snapshot_id=table.current_snapshot().snapshot_id).sizes == [4]
+
+
+def merge_manifests(table: Table) -> None:
+    """Have PyIceberg's appends put all manifests into one."""
+    with table.transaction() as transaction:
+        transaction.set_properties({"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "2"})
+
+
+def test_incremental_scan_passes_over_snapshots_that_are_no_appends(pyiceberg: RestCatalog, plan: RunPlan):
+    pyiceberg.create_namespace("db")
+    table = pyiceberg.create_table("db.t", rows(1, 1).schema)
+    for content in (rows(1, 10), rows(2, 20, 21)):
+        table.append(content)
     first = table.snapshots()[0].snapshot_id
-    table.delete("id >= 30")
-    assert table.current_snapshot().summary.operation == Operation.DELETE
-    append(table, rows(5, 50))
-    assert plan(start_snapshot_id=first, end_snapshot_id=table.current_snapshot().snapshot_id).sizes == [1, 2, 3]
+    table.delete("id = 20")
+    assert table.current_snapshot().summary.operation == Operation.OVERWRITE  # and so it added a file of one row
+    table.append(rows(3, 30, 31, 32))
+    assert plan(start_snapshot_id=first, end_snapshot_id=table.current_snapshot().snapshot_id).sizes == [2, 3]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +186,14 @@ def test_plan_and_task_that_do_not_exist_are_told(table: Table, client: Client):
     assert error_of(client.get(f"{PATH}/plan/none"))[:2] == (404, "NoSuchPlanIdException")
     assert error_of(client.delete(f"{PATH}/plan/none"))[:2] == (404, "NoSuchPlanIdException")
     _, first = client.post(f"{PATH}/plan", {})
-    for task in ("none", "none/1", f"{first['plan-id']}/7", f"{first['plan-id']}/x", first["plan-id"]):
+    for task in (
+        "none",
+        "none/1",
+        f"{first['plan-id']}/7",
+        f"{first['plan-id']}/x",
+        f"{first['plan-id']}/{'1' * 9999}",
+        first["plan-id"],
+    ):
         assert error_of(client.post(f"{PATH}/tasks", {"plan-task": task}))[:2] == (404, "NoSuchPlanTaskException")
 
 
@@ -195,8 +220,7 @@ def test_large_scan_comes_in_pages_that_hold_every_file_once(
 def test_one_manifest_of_many_files_is_cut_into_pages(
     start_server: Callable[..., Server], connect: Callable[[Server], Client], table: Table
 ):
-    with table.transaction() as transaction:
-        transaction.set_properties({"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "2"})
+    merge_manifests(table)
     append(table, rows(4, 40, 41, 42, 43))
     assert len(table.inspect.manifests()) == 1
     client = connect(start_server(plan_page_files=2))
@@ -253,6 +277,16 @@ def test_plan_that_failed_tells_why(table: Table, client: Client):
     _, submitted = client.post(f"{PATH}/plan", {}, headers={"Prefer": "respond-async"})
     failed = poll(client, submitted["plan-id"])
     assert (failed["status"], failed["error"]["type"], failed["error"]["code"]) == ("failed", "NotFoundException", 404)
+
+
+def test_plan_whose_first_page_failed_is_not_kept(
+    start_server: Callable[..., Server], connect: Callable[[Server], Client], table: Table
+):
+    client = connect(start_server(plans_max=1))
+    for manifest in table.inspect.manifests()["path"].to_pylist():
+        Path(manifest.removeprefix("file://")).unlink()
+    for _ in range(3):
+        assert error_of(client.post(f"{PATH}/plan", {}))[:2] == (404, "NotFoundException")
 
 
 @pytest.mark.parametrize("damage", [b"", b"nothing of the kind", b"Obj\x01"])

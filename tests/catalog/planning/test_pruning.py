@@ -317,6 +317,16 @@ def test_statistics_that_contradict_each_other_drop_nothing():
     assert judge(parse_filter({"type": "eq", "term": "number", "value": 7}, COLUMNS), lambda _: facts).may_match
 
 
+@pytest.mark.parametrize(("contains_null", "kept"), [(True, False), (False, True)])
+def test_summary_without_bounds_says_that_there_are_no_values_only_where_it_says_what_there_is(
+    contains_null: bool, kept: bool
+):
+    spec, filter_ = make_spec([("number", "identity")]), {"type": "eq", "term": "number", "value": 7}
+    summaries = [{"contains_null": contains_null, "contains_nan": None, "lower_bound": None, "upper_bound": None}]
+    judgement = judge(parse_filter(filter_, COLUMNS), lambda _: summary_facts(spec, summaries, COLUMNS.named("number")))
+    assert judgement.may_match == kept
+
+
 @pytest.mark.parametrize("wrapped", [2**63 - 8, 2**63 - 16])
 def test_least_number_whose_truncation_wrapped_around_is_not_lost(wrapped: int):
     spec = make_spec([("number", "truncate[16]")])
