@@ -21,7 +21,7 @@ from writer.iceberg.config import IcebergConfig
 
 if TYPE_CHECKING:
     from writer.verification.findings import Report
-    from writer.verification.verifier import Range
+    from writer.verification.plan import Range
 
 DEFAULT_URL = "http://127.0.0.1:8181"
 
@@ -69,7 +69,7 @@ def verify(
       lakefeed verify default.users --from 8206912839712345678    # only what came since
     """
     from ingest.verify_report import print_report  # noqa: PLC0415  (see above)
-    from writer.verification.verifier import Range  # noqa: PLC0415
+    from writer.verification.plan import Range  # noqa: PLC0415
 
     try:
         with readable_errors():

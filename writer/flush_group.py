@@ -128,8 +128,7 @@ class FlushGroups:
         """Let tables remove old snapshots; their next flush waits for it."""
         self._tidying += 1
         try:
-            for table in tables:
-                await table.tidy()
+            await asyncio.gather(*(table.tidy() for table in tables))
         finally:
             self._tidying -= 1
             self._changed.set()
@@ -213,7 +212,8 @@ class _Group:
                     await self._attempt()
             self._patience = None
             self._members = [member for member in self._members if member.is_here]
-        await self._groups.tidy(tables)
+        # Those that left are at it themselves.
+        await self._groups.tidy([table for table in tables if not table.is_flushing])
 
     async def _attempt(self) -> None:
         if failed := await self._prepare():

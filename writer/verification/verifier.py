@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from writer import columns as cdc
 from writer.changes import TableName
-from writer.errors import CatalogError, WriterError
+from writer.errors import WriterError
 from writer.iceberg.progress import PROGRESS_PROPERTY, Progress, progress_from_text
 from writer.iceberg.table_state import MAIN_BRANCH
 from writer.storage import ObjectStore
@@ -36,47 +35,11 @@ from writer.verification.ledger import (
     join_facts,
     totals_from_text,
 )
-from writer.verification.live_files import LiveFile, load_added, load_contents, load_removed
+from writer.verification.live_files import LiveFile, load_added, load_contents
+from writer.verification.plan import Plan, Range, choose_after
 
 # Paths that a finding names; all are counted.
 PATHS_MAX = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """What to verify: the table as of a snapshot, and of that what came after another; both may be left open."""
-
-    after_id: int | None = None
-    to_id: int | None = None
-
-
-class Plan:
-    """What a verification reads: the snapshots to check, and the live files in the order of their lowest sequence."""
-
-    def __init__(
-        self, history: History, *, chosen: Sequence[Recorded], files: Sequence[LiveFile], is_whole: bool
-    ) -> None:
-        self.history = history
-        self.chosen = chosen
-        self.files = sorted(files, key=lambda file: (file.extent.lowest, file.location))
-        self.is_whole = is_whole
-        self._replaced: set[str] | None = None
-
-    @property
-    def rows(self) -> int:
-        """Count the rows to read, by the manifests."""
-        return sum(file.rows for file in self.files)
-
-    async def load_replaced(self, store: ObjectStore) -> set[str]:
-        """Read which files rewrites have replaced; once, as few verifications need it."""
-        if self._replaced is None:
-            parts = [
-                await load_removed(store, each.manifest_list, snapshot_id=each.snapshot_id)
-                for each in self.history.snapshots
-                if each.is_rewrite
-            ]
-            self._replaced = set().union(*parts)
-        return self._replaced
 
 
 class Verifier:
@@ -135,7 +98,7 @@ class Verifier:
         if contents.delete_files:
             text = f"rows are deleted by delete files of somebody else: delete_files={contents.delete_files}"
             self.report.findings.append(Finding(Kind.LOSS, text, head_id))
-        chosen = _after(history, wanted.after_id)
+        chosen = choose_after(history, wanted.after_id)
         ids = {snapshot.snapshot_id for snapshot in chosen}
         files = [file for file in contents.files if wanted.after_id is None or file.snapshot_id in ids]
         return Plan(history, chosen=chosen, files=files, is_whole=is_whole)
@@ -274,12 +237,3 @@ class Verifier:
         else:
             self.report.totals_compared = True
             self.report.findings += compare_totals(self._totals.sources, self.report.facts)
-
-
-def _after(history: History, after_id: int | None) -> Sequence[Recorded]:
-    if after_id is None:
-        return history.snapshots
-    ids = [snapshot.snapshot_id for snapshot in history.snapshots]
-    if after_id not in ids:
-        raise CatalogError(f"snapshot does not lead to the one that is verified: snapshot={after_id}")
-    return history.snapshots[ids.index(after_id) + 1 :]

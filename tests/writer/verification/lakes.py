@@ -31,7 +31,8 @@ from writer.iceberg.table_state import MAIN_BRANCH, TableState, data_location, m
 from writer.storage import open_store
 from writer.types import to_arrow_schema
 from writer.verification.findings import Report
-from writer.verification.verifier import Range, Verifier
+from writer.verification.plan import Range
+from writer.verification.verifier import Verifier
 
 Change = Callable[[pa.Table], pa.Table]
 

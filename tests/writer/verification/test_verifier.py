@@ -19,7 +19,7 @@ from writer.errors import CatalogError
 from writer.rows.groups import ChangeGroup, split_frames
 from writer.verification.findings import Kind, Report, State
 from writer.verification.ledger import LEDGER_KEY, TOTALS_PROPERTY
-from writer.verification.verifier import Range
+from writer.verification.plan import Range
 
 
 @pytest.fixture
