@@ -95,8 +95,6 @@ class Intake:
         self._room = asyncio.Event()
         self._room.set()
         self._group: list[_Waiting] = []
-        # Of each source: how many offers have no verdict, and how far they reach.
-        self._unanswered: dict[SourceId, tuple[int, Position]] = {}
         self._full: tuple[float, str] | None = None
         self.newest_received_at_us: int | None = None
         self._closing = False
@@ -161,8 +159,15 @@ class Intake:
     def hold(self, refused: Offer) -> None:
         """Let nothing of its source overtake an offer that was refused before it got here."""
         if not _is_cut(refused):
-            _, ahead = self._unanswered.get(refused.source, (0, None))
-            self._cut_off(self._dedup.hold([refused], ahead=ahead))
+            self._cut_off(self._dedup.hold([refused], ahead=self._reach_of(refused.source)))
+
+    def _reach_of(self, source: SourceId) -> Position | None:
+        """Tell how far those offers of a source reach that have no verdict yet."""
+        unanswered = (waiting.offer for waiting in (*self._group, *self._waiting))
+        ends = (
+            Position(each.epoch, each.last_sequence) for each in unanswered if each.source == source and each.sequences
+        )
+        return max(ends, default=None)
 
     def _cut_off(self, forgotten: Sequence[Offer]) -> None:
         """Take nothing more on the lines of refused offers that cannot be remembered, until their sources connect.
@@ -217,22 +222,11 @@ class Intake:
             verdict.set_result(_too_large(offer, self._log.group_max_bytes))
             return verdict
         self._waiting.append(_Waiting(offer, verdict))
-        self._note_unanswered(offer)
         self._waiting_bytes += len(offer.body)
         if self._waiting_bytes >= self._config.queue_max_bytes:
             self._room.clear()
         self._arrived.set()
         return verdict
-
-    def _note_unanswered(self, offer: Offer) -> None:
-        end = Position(offer.epoch, offer.last_sequence if offer.sequences else BEFORE_ALL)
-        count, reach = self._unanswered.get(offer.source, (0, end))
-        self._unanswered[offer.source] = (count + 1, max(reach, end))
-
-    def _note_answered(self, offer: Offer) -> None:
-        count, reach = self._unanswered.pop(offer.source)
-        if count > 1:
-            self._unanswered[offer.source] = (count - 1, reach)
 
     async def run(self) -> None:
         """Admit groups until closed and empty. Cancelling it may leave a group durable but told to come again."""
@@ -313,7 +307,6 @@ class Intake:
 
     def _answer(self, group: list[_Waiting], verdicts: list[Verdict]) -> None:
         for waiting, verdict in zip(group, verdicts, strict=True):
-            self._note_answered(waiting.offer)
             if waiting.verdict.done():  # its client may be gone
                 continue
             waiting.verdict.set_result(verdict)

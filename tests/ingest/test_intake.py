@@ -413,6 +413,25 @@ async def test_nothing_overtakes_a_batch_that_was_shed_while_those_before_it_wer
         assert isinstance(*await at_work.verdicts(offer_of(4)), Durable)
 
 
+async def test_what_was_taken_back_does_not_count_as_coming_before_a_batch_that_is_shed(tmp_path):
+    files = HeldFilesystem()
+    async with running(tmp_path, files=files) as at_work:
+        at_work.intake.hold(offer_of(0))
+        files.open_gate.clear()
+        begun = files.begun
+        (writing,) = await at_work.offer(offer_of(0))
+        await until(lambda: files.begun > begun)
+        (taken_back,) = await at_work.offer(offer_of(0, 3))
+        at_work.intake.resume(SHOP)  # it connects anew, so that what waits is refused
+        at_work.intake.hold(offer_of(0, 3))  # shed on a third connection
+        (behind,) = await at_work.offer(offer_of(6))
+        files.open_gate.set()
+        async with asyncio.timeout(DEADLINE_S):
+            assert isinstance(await writing, Durable)
+            assert isinstance(await taken_back, Refused)
+            assert isinstance(await behind, Refused)
+
+
 async def test_full_log_is_a_problem_until_it_takes_a_batch_or_nobody_asks_for_a_while(tmp_path):
     async with running(tmp_path) as at_work:
         assert at_work.intake.problems(now=loop_time()) == []
