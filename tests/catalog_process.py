@@ -7,7 +7,7 @@ import os
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,7 @@ class CatalogProcess:
     directory: Path
     port: int
     database: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
@@ -37,6 +38,7 @@ class CatalogProcess:
         command = [*program, "catalog", "serve", f"--http-port={self.port}", f"--data-dir={self.directory / 'data'}"]
         environment = {name: text for name, text in os.environ.items() if not name.startswith("LAKEFEED_")}
         environment |= {"LAKEFEED_CATALOG_DATABASE": self.database, "PYTHONPATH": str(ROOT)}
+        environment |= {f"LAKEFEED_{key.replace('.', '_').upper()}": text for key, text in self.settings.items()}
         with (self.directory / "catalog.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.directory, env=environment)
         self._wait_until_ready(self.process)
@@ -66,9 +68,14 @@ class CatalogProcess:
 
 
 @contextlib.contextmanager
-def catalog_processes(directory: Path, count: int = 1, *, database: str = "") -> Iterator[list[CatalogProcess]]:
-    """Name catalogs over the same data, not yet started; all that still run at the end are killed."""
-    catalogs = [CatalogProcess(directory, port, database) for port in free_ports(count)]
+def catalog_processes(
+    directory: Path, count: int = 1, *, database: str = "", settings: Mapping[str, str] | None = None
+) -> Iterator[list[CatalogProcess]]:
+    """Name catalogs over the same data, not yet started; all that still run at the end are killed.
+
+    Settings are given as `section.key`.
+    """
+    catalogs = [CatalogProcess(directory, port, database, settings or {}) for port in free_ports(count)]
     try:
         yield catalogs
     finally:

@@ -52,7 +52,7 @@ def encode_single_value(type_: str, value: Any) -> bytes:
 
 
 def comparable_bound(type_: str, encoded: bytes) -> Any:
-    """Read an encoded value as something that sorts as its column does; it may be from before the column was widened."""
+    """Read an encoded value as something that sorts as its column does, even one from before it was widened."""
     if packed := _PACKED.get(type_):
         if len(encoded) < packed.size:
             packed = _BEFORE_WIDENING[type_]

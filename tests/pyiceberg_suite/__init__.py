@@ -1,0 +1,1 @@
+"""PyIceberg's own integration tests, run against a Lakefeed catalog that is started for them."""
