@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from pyiceberg.table.metadata import TableMetadataUtil
+from pyiceberg.view.metadata import ViewMetadata
 
 from tests.catalog.conftest import Client, parsed
 from tests.catalog.documents import UUID, add_snapshot, create_body, field, schema, set_main, snapshot
@@ -122,16 +123,87 @@ def test_malformed_create_is_never_a_server_error(table: Client):
     assert_never_a_server_error(table, TABLES, bodies)
 
 
-def test_other_malformed_bodies_are_never_a_server_error(table: Client):
-    identifier = {"namespace": ["db"], "name": "t"}
-    for path, body in (
-        ("namespaces", {"namespace": ["a"], "properties": {"a": "b"}}),
-        ("namespaces/db/properties", {"removals": ["a"], "updates": {"b": "c"}}),
-        ("tables/rename", {"source": identifier, "destination": {**identifier, "name": "u"}}),
-        ("namespaces/db/register", {"name": "t", "metadata-location": "file:///x", "overwrite": True}),
-        (TABLE, {"identifier": identifier, "requirements": [], "updates": []}),
-    ):
-        assert_never_a_server_error(table, path, variants(body))
+IDENTIFIER = {"namespace": ["db"], "name": "t"}
+VERSION = {
+    "version-id": 1,
+    "timestamp-ms": 1,
+    "schema-id": -1,
+    "summary": {"engine-name": "spark"},
+    "representations": [{"type": "sql", "sql": "SELECT 1", "dialect": "spark"}],
+    "default-catalog": None,
+    "default-namespace": ["db"],
+}
+VIEW_UPDATES = [
+    {"action": "assign-uuid", "uuid": UUID},
+    {"action": "upgrade-format-version", "format-version": 1},
+    {"action": "add-schema", "schema": NESTED},
+    {"action": "add-view-version", "view-version": VERSION},
+    {"action": "set-current-view-version", "view-version-id": -1},
+    {"action": "set-location", "location": "file:///x"},
+    {"action": "set-properties", "updates": {"a": "b"}},
+    {"action": "remove-properties", "removals": ["none"]},
+]
+FILTER = {"type": "and", "left": {"type": "eq", "term": "id", "value": 1}, "right": {"type": "is-null", "term": "id"}}
+# A good body of every operation that takes one, by its endpoint; {view} and {table} exist.
+BODIES: dict[str, Any] = {
+    "namespaces": {"namespace": ["a"], "properties": {"a": "b"}},
+    "namespaces/{namespace}/properties": {"removals": ["a"], "updates": {"b": "c"}},
+    "namespaces/{namespace}/tables": create_body("x"),
+    "namespaces/{namespace}/tables/{table}": {"identifier": IDENTIFIER, "requirements": [], "updates": []},
+    "namespaces/{namespace}/tables/{table}/unregister": {},
+    "namespaces/{namespace}/tables/{table}/metrics": {"report-type": "scan-report", "table-name": "t"},
+    "namespaces/{namespace}/tables/{table}/plan": {
+        "snapshot-id": 5,
+        "select": ["id"],
+        "filter": FILTER,
+        "case-sensitive": True,
+        "use-snapshot-schema": False,
+        "start-snapshot-id": 1,
+        "end-snapshot-id": 5,
+        "stats-fields": ["id"],
+        "min-rows-requested": 1,
+    },
+    "namespaces/{namespace}/tables/{table}/tasks": {"plan-task": "task"},
+    "namespaces/{namespace}/register": {"name": "t", "metadata-location": "file:///x", "overwrite": True},
+    "tables/rename": {"source": IDENTIFIER, "destination": {**IDENTIFIER, "name": "u"}},
+    "transactions/commit": {
+        "table-changes": [{"identifier": IDENTIFIER, "requirements": REQUIREMENTS[:2], "updates": UPDATES[:2]}]
+    },
+    "namespaces/{namespace}/views": {"name": "x", "schema": NESTED, "view-version": VERSION, "properties": {}},
+    "namespaces/{namespace}/views/{view}": {
+        "identifier": {**IDENTIFIER, "name": "v"},
+        "requirements": [{"type": "assert-view-uuid", "uuid": UUID}],
+        "updates": VIEW_UPDATES[:1],
+    },
+    "namespaces/{namespace}/register-view": {"name": "x", "metadata-location": "file:///x"},
+    "views/rename": {
+        "source": {**IDENTIFIER, "name": "v"},
+        "destination": {**IDENTIFIER, "name": "w"},
+    },
+}
+
+
+def test_every_operation_that_takes_a_body_is_tried_with_bad_ones(table: Client):
+    advertised = table.get("config")[1]["endpoints"]
+    posts = {endpoint.removeprefix("POST /v1/{prefix}/") for endpoint in advertised if endpoint.startswith("POST ")}
+    assert posts == set(BODIES)
+
+
+@pytest.mark.parametrize("endpoint", sorted(BODIES))
+def test_malformed_body_is_never_a_server_error(table: Client, endpoint: str):
+    view = {**BODIES["namespaces/{namespace}/views"], "name": "v"}
+    assert table.post("namespaces/db/views", view)[0] == 200
+    path = endpoint.format(namespace="db", table="t", view="v")
+    assert_never_a_server_error(table, path, variants(BODIES[endpoint]))
+
+
+@pytest.mark.parametrize("update", VIEW_UPDATES, ids=lambda update: update["action"])
+def test_malformed_view_update_is_no_server_error_and_leaves_a_readable_view(table: Client, update: dict):
+    view = {**BODIES["namespaces/{namespace}/views"], "name": "v"}
+    assert table.post("namespaces/db/views", view)[0] == 200
+    path = "namespaces/db/views/v"
+    assert_never_a_server_error(table, path, [{"requirements": [], "updates": [wrong]} for wrong in variants(update)])
+    ViewMetadata.model_validate(table.get(path)[1]["metadata"])
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"text"', b"\xff", b"[" * 5000])

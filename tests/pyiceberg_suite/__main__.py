@@ -8,6 +8,7 @@ Exit status: 0 all passed, 1 a test failed, 3 the tests cannot be had here (no n
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
+from pyiceberg.catalog import load_catalog
 
 from tests.catalog_process import catalog_processes
 from tests.pyiceberg_suite import source
@@ -25,6 +27,7 @@ from tests.s3_server import S3Server, run_s3_server
 
 SUITE_TIMEOUT_S = 900
 CANNOT_RUN = 3
+
 
 @click.command(help=__doc__)
 @click.option("--only", "pattern", default="", help="Only tests that this expression of pytest -k selects.")
@@ -39,6 +42,7 @@ def main(pattern: str) -> None:
         settings = store.new_warehouse()
         with catalog_processes(Path(name), settings=settings) as (catalog,):
             catalog.start()
+            _create_namespace(catalog.url)
             _unpack(catalog.url, store, warehouse=settings["storage.warehouse"])
             _run_tests(catalog.url, store, pattern=pattern)
             catalog.stop()
@@ -47,6 +51,12 @@ def main(pattern: str) -> None:
         click.echo(line)
     outcomes = Counter(result.outcome for result in results)
     sys.exit(0 if outcomes["passed"] and not outcomes["failed"] else 1)
+
+
+def _create_namespace(url: str) -> None:
+    """Create the one namespace that most tests take for granted."""
+    with contextlib.closing(load_catalog("lakefeed", type="rest", uri=url)) as catalog:
+        catalog.create_namespace("default")
 
 
 def _unpack(url: str, store: S3Server, *, warehouse: str) -> None:
@@ -66,7 +76,7 @@ def _unpack(url: str, store: S3Server, *, warehouse: str) -> None:
 def _run_tests(url: str, store: S3Server, *, pattern: str) -> None:
     command = [
         *(sys.executable, "-m", "pytest", "tests/integration", "-m", "integration", "-p", "left_out"),
-        *("-p", "no:cacheprovider", f"--junitxml={source.RUN / 'TEST-pyiceberg.xml'}"),
+        *("-p", "no:asyncio", "-p", "no:cacheprovider", f"--junitxml={source.RUN / 'TEST-pyiceberg.xml'}"),
         *(["-k", pattern] if pattern else []),
     ]
     environment = os.environ | {
@@ -86,7 +96,17 @@ def _run_tests(url: str, store: S3Server, *, pattern: str) -> None:
 
 
 def _counts(results: Sequence[Result]) -> Iterator[str]:
-    yield from (f"{r.kit_class}" for r in results[:0])
+    """Yield a line per module and outcome, then one per reason to leave tests out."""
+    for module in sorted({result.kit_class for result in results}):
+        counts = Counter(result.outcome for result in results if result.kit_class == module)
+        yield f"{module}: {_show(counts)}"
+    for reason, count in Counter(result.message for result in results if result.outcome == "skipped").most_common():
+        yield f"left out: {count} {reason}"
+    yield f"all: {_show(Counter(result.outcome for result in results))}"
+
+
+def _show(counts: Counter[str]) -> str:
+    return f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} left out"
 
 
 if __name__ == "__main__":

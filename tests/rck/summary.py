@@ -1,4 +1,4 @@
-"""Reads the JUnit reports of one run of the kit."""
+"""Reads the JUnit reports of one run of the kit, or of another suite."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 
 
 class Result(NamedTuple):
-    """What became of one test; the message is empty unless it failed."""
+    """What became of one test; the message is why it failed or was skipped."""
 
     kit_class: str
     name: str
@@ -40,7 +40,10 @@ def _read(case: ET.Element) -> Result:
     problem = next((part for part in case if part.tag in ("failure", "error")), None)
     if problem is not None:
         return Result(kit_class, name, "failed", _message_of(problem))
-    return Result(kit_class, name, "passed" if case.find("skipped") is None else "skipped", "")
+    skipped = case.find("skipped")
+    if skipped is not None:
+        return Result(kit_class, name, "skipped", skipped.get("message", ""))
+    return Result(kit_class, name, "passed", "")
 
 
 def _message_of(problem: ET.Element) -> str:
