@@ -6,10 +6,10 @@ COMPILE := $(ENV_PYTHON) -m uv pip compile --universal --python-version 3.11 --n
     --annotation-style line
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak rck check bench lock clean service everything
+.PHONY: help run test soak rck pyiceberg-suite check bench lock clean service everything
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: service ## Start the service
 	.venv/bin/lakefeed serve $(ARGS)
@@ -28,6 +28,10 @@ soak: everything ## Search for defects of the data plane for about an hour
 # Needs Java 17, Maven and Maven Central, for Iceberg's own tests and client; says so and ends with 3 where they are not.
 rck: everything ## Run Iceberg's REST compatibility kit against the catalog
 	$(ENV_PYTHON) -m tests.rck $(ARGS)
+
+# Needs PyPI at the first run, for PyIceberg's tests and what they import; says so and ends with 3 where it is not.
+pyiceberg-suite: everything ## Run PyIceberg's own REST integration tests against the catalog
+	$(ENV_PYTHON) -m tests.pyiceberg_suite $(ARGS)
 
 check: everything ## Check format, style, types and import directions
 	$(ENV_PYTHON) -m ruff format --check

@@ -64,11 +64,15 @@ def check_spec_fits(spec: Mapping[str, Any], columns: Mapping[int, FieldInfo]) -
 
 
 def check_spec_names(spec: Mapping[str, Any], columns: Mapping[int, FieldInfo]) -> None:
-    """Check that no partition field takes the name of a column, unless it is that very column."""
+    """Check that no partition field takes the name of a column, unless it is that very column or its void.
+
+    A v1 table keeps a removed field as the void of its column, under the name it had.
+    """
     ids_by_name = {info.name: field_id for field_id, info in columns.items()}
     for field in spec["fields"]:
         column = ids_by_name.get(field["name"])
-        if column is not None and (field["transform"], source_ids(field)) != ("identity", [column]):
+        is_own = field["transform"] in ("identity", "void") and source_ids(field) == [column]
+        if column is not None and not is_own:
             raise ValidationFailed(f"Cannot create partition from name that exists in schema: {field['name']}")
 
 
