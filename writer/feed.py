@@ -27,7 +27,7 @@ from writer.changes import Position, SourceId, Span, TableName, table_name_of
 from writer.decoding import DecodedRun, Part, cut_run, cut_whole, decode_run, spans_of
 from writer.flush_group import FlushGroups
 from writer.flush_report import FlushReport
-from writer.parking import STUCK_MAX_SHARE, plan_move, plan_yields
+from writer.parking import FLOWING_MAX_SHARE, STUCK_MAX_SHARE, plan_move, plan_yields
 from writer.quarantine.names import is_quarantine
 from writer.set_aside import SetAside
 from writer.table_context import TableContext
@@ -299,7 +299,7 @@ class Feed:
     # -- memory and log
 
     async def _wait_for_memory(self) -> None:
-        while not self.has_memory:
+        while not self._may_read_on():
             self._buffers_changed.clear()
             if self._relieve_memory():
                 continue
@@ -307,6 +307,17 @@ class Feed:
             if largest.open_bytes:
                 largest.request_flush(FlushReason.MEMORY)
             await self._buffers_changed.wait()
+
+    def _may_read_on(self) -> bool:
+        """Tell whether there is room for the next run; a table that catches up has a share of its own, or never would.
+
+        Both would otherwise take what the other has just given back, and the one that is behind has the longer way.
+        """
+        now = self._clock()
+        if not any(table.standing.is_behind and not table.is_stuck(now=now) for table in self.tables.values()):
+            return self.has_memory
+        flowing = sum(table.buffered_bytes for table in self.tables.values() if not table.standing.is_behind)
+        return self.has_memory and flowing < self._config.buffer_max_bytes * FLOWING_MAX_SHARE
 
     @property
     def applying(self) -> asyncio.Condition:

@@ -31,6 +31,10 @@ from writer.changes import Position, SourceId, Span
 # enough for flushes of full size at the default settings.
 STUCK_MAX_SHARE = 0.5
 
+# What all others may hold of it while a table catches up. Less than that table's half, because it has the longer way to
+# go: where memory is the limit, it would otherwise stay behind for ever.
+FLOWING_MAX_SHARE = 0.25
+
 # Moving rows to the quarantine goes on until the stuck tables hold this part of their share, so that it is done in one
 # go and then not needed for a while.
 MOVE_UNTIL_SHARE = 0.8
