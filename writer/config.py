@@ -181,6 +181,13 @@ class WriterConfig:
             " also beyond half of buffer_max_bytes"
         },
     )
+    ledger: bool = field(
+        default=False,
+        metadata={
+            "why": "record counts and a checksum of the rows in every snapshot, for `lakefeed verify`; doubles the"
+            " processor time of a flush, see performance.md"
+        },
+    )
     keep_before: bool = field(
         default=False,
         metadata={

@@ -28,10 +28,10 @@ FILES_AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The data files of a flush, and what rows they hold: counted before these were put into files."""
+    """The data files of a flush, and what rows they hold, if that is recorded: counted before they went into files."""
 
     files: Sequence[DataFile]
-    ledger: Ledger
+    ledger: Ledger | None
 
 
 async def write_files(
@@ -59,6 +59,8 @@ async def write_files(
         location = data_location(state, planned[number].partition, f"{flush_id}-{number:05}.parquet")
         return await _write_file(planned[number], location, state, context, config=config)
 
+    if not config.ledger:
+        return Written(await _write_all(write, len(planned)), None)
     # Counting takes a thread of its own beside the encoder's: numpy and Arrow run without the interpreter's lock.
     counting = asyncio.to_thread(tally_rows, rows, list(to_arrow_schema(state.schema)))
     written, counted = await asyncio.gather(_write_all(write, len(planned)), counting, return_exceptions=True)

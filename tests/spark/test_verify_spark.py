@@ -30,7 +30,7 @@ def states(found: dict[str, Any]) -> list[str]:
 
 
 def test_tables_that_spark_compacts_and_expires_stay_as_recorded(tmp_path: Path, open_spark: OpenSpark) -> None:
-    with service_process(tmp_path) as service:
+    with service_process(tmp_path, {"writer.ledger": "true"}) as service:
         service.start()
         spark = open_spark(uri=service.http_url, name="verified")
         every_type.push_every_type(service)
@@ -52,7 +52,7 @@ def test_tables_that_spark_compacts_and_expires_stay_as_recorded(tmp_path: Path,
 
 
 def test_spark_computes_the_same_checksum(tmp_path: Path, open_spark: OpenSpark) -> None:
-    with service_process(tmp_path) as service:
+    with service_process(tmp_path, {"writer.ledger": "true"}) as service:
         service.start()
         spark = open_spark(uri=service.http_url, name="hashed")
         pushed_changes.push_changes(service)
