@@ -66,9 +66,10 @@ async def test_table_flushes_by_age_without_being_asked(tmp_path):
     config = small_config(tmp_path, flush_max_age_s=0.05)
     async with serving(config) as addresses, talking(addresses.ws_url) as client:
         await client.batch(1)
-        await until(
-            lambda: client.ask("connect", sourceDoId="shop"), lambda status: status.get("lastCommittedSequence") == 1
+        status = await until(
+            lambda: client.ask("connect", sourceDoId="shop"), lambda status: status.get("lastCommittedSequence")
         )
+        assert status["lastCommittedSequence"] == 1
 
 
 # -- the control plane

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gzip
 import json
 import time
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,14 +125,21 @@ async def test_request_too_many_waits_for_a_place_and_is_then_taken(tmp_path):
         assert client.gate.under_way["/cdc"] == 0
 
 
-async def test_no_place_is_a_503_on_cdc_after_its_wait_and_never_for_debezium(tmp_path, monkeypatch):
-    monkeypatch.setattr(http_ingest, "WAIT_MAX_S", 0.05)
+@contextlib.asynccontextmanager
+async def full_house(directory: Path) -> AsyncIterator[tuple[Posting, HeldFilesystem, asyncio.Task[Answer]]]:
+    """The one place is taken by a request that waits for a disk."""
     files = HeldFilesystem()
-    async with posting(tmp_path, config=IngestConfig(http_requests_max=1), files=files) as client:
+    async with posting(directory, config=IngestConfig(http_requests_max=1), files=files) as client:
         await client.batch(1)
         files.open_gate.clear()
         inside = asyncio.create_task(client.batch(2))
         await until(lambda: client.gate.places.taken == 1)
+        yield client, files, inside
+
+
+async def test_no_place_is_a_503_on_cdc_after_its_wait_and_never_for_debezium(tmp_path, monkeypatch):
+    monkeypatch.setattr(http_ingest, "WAIT_MAX_S", 0.05)
+    async with full_house(tmp_path) as (client, files, inside):
         debezium = asyncio.create_task(client.debezium(DEBEZIUM_INSERT, source="dbz"))
         status, headers, document = await post_for_headers(client, "/cdc?source=other", {"events": [insert(1)]})
         assert (status, document["reason"], document["shouldRetry"]) == (503, "connection_limit", True)
@@ -159,12 +169,7 @@ async def test_client_address_has_its_share_of_places_and_leaves_the_others_thei
 
 async def test_client_that_goes_while_it_waits_is_forgotten(tmp_path, monkeypatch):
     monkeypatch.setattr(http_gate, "GONE_CHECK_S", 0.01)
-    files = HeldFilesystem()
-    async with posting(tmp_path, config=IngestConfig(http_requests_max=1), files=files) as client:
-        await client.batch(1)
-        files.open_gate.clear()
-        inside = asyncio.create_task(client.batch(2))
-        await until(lambda: client.gate.places.taken == 1)
+    async with full_house(tmp_path) as (client, files, inside):
         waiting = asyncio.create_task(client.debezium(DEBEZIUM_INSERT, source="dbz"))
         await until(lambda: client.gate.places.waiting == 1)
         waiting.cancel()

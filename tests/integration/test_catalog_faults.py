@@ -90,7 +90,8 @@ async def test_a_catalog_that_refuses_is_told_with_its_status_and_used_again(lak
         for fault in (Answer(403), Answer(404)):
             with named(fault):
                 lake.proxy.spoil(fault)
-                await pushed.wait_until_unwell(f"table=.*status={fault.status}")
+                problem = await pushed.wait_until_unwell(f"status={fault.status}")
+                assert "table=" in problem
                 lake.proxy.lift()
                 await pushed.wait_until_well()
 

@@ -4,36 +4,28 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests import pushed_changes
 from tests.clients import S3Settings, open_duckdb, open_pyiceberg
+from tests.integration.pushed_service import pushed_service
 from tests.s3_server import S3Server
-from tests.service_process import ServiceProcess, service_process
+from tests.service_process import ServiceProcess
 
 pytestmark = pytest.mark.integration
 
 
-@contextlib.contextmanager
-def _service_with_changes(directory: Path, settings: dict[str, object]) -> Iterator[ServiceProcess]:
-    with service_process(directory, settings) as service:
-        service.start()
-        pushed_changes.push_changes(service)
-        yield service
-        assert service.stop() == 0
-
-
 @pytest.fixture(scope="module")
 def on_local_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServiceProcess, None]]:
-    with _service_with_changes(tmp_path_factory.mktemp("local"), {}) as service:
+    with pushed_service(tmp_path_factory.mktemp("local"), {}, pushed_changes.push_changes) as service:
         yield service, None
 
 
 @pytest.fixture(scope="module")
 def on_s3(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> Iterator[tuple[ServiceProcess, S3Settings]]:
-    with _service_with_changes(tmp_path_factory.mktemp("s3-service"), s3_server.new_warehouse()) as service:
+    directory, warehouse = tmp_path_factory.mktemp("s3-service"), s3_server.new_warehouse()
+    with pushed_service(directory, warehouse, pushed_changes.push_changes) as service:
         yield service, s3_server.settings
 
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from tests import every_type
 from tests.clients import S3Settings, open_duckdb, open_pyiceberg
+from tests.integration.pushed_service import pushed_service
 from tests.s3_server import S3Server
-from tests.service_process import ServiceProcess, service_process
+from tests.service_process import ServiceProcess
 
 pytestmark = pytest.mark.integration
 
@@ -23,24 +23,16 @@ pytestmark = pytest.mark.integration
 NULLS_IN_PYICEBERG = {"lines": [], "days": {}}
 
 
-@contextlib.contextmanager
-def _service_with_every_type(directory: Path, settings: dict[str, object]) -> Iterator[ServiceProcess]:
-    with service_process(directory, settings) as service:
-        service.start()
-        every_type.push_every_type(service)
-        yield service
-        assert service.stop() == 0
-
-
 @pytest.fixture(scope="module")
 def on_local_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServiceProcess, None]]:
-    with _service_with_every_type(tmp_path_factory.mktemp("local"), {}) as service:
+    with pushed_service(tmp_path_factory.mktemp("local"), {}, every_type.push_every_type) as service:
         yield service, None
 
 
 @pytest.fixture(scope="module")
 def on_s3(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> Iterator[tuple[ServiceProcess, S3Settings]]:
-    with _service_with_every_type(tmp_path_factory.mktemp("s3-service"), s3_server.new_warehouse()) as service:
+    directory, warehouse = tmp_path_factory.mktemp("s3-service"), s3_server.new_warehouse()
+    with pushed_service(directory, warehouse, every_type.push_every_type) as service:
         yield service, s3_server.settings
 
 

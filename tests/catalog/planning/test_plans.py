@@ -89,7 +89,7 @@ def test_plan_that_was_cancelled_while_it_ran_holds_nothing():
     plan = plans.add("a", TABLE)
     plans.remove("a")
     plans.finish(plan, prepared(9))
-    add_ready(plans, "b", 9)
+    assert add_ready(plans, "b", 9).held_files == 10, "all the room is there for another"
 
 
 @pytest.mark.parametrize(
