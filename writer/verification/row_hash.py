@@ -18,7 +18,7 @@ type is widened as Iceberg allows. docs/verification.md has the whole definition
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -48,8 +48,14 @@ _DECIMAL_BYTES = 16
 
 def hash_rows(rows: pa.Table, fields: Sequence[pa.Field]) -> Words:
     """Hash each row; fields are those of its columns, and carry their Iceberg ids."""
-    blocks = [_hash_block(batch.columns, fields) for batch in rows.to_batches(max_chunksize=BLOCK_ROWS)]
-    return np.concatenate(blocks) if blocks else np.zeros(0, np.uint64)
+    hashes = [_hash_block(batch.columns, fields) for block in _blocks(rows) for batch in block.to_batches()]
+    return np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
+
+
+def _blocks(rows: pa.Table) -> Iterator[pa.Table]:
+    """Cut rows into blocks. Rows come in as many pieces as clients sent; hashed one by one those cost five times more."""
+    for start in range(0, len(rows), BLOCK_ROWS):
+        yield rows.slice(start, BLOCK_ROWS).combine_chunks()
 
 
 def _hash_block(columns: Sequence[pa.Array], fields: Sequence[pa.Field]) -> Words:
