@@ -46,7 +46,7 @@ bench: everything ## Measure throughput and latency, of the catalog too
 # The service's versions are bound to those of everything, so that one .venv serves both.
 lock: everything ## Write the lock files anew (ARGS=--upgrade for newer versions)
 	$(ENV_PYTHON) -m pip install --quiet uv
-	$(COMPILE) $(ARGS) --extra dev -o requirements-dev.lock pyproject.toml
+	$(COMPILE) $(ARGS) --extra dev --group spark-s3 -o requirements-dev.lock pyproject.toml
 	$(COMPILE) $(ARGS) -c requirements-dev.lock -o requirements.lock pyproject.toml
 
 clean: ## Remove .venv and what tools left behind; data stays

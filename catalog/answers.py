@@ -24,6 +24,8 @@ ALL, REFS = "all", "refs"
 
 # Enough of a SHA-256 that two versions of one table never share a tag.
 _ETAG_BYTES = 16
+# Tags that are kept, a few hundred bytes each with their locations.
+_ETAGS_MAX = 4_096
 # Below a packet there is nothing to win.
 GZIP_MIN_BYTES = 1_400
 # A document of a thousand snapshots packs 8 to 1 at the lowest level, in a third of the default level's time.
@@ -47,8 +49,10 @@ class LoadAnswers:
         self._max_bytes = max_bytes
         self._kept: OrderedDict[Key, bytes] = OrderedDict()
         self._used_bytes = 0
+        # A load of a version that did not change asks for the same tag again and again.
+        self.etag = functools.lru_cache(_ETAGS_MAX)(self._etag)
 
-    def etag(self, location: str, shown: str) -> str:
+    def _etag(self, location: str, shown: str) -> str:
         """Tag all that an answer says: the version, how much of it is shown, and the client configuration."""
         facts = b"\0".join((location.encode(), shown.encode(), self._config))
         return hashlib.sha256(facts).hexdigest()[: 2 * _ETAG_BYTES]

@@ -40,7 +40,8 @@ from catalog.turns import Turns
 from catalog.versions import Versions
 from catalog.views import Views
 
-ROUTES = (*namespaces.ROUTES, *tables.ROUTES, *views.ROUTES, *functions.ROUTES, *transactions.ROUTES, *planning.ROUTES)
+# Those of tables first: aiohttp tries one after the other, and nearly all requests are for tables.
+ROUTES = (*tables.ROUTES, *namespaces.ROUTES, *views.ROUTES, *functions.ROUTES, *transactions.ROUTES, *planning.ROUTES)
 
 _logger = logging.getLogger(__name__)
 

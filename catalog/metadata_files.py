@@ -11,10 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import orjson
-
 from catalog.errors import BadRequest, StorageFailed
 from catalog.fields import JsonObject
+from catalog.metadata.serialising import Serialised, serialise
 from catalog.storage import Files, missing
 
 # Memory of a document and its bytes, per byte (measured with tables of 10 to 5,000 snapshots: 4.2).
@@ -28,8 +27,17 @@ class StoredMetadata:
     """One version of a table or view: where it is, what it says, and the very bytes, which answers embed."""
 
     location: str
-    document: JsonObject
-    raw: bytes
+    content: Serialised
+
+    @property
+    def document(self) -> JsonObject:
+        """Return what it says."""
+        return self.content.document
+
+    @property
+    def raw(self) -> bytes:
+        """Return the bytes."""
+        return self.content.raw
 
 
 class MetadataFiles:
@@ -53,7 +61,7 @@ class MetadataFiles:
             self._cached.move_to_end(location)
             return cached
         raw = unpack(location, await self._files.read(location, max_bytes=self._max_bytes), self._max_bytes)
-        stored = StoredMetadata(location, self._parse(raw), raw)
+        stored = StoredMetadata(location, Serialised(self._parse(raw), raw, snapshots_at=None))
         self._keep(stored)
         return stored
 
@@ -65,12 +73,12 @@ class MetadataFiles:
         if not await self._files.exists(location):
             raise missing(location)
 
-    async def write(self, location: str, document: JsonObject) -> StoredMetadata:
-        """Write a document under a new, unique location.
+    async def write(self, location: str, document: JsonObject, *, base: StoredMetadata | None = None) -> StoredMetadata:
+        """Write a document, made from that of `base`, under a new, unique location.
 
         Raises: StorageFailed.
         """
-        stored = StoredMetadata(location, document, orjson.dumps(document))
+        stored = StoredMetadata(location, serialise(document, base.content if base else None))
         await self._files.write(location, stored.raw)
         self._keep(stored)
         return stored

@@ -6,6 +6,7 @@ therefore cannot be part of a level; in messages they are joined by dots.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
@@ -21,7 +22,7 @@ SEPARATOR = "\x1f"
 NAME_MAX_CHARS = 512
 NAMESPACE_MAX_LEVELS = 16
 
-_FIRST_PRINTABLE = " "
+_CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -99,7 +100,7 @@ def check_name(value: Any, what: str) -> str:
         raise BadRequest(f"Invalid {what}: expected a string that is not empty")
     if len(value) > NAME_MAX_CHARS:
         raise BadRequest(f"Invalid {what}: longer than {NAME_MAX_CHARS} characters")
-    if any(char < _FIRST_PRINTABLE for char in value):
+    if _CONTROL.search(value):
         raise BadRequest(f"Invalid {what}: control characters are not allowed")
     return value
 

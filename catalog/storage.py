@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 import hashlib
+import io
 import os
 import zlib
 from collections.abc import Callable
@@ -26,6 +28,13 @@ from catalog.locations import parse_location
 _LOCAL_THREADS = 4
 # On top of our own timeout: a request that the store drops is worth one more try, not many.
 _S3_ATTEMPTS = 3
+
+# Paths of current metadata files, of a few hundred bytes each.
+_KNOWN_PATHS_MAX = 4_096
+# O_CLOEXEC: no descriptor passes to a process that the service starts.
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+# As open() makes files: the process's mask decides.
+_FILE_MODE = 0o666
 
 _NOT_FOUND = ("404", "NoSuchKey", "NotFound")
 
@@ -66,7 +75,7 @@ def missing(location: str) -> FileMissing:
 
 
 class LocalFiles:
-    """Files on a local disk: written beside their place, synced, then moved there, then the directory synced."""
+    """Files on a local disk: written under new names, synced, then the directory synced."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(_LOCAL_THREADS, thread_name_prefix="catalog-files")
@@ -92,7 +101,7 @@ class LocalFiles:
 
     async def exists(self, location: str) -> bool:
         """Tell whether a file exists. At once: a stat takes less than handing it to a thread."""
-        return os.path.isfile(parse_location(location).path)  # noqa: ASYNC240, PTH113 - blocks for microseconds
+        return os.path.isfile(_known_path(location))  # noqa: ASYNC240, PTH113 - blocks for microseconds
 
     async def prepare(self, directory: str) -> None:
         """Make a directory that survives a crash."""
@@ -204,6 +213,12 @@ def _digest(body: bytes, checksum: str) -> dict[str, str]:
     return {}
 
 
+@functools.lru_cache(_KNOWN_PATHS_MAX)
+def _known_path(location: str) -> str:
+    """Find the path of a file that is asked for at every load."""
+    return parse_location(location).path
+
+
 def _read(path: Path, max_bytes: int) -> bytes:
     with path.open("rb") as file:
         body = file.read(max_bytes + 1)
@@ -213,23 +228,30 @@ def _read(path: Path, max_bytes: int) -> bytes:
 
 
 def _write(path: Path, body: bytes) -> None:
-    """Write, sync, move, sync the directory. A crash before the move leaves a temporary file, after it the file."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    """Write and sync, first the file, then its directory. A crash leaves a file, maybe cut off, that nobody knows yet.
+
+    In place, without the usual move: the name is new and nothing refers to it before this returns, and a move would
+    be one more change of the directory to wait for.
+    """
     try:
-        file = temporary.open("xb")
+        descriptor = os.open(path, _NEW_FILE, _FILE_MODE)
     except FileNotFoundError:
         _make_directory(path.parent)
-        file = temporary.open("xb")
+        descriptor = os.open(path, _NEW_FILE, _FILE_MODE)
     try:
-        with file:
-            file.write(body)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor, not a path
+            _write_all(file, body)
+            os.fsync(descriptor)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         raise
     _sync_directory(path.parent)
+
+
+def _write_all(file: io.RawIOBase, body: bytes) -> None:
+    rest = memoryview(body)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def _make_directory(path: Path) -> None:

@@ -125,7 +125,7 @@ class Versions:
         if _places(document) != _places(base.document):
             self.check_places(document)
         location = metadata_location(document, version=next_version(base.location), file_uuid=self.new_uuid())
-        stored = await self.files.write(location, document)
+        stored = await self.files.write(location, document, base=base)
         try:
             swapped = await self.store.swap_pointer(entry, expected=base.location, new=location)
         except StoreFailed as error:
@@ -175,7 +175,7 @@ class Versions:
             self.check_places(document)
         version = 0 if base is None else next_version(base.location)
         location = metadata_location(document, version=version, file_uuid=self.new_uuid())
-        await self.files.write(location, document)
+        await self.files.write(location, document, base=base)
         return Move(change.entry, base.location if base else None, location)
 
     async def _discard_moves(self, moves: Sequence[Move]) -> None:

@@ -32,6 +32,7 @@ from ingest.push import PushReport, PushRequest, push
 from ingest.quarantine_commands import quarantine
 from ingest.verify_commands import verify
 from ingest.wal_commands import wal
+from pipeline.cli import WithPipeline
 
 DEFAULT_URL = "http://127.0.0.1:8181"
 DEFAULT_WS_URL = "ws://127.0.0.1:8182/ws"
@@ -46,7 +47,7 @@ _token_option = click.option(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=WithPipeline, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 def main() -> None:
     """Lakefeed: database changes over WebSocket into Apache Iceberg tables, exactly once.
 
@@ -205,6 +206,9 @@ def _print_status(answer: dict[str, Any]) -> None:
     _print_rows(
         console, "tables", answer["tables"], ["table", "bufferedRows", "committedRows", "snapshotId", "problem"]
     )
+    if answer["consumers"]:
+        columns = ["table", "name", "snapshotsBehind", "secondsBehind", "isPassedOver"]
+        _print_rows(console, "consumers", answer["consumers"], columns)
     for problem in answer["problems"]:
         console.print(f"problem: {problem}", style="red")
 

@@ -2,7 +2,8 @@
 
 Later origins win: defaults, then the TOML file, then LAKEFEED_<SECTION>_<KEY> in the environment, then flags. A key
 that nobody knows is an error wherever it stands, because a misspelt setting must not be a silent default. Settings of
-single tables stand in the file only, as [tables."sales.orders"]; what they mean is writer/table_settings.py's.
+single tables stand in the file only, as [tables."sales.orders"]; what they mean is writer/table_settings.py's. Those of
+the Spark commands, [pipeline.*], are left to pipeline/settings.py.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ from writer.table_settings import TableSections, per_table_keys
 ENVIRONMENT_PREFIX = "LAKEFEED_"
 DEFAULT_FILE = Path("lakefeed.toml")
 TABLES = "tables"
+
+# The Spark commands read these themselves (pipeline/settings.py); the service only passes over them.
+PIPELINE = "pipeline"
+PIPELINE_PREFIX = f"{ENVIRONMENT_PREFIX}PIPELINE_"
 
 # A list in the file, by commas in the environment.
 TEXTS = tuple[str, ...]
@@ -330,6 +335,8 @@ def _take_file(path: Path | None, given: _Given) -> None:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"not valid TOML: file={path} error={error}") from error
     for section, table in document.items():
+        if section == PIPELINE:
+            continue
         if not isinstance(table, dict):
             raise ConfigError(
                 f"settings stand in sections: file={path} key={section}{_nearest(section, _as_keys(section))}"
@@ -362,6 +369,8 @@ def _take_environment(environ: Mapping[str, str], given: _Given) -> None:
     by_variable = {f"{ENVIRONMENT_PREFIX}{key.replace('.', '_').upper()}": key for key in known_keys()}
     for variable, text in environ.items():
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable == CLIENT_TOKEN_VARIABLE:
+            continue
+        if variable.startswith(PIPELINE_PREFIX):
             continue
         if variable not in by_variable:
             raise ConfigError(f"unknown setting: environment={variable}{_nearest(variable, by_variable)}")

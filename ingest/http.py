@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from ingest.metrics import IngestMetrics
 from ingest.offers import NackReason
 from ingest.server import DataPlane
 from writer.changes import SourceId
+from writer.consumer_watch import ConsumerWatch
 from writer.feed import Feed
 
 # A flush that takes longer goes on; only the caller stops waiting.
@@ -47,6 +48,7 @@ class Parts:
     metrics: IngestMetrics
     debezium: DebeziumIntake
     auth: Auth
+    consumers: ConsumerWatch
 
 
 PARTS: web.AppKey[Parts] = web.AppKey("parts", Parts)
@@ -136,10 +138,12 @@ async def _explain_flush(request: web.Request) -> web.Response:
 
 
 async def _status(request: web.Request) -> web.Response:
-    return _json(build_status(request.app[PARTS], now=time.time()))
+    parts = request.app[PARTS]
+    consumers = await parts.consumers.describe()
+    return _json(build_status(parts, consumers=consumers, now=time.time()))
 
 
-def build_status(parts: Parts, *, now: float) -> dict[str, Any]:
+def build_status(parts: Parts, *, consumers: Sequence[Mapping[str, Any]], now: float) -> dict[str, Any]:
     """Gather the state of all parts."""
     connections = parts.data_plane.connections()
     return {
@@ -157,6 +161,7 @@ def build_status(parts: Parts, *, now: float) -> dict[str, Any]:
         "sourceStates": [_source_state(parts, connection) for connection in connections if connection.session.source],
         "dedupStats": _dedup_stats(parts),
         "tables": parts.feed.table_status(now=time.monotonic()),
+        "consumers": consumers,
         "transactionDoubts": list(parts.debezium.doubts),
         "problems": _problems(parts),
         **_admission(parts),

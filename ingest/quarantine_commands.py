@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import functools
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -163,21 +164,33 @@ def show(id_: str, *, as_json: bool, **where: Any) -> None:
 @click.argument("ids", nargs=-1)
 @_where
 @_which
-def replay(table: str, ids: tuple[str, ...], *, as_json: bool, **options: Any) -> None:
+@click.option(
+    "--not-in-log",
+    is_flag=True,
+    help="For lakefeed_unreadable: the service's log has these records no more, see docs/quarantine.md.",
+)
+def replay(table: str, ids: tuple[str, ...], *, as_json: bool, not_in_log: bool, **options: Any) -> None:
     """Append changes to their TABLE: all that are open, those of the IDS, or those of the options.
 
     They go the way of every change, so columns may be added for them, and keep their source, sequence, operation and
     times. Each is appended once, even if the command is killed at any moment and run again. What the table still
     refuses stays in quarantine, is listed with the reason, and makes the exit code 3.
+
+    Records of the log that could not be read whole are the table `lakefeed_unreadable`: a version that can read them
+    takes them apart and appends their changes to their tables.
     """
     from ingest import quarantine_report as show  # noqa: PLC0415  (see above)
     from writer.quarantine.entries import apply_filter, count_changes  # noqa: PLC0415
+    from writer.quarantine.records import RecordReplay  # noqa: PLC0415
     from writer.quarantine.replay import Replay, ReplayReport  # noqa: PLC0415
+    from writer.rows.unreadable import UNREADABLE_TABLE  # noqa: PLC0415
 
     async def run() -> bool:
         where, which = _split(options)
         target = _target(**where)
         name = _table_name(target, table)
+        is_of_records = name.name == UNREADABLE_TABLE
+        make = functools.partial(RecordReplay, not_in_log=not_in_log) if is_of_records else Replay
         report = ReplayReport()
         async with _open(target, name) as lake:
             wanted = _filter(name, ids=ids, **which)
@@ -185,7 +198,7 @@ def replay(table: str, ids: tuple[str, ...], *, as_json: bool, **options: Any) -
                 assert lake is not None
                 total = count_changes(apply_filter(contents.entries, wanted))
                 with show.progress("changes", total) as advance:
-                    work = Replay(name, contents, lake.context, now_us=_now_us, on_changes=advance)
+                    work = make(name, contents, lake.context, now_us=_now_us, on_changes=advance)
                     report = await work.run(wanted)
         show.print_replay(str(name), report, as_json=as_json)
         return report.failed > 0

@@ -40,6 +40,7 @@ from ingest.source_metrics import SourceCollector
 from writer.buffer import FlushReason
 from writer.committer import Committer
 from writer.config import LogConfig, StorageConfig, WriterConfig
+from writer.consumer_watch import ConsumerWatch
 from writer.errors import Fenced
 from writer.feed import Feed
 from writer.fencing import Fence
@@ -143,8 +144,16 @@ async def serving(config: Config) -> AsyncIterator[Addresses]:
                 tables=config.tables,
             )
             elsewhere = ResumePoints(functools.partial(load_lowest_marks, catalog_client), clock=time.monotonic)
+            consumers = ConsumerWatch(catalog_client, clock=time.time)
             parts = _build_parts(
-                config, log, context=context, elsewhere=elsewhere, auth=auth, tasks=tasks, registry=registry
+                config,
+                log,
+                context=context,
+                elsewhere=elsewhere,
+                consumers=consumers,
+                auth=auth,
+                tasks=tasks,
+                registry=registry,
             )
             async with _control_plane(config, parts, storage=storage, listener=listener, data_dir=data_dir):
                 await join_catalog(catalog_client, fence)
@@ -180,6 +189,7 @@ def _build_parts(
     *,
     context: TableContext,
     elsewhere: ResumePoints,
+    consumers: ConsumerWatch,
     auth: Auth,
     tasks: asyncio.TaskGroup,
     registry: CollectorRegistry,
@@ -225,6 +235,7 @@ def _build_parts(
         metrics=metrics,
         debezium=debezium,
         auth=auth,
+        consumers=consumers,
     )
 
 

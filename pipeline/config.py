@@ -1,4 +1,8 @@
-"""Settings of a Spark session. Owns defaults and their checks; what Spark is told in the end is spark_conf.py's."""
+"""Settings of a Spark session. Owns defaults and their checks; what Spark is told in the end is spark_conf.py's.
+
+SparkSettings    what a user writes: the section [pipeline.spark], and the options of every command
+SessionConfig    what a session is built from
+"""
 
 from __future__ import annotations
 
@@ -78,12 +82,42 @@ class SessionConfig:
         default_factory=dict, metadata={"why": "further Spark settings; they win over ours"}
     )
 
+    remote: str = field(
+        default="",
+        metadata={"why": "a Spark Connect server, as sc://host:15002; master, Java and jars are then its own"},
+    )
+
+    def __post_init__(self) -> None:
+        check(self.remote == "" or self.remote.startswith("sc://"), f"remote must begin with sc://: {self.remote}")
+
     @property
     def is_submitted(self) -> bool:
         """Whether spark-submit started us, so that the JVM and its class path are settled already."""
-        return not self.master
+        return not self.master and not self.remote
 
     @property
     def is_local(self) -> bool:
         """Whether driver and executors are one process on this machine."""
-        return self.master.startswith("local")
+        return self.master.startswith("local") and not self.remote
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkSettings:
+    """Where the catalog and Spark are, for every command of the pipeline."""
+
+    url: str = field(default="http://127.0.0.1:8181", metadata={"why": "Iceberg REST catalog, before /v1"})
+    token: str = field(
+        default="", repr=False, metadata={"why": "bearer token, where the catalog asks for one", "secret": True}
+    )
+    warehouse: str = field(default="", metadata={"why": "which of the catalog's warehouses; empty means its only one"})
+    catalog_name: str = field(default="lake", metadata={"why": "first part of a table's name in SQL"})
+    master: str = field(
+        default="", metadata={"why": "Spark master; empty means local[*], and under spark-submit the one named there"}
+    )
+    remote: str = field(default="", metadata={"why": "Spark Connect server, as sc://host:15002, in place of a master"})
+    driver_memory: str = field(default="1g", metadata={"why": "heap of a local session, as Spark writes sizes"})
+    packages: tuple[str, ...] = field(default=(), metadata={"why": "Maven coordinates for Spark to download"})
+    jar: tuple[str, ...] = field(default=(), metadata={"why": "jars for the class path, an Iceberg runtime among them"})
+    conf: Mapping[str, str] = field(
+        default_factory=dict, metadata={"why": "further settings of Spark; they win over ours"}
+    )

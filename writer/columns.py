@@ -14,8 +14,13 @@ UNCHANGED = "_cdc_unchanged"
 METADATA = "_cdc_metadata"
 RESCUED = "_cdc_rescued"
 PARTITION = "_cdc_partition"
+# Null for epoch 0. Sequences restart with an epoch: the order of a source's changes is that of (epoch, sequence).
+EPOCH = "_cdc_epoch"
 
 # Every column that starts so belongs to Lakefeed; a row that brings such a column itself has it rescued.
 RESERVED_PREFIX = "_cdc_"
 
-ALL = (SEQUENCE, TIMESTAMP, OPERATION, ROW_ID, SOURCE, INGESTED_AT, BEFORE, UNCHANGED, METADATA, RESCUED, PARTITION)
+ALL = (
+    *(SEQUENCE, TIMESTAMP, OPERATION, ROW_ID, SOURCE, INGESTED_AT),
+    *(BEFORE, UNCHANGED, METADATA, RESCUED, PARTITION, EPOCH),
+)

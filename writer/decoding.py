@@ -158,6 +158,11 @@ def _split_what_can_be(frames: Sequence[_NumberedFrame], options: _Options) -> l
     return [group for frame in frames for group in _split_what_can_be([frame], options)]
 
 
+def take_apart(frame: Frame, *, offset: int, name_of: Callable[[str], str]) -> list[Group]:
+    """Group the changes of one frame by table, with all that they hold; whatever our code raises for it is raised."""
+    return _split_by_table([(offset, frame)], _Options(keep_before=True, name_of=name_of))
+
+
 def _split_by_table(frames: Sequence[_NumberedFrame], options: _Options) -> list[Group]:
     """Group changes by table, each table's groups in log order. Frames of either encoding are gathered apart."""
     groups = _split_apart(frames, options)

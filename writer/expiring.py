@@ -55,6 +55,8 @@ async def expire_snapshots(catalog: CatalogClient, store: ObjectStore, state: Ta
     unused = await _unused_manifests(store, state, plan)
     await catalog.commit_table(state.name, plan.request, needs_answer=False)
     await _delete_all(store, [*_own(state, unused), *_own(state, plan.lists)])
+    if plan.passed_over:
+        _log.warning("consumers_passed_over", extra={"table": str(state.name), "consumers": list(plan.passed_over)})
     left = len(document["snapshots"]) - len(plan.snapshot_ids)
     _log.info(
         "snapshots_expired", extra={"table": str(state.name), "removed": len(plan.snapshot_ids), "snapshots": left}

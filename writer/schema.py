@@ -44,8 +44,9 @@ def initial_columns(*, keep_before: bool, is_routed: bool = False) -> StructType
         names.TIMESTAMP: "timestamptz",
         names.INGESTED_AT: "timestamptz",
         names.UNCHANGED: ListType(element_id, "string"),
+        names.EPOCH: "long",
     }
-    optional = (names.BEFORE, names.UNCHANGED, names.METADATA, names.RESCUED, names.PARTITION)
+    optional = (names.BEFORE, names.UNCHANGED, names.METADATA, names.RESCUED, names.PARTITION, names.EPOCH)
     return StructType(
         tuple(
             Field(field_id, name, types.get(name, "string"), required=name not in optional)

@@ -58,7 +58,7 @@ class _Sieve:
             raise  # says nothing of the rows
         except Exception as error:  # noqa: BLE001 - the boundary of a decode thread; it is told with the row
             if stop - start == 1:
-                self._refuse(start, _reason_of(error))
+                self._refuse(start, reason_of(error))
                 return
         else:
             self.kept.append((part, fitted.table))
@@ -79,7 +79,7 @@ class _Sieve:
             self.refused.append(_Refused(row, row + 1, reason))
 
 
-def _reason_of(error: Exception) -> Reason:
+def reason_of(error: Exception) -> Reason:
     """Name the error. Only our own messages are known to hold no values."""
     text = f"{type(error).__name__}: {error}" if isinstance(error, WriterError) else type(error).__name__
     return Reason(Refusal.UNDECODABLE, text)

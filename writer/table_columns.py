@@ -5,7 +5,8 @@
     rows ----> expected: columns that rows ask for --+
 
 Rows may ask for new columns while a flush is being written: whoever changes the columns holds the lock. A column that
-the table had when it was last looked up, and has no more, was dropped by somebody: only rows bring it back.
+the table had when it was last looked up, and has no more, was dropped by somebody: only rows bring it back. Lakefeed's
+own come back by themselves: a change without its epoch or its rescued values is no whole one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from writer.changes import Position, SourceId, TableName
+from writer.decode import own_fields
 from writer.decoding import Expected
 from writer.errors import CatalogError, CommitConflict, TableMissing
 from writer.iceberg.table_state import TableState
@@ -28,7 +30,7 @@ from writer.rows.parse_types import NO_VACANCIES
 from writer.schema import declare_columns, initial_columns
 from writer.sifting import Sifted, sift_group
 from writer.table_context import TableContext
-from writer.types import Schema
+from writer.types import Schema, StructType
 
 logger = logging.getLogger(__name__)
 
@@ -207,7 +209,8 @@ class TableColumns:
         self.is_open = True
 
     def _dropped_ids(self, state: TableState) -> frozenset[int]:
-        """Name the fields that the table has no more. Those that only we know are not among them."""
+        """Name the rows' own fields that the table has no more. Those that only we know are not among them."""
         if self._seen is None or self._seen.uuid != state.uuid:
             return frozenset()
-        return frozenset(field_ids(self._seen.schema.columns)).difference(field_ids(state.schema.columns))
+        seen = StructType(own_fields(self._seen.schema.columns))
+        return frozenset(field_ids(seen)).difference(field_ids(state.schema.columns))

@@ -10,12 +10,16 @@ Steps, and what a crash after each leaves behind:
     6. trim the log                  nothing
 
 When to try again, and what others are told meanwhile, is table_writer's.
+
+A flush that could not be committed for long writes its files again: those that no snapshot names are taken for orphans
+one day (docs/maintenance.md), and must not be committed after that.
 """
 
 from __future__ import annotations
 
+import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -31,6 +35,10 @@ from writer.flush_control import FlushControl, FlushRecord
 from writer.iceberg.table_state import TableState
 from writer.table_columns import TableColumns
 from writer.table_context import TableContext
+
+
+# Half of the least age at which orphan removal takes a file. By the wall clock: a machine that sleeps ages too.
+FILES_MAX_AGE_S = 12 * 60 * 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,7 @@ class TableFlush:
         *,
         reason: FlushReason,
         control: FlushControl,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.gathered = gathered
         self.reason = reason
@@ -93,7 +102,9 @@ class TableFlush:
         self._columns = columns
         self._context = context
         self._control = control
+        self._wall_clock = wall_clock
         self._prepared: Flush | None = None
+        self._prepared_at = 0.0
 
     async def attempt(self) -> Flushed:
         """Do what is still to be done. Cancelling leaves it committed or not; the table's marks tell.
@@ -121,8 +132,11 @@ class TableFlush:
 
         Raises: as `attempt`.
         """
+        if self._prepared is not None and self._wall_clock() - self._prepared_at > FILES_MAX_AGE_S:
+            self.start_over()  # should it have been committed unheard, the table's marks tell
         if self.gathered.rows and self._prepared is None:
             try:
+                self._prepared_at = self._wall_clock()
                 self._prepared = await self._write_files(await self._columns.agree())
             except (TableMissing, TableReplaced):
                 self.start_over()

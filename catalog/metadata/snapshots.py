@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 from catalog.errors import BadRequest, CommitFailed, ValidationFailed
 from catalog.fields import (
     JsonObject,
@@ -18,6 +20,7 @@ from catalog.metadata.documents import MAIN, ROW_LINEAGE_VERSION, no_snapshot
 from catalog.metadata.draft import Draft
 
 _OPERATIONS = ("append", "replace", "overwrite", "delete")
+_id_of = operator.itemgetter("snapshot-id")
 _REF_AGES = ("max-ref-age-ms", "max-snapshot-age-ms", "min-snapshots-to-keep")
 
 
@@ -38,7 +41,7 @@ def set_ref(draft: Draft, update: JsonObject) -> None:
     ref = _checked_ref(name, update)
     snapshot_id = ref["snapshot-id"]
     # From the end: what a ref is set to was mostly added just now, and there can be thousands.
-    if not any(snapshot["snapshot-id"] == snapshot_id for snapshot in reversed(draft.document["snapshots"])):
+    if snapshot_id not in map(_id_of, reversed(draft.document["snapshots"])):
         raise ValidationFailed(f"Cannot set {name} to unknown snapshot: {snapshot_id}")
     if draft.document["refs"].get(name) == ref:
         return
@@ -125,7 +128,7 @@ def _checked_snapshot(snapshot: JsonObject, draft: Draft) -> JsonObject:
             raise ValidationFailed(f"Invalid snapshot operation: {operation}")
     if draft.format_version > 1 or "manifests" not in snapshot:
         read_text(snapshot, "manifest-list")
-    if any(known["snapshot-id"] == snapshot_id for known in draft.document["snapshots"]):
+    if snapshot_id in map(_id_of, draft.document["snapshots"]):
         raise ValidationFailed(f"Snapshot already exists for id: {snapshot_id}")
     return snapshot
 

@@ -182,12 +182,12 @@ _TABLES = "namespaces/{namespace}/tables"
 _TABLE = f"{_TABLES}/{{table}}"
 
 ROUTES = (
-    Route("GET", _TABLES, list_tables),
-    Route("POST", _TABLES, create_table, retell_named),
     Route("GET", _TABLE, load_table),
     Route("HEAD", _TABLE, table_exists),
     Route("POST", _TABLE, commit_table, retell_commit),
     Route("DELETE", _TABLE, drop_table, retell_nothing),
+    Route("GET", _TABLES, list_tables),
+    Route("POST", _TABLES, create_table, retell_named),
     Route("POST", f"{_TABLE}/metrics", report_metrics),
     Route("POST", f"{_TABLE}/unregister", unregister_table, retell_unregister),
     Route("POST", "namespaces/{namespace}/register", register_table, retell_named),

@@ -3,7 +3,8 @@
 `python -m tests.bench.bare_catalog DIRECTORY PORT`
 
 GET  /load/{size}      one read of a pointer, and ready bytes of that size
-POST /commit/{size}    a synced file of that size, and a synced swap of a pointer
+PUT  /document         a table's document, for the commits that follow
+POST /commit           that document serialised into a synced file, and a synced swap of a pointer
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import os
 import sqlite3
 import sys
 from pathlib import Path
+from typing import Any
 
+import orjson
 from aiohttp import web
 
 
@@ -24,6 +27,7 @@ def build_app(directory: Path) -> web.Application:
     database.execute("CREATE TABLE pointers (name TEXT PRIMARY KEY, location TEXT)")
     database.execute("INSERT INTO pointers VALUES ('t', 'here')")
     bodies: dict[int, bytes] = {}
+    documents: dict[str, Any] = {}
 
     async def load(request: web.Request) -> web.Response:
         database.execute("SELECT location FROM pointers WHERE name = 't'").fetchone()
@@ -31,7 +35,12 @@ def build_app(directory: Path) -> web.Application:
         body = bodies.setdefault(size, b"x" * size)
         return web.Response(body=body, content_type="application/json")
 
-    def write(body: bytes, number: int) -> None:
+    async def put_document(request: web.Request) -> web.Response:
+        documents["t"] = orjson.loads(await request.read())
+        return web.Response(status=204)
+
+    def write(number: int) -> None:
+        body = orjson.dumps(documents["t"])
         with (directory / f"{number}.json").open("wb") as file:
             file.write(body)
             file.flush()
@@ -44,13 +53,13 @@ def build_app(directory: Path) -> web.Application:
 
     async def commit(request: web.Request) -> web.Response:
         await request.read()
-        size = int(request.match_info["size"])
-        await asyncio.to_thread(write, bodies.setdefault(size, b"x" * size), next(numbers))
+        await asyncio.to_thread(write, next(numbers))
         return web.Response(body=b"{}", content_type="application/json")
 
-    app = web.Application()
+    app = web.Application(client_max_size=2**26)
     app.router.add_get("/load/{size}", load)
-    app.router.add_post("/commit/{size}", commit)
+    app.router.add_put("/document", put_document)
+    app.router.add_post("/commit", commit)
     return app
 
 

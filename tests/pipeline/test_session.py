@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
 from pipeline.config import SessionConfig
 from pipeline.errors import SparkUnavailable
-from pipeline.runtime import ICEBERG_JAR_NAME, ICEBERG_PACKAGE
-from pipeline.session import build_session, find_jars, prepare_environment
+from pipeline.runtime import find_s3_jars
+from pipeline.session import build_session, find_jars, prepare_environment, wanted_packages
+from pipeline.spark_versions import SPARK_3_5, SPARK_4_1, installed_version
+
+S3_JARS = find_s3_jars()
 
 
 def test_importing_the_pipeline_does_not_import_spark():
@@ -18,7 +22,12 @@ def test_importing_the_pipeline_does_not_import_spark():
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+def _not_installed(name: str) -> str:
+    raise PackageNotFoundError(name)
+
+
 def test_missing_pyspark_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", _not_installed)
     monkeypatch.setitem(sys.modules, "pyspark", None)
 
     with pytest.raises(SparkUnavailable, match=r"pip install 'lakefeed\[spark\]'"):
@@ -28,27 +37,67 @@ def test_missing_pyspark_says_what_to_install(monkeypatch):
 def test_iceberg_comes_first_on_the_class_path():
     aws = Path("/jars/aws.jar")
 
-    jars = find_jars(SessionConfig(extra_jars=(aws,)))
+    jars = find_jars(SessionConfig(extra_jars=(aws,)), SPARK_3_5)
 
-    assert [jar.name for jar in jars] == [ICEBERG_JAR_NAME, "aws.jar"]
+    assert [jar.name for jar in jars[:2]] == [SPARK_3_5.iceberg_jar_name, "aws.jar"]
+    assert jars[2:] == S3_JARS
 
 
 def test_requested_iceberg_download_replaces_the_jar():
-    assert find_jars(SessionConfig(packages=(ICEBERG_PACKAGE,))) == ()
+    config = SessionConfig(packages=(SPARK_3_5.iceberg_package,))
+
+    assert find_jars(config, SPARK_3_5) == S3_JARS
+    assert wanted_packages(config, SPARK_3_5) == (SPARK_3_5.iceberg_package,)
 
 
-def test_other_downloads_do_not_replace_the_jar():
-    assert len(find_jars(SessionConfig(packages=("org.apache.iceberg:iceberg-aws-bundle:1.10.2",)))) == 1
+def test_requested_aws_bundle_replaces_the_jars_for_s3_but_not_iceberg():
+    (jar,) = find_jars(SessionConfig(packages=(SPARK_3_5.aws_package,)), SPARK_3_5)
+
+    assert jar.name == SPARK_3_5.iceberg_jar_name
+
+
+def test_spark_4_downloads_the_iceberg_runtime_that_fits_it():
+    assert wanted_packages(SessionConfig(packages=("org.example:a:1",)), SPARK_4_1) == (
+        "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0",
+        "org.example:a:1",
+    )
+    assert find_jars(SessionConfig(), SPARK_4_1) == find_s3_jars(SPARK_4_1)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SessionConfig(iceberg_jar=Path("/jars/iceberg-spark-runtime-4.1_2.13-1.11.0.jar")),
+        SessionConfig(packages=("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",)),
+        SessionConfig(master=""),
+    ],
+)
+def test_spark_4_downloads_nothing_where_a_runtime_is_named_or_the_cluster_has_one(config):
+    assert wanted_packages(config, SPARK_4_1) == config.packages
+
+
+@pytest.mark.parametrize(("text", "line"), [("3.5.9", "3.5"), ("4.1.4", "4.1"), ("4.0.0.dev1", "4.0")])
+def test_runtime_follows_the_installed_pyspark(monkeypatch, text, line):
+    monkeypatch.setattr("importlib.metadata.version", lambda _name: text)
+
+    assert installed_version().line == line
+
+
+def test_spark_without_a_known_runtime_is_refused_by_its_version(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda _name: "9.9.1")
+
+    with pytest.raises(SparkUnavailable, match=r"pyspark=9\.9\.1 known=3\.5,4\.0,4\.1"):
+        installed_version()
 
 
 def test_submitted_session_takes_the_clusters_jars():
-    assert find_jars(SessionConfig(master="")) == ()
+    assert find_jars(SessionConfig(master=""), SPARK_3_5) == ()
 
 
 def test_local_workers_run_this_python():
     environ = {"PATH": ""}
 
-    prepare_environment(SessionConfig(), environ)
+    prepare_environment(SessionConfig(), environ, SPARK_3_5)
 
     assert environ["PYSPARK_PYTHON"] == sys.executable
     assert Path(environ["JAVA_HOME"], "bin", "java").exists()
@@ -57,7 +106,7 @@ def test_local_workers_run_this_python():
 def test_cluster_workers_keep_their_own_python():
     environ = {"PATH": ""}
 
-    prepare_environment(SessionConfig(master="spark://host:7077"), environ)
+    prepare_environment(SessionConfig(master="spark://host:7077"), environ, SPARK_3_5)
 
     assert "PYSPARK_PYTHON" not in environ
 
@@ -65,6 +114,6 @@ def test_cluster_workers_keep_their_own_python():
 def test_users_choice_of_worker_python_is_kept():
     environ = {"PATH": "", "PYSPARK_PYTHON": "/usr/bin/mine"}
 
-    prepare_environment(SessionConfig(), environ)
+    prepare_environment(SessionConfig(), environ, SPARK_3_5)
 
     assert environ["PYSPARK_PYTHON"] == "/usr/bin/mine"

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 from catalog.app import build_catalog
 from catalog.config import CatalogConfig, Warehouse
+from ingest.cli import main
 from pipeline import config as pipeline_config
 from pipeline.session import attach_catalog, build_session, stop_session
 from tests.serving import serve_in_thread
@@ -55,6 +57,27 @@ def open_spark(running_spark: SparkSession) -> OpenSpark:
         return session
 
     return open_session
+
+
+@pytest.fixture
+def run_lakefeed(running_spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Run a command of `lakefeed` in this process, on the Spark that is already there: `run_lakefeed("maintain", ...)`.
+
+    Only what a start of Spark settles is left out; catalog, settings and errors are the command's own.
+    """
+
+    def build(config: pipeline_config.SessionConfig) -> SparkSession:
+        session = running_spark.newSession()
+        attach_catalog(session, config.catalog)
+        for key, value in config.extra_conf.items():
+            if key.startswith(("spark.sql.", "spark.hadoop.")):
+                session.conf.set(key.removeprefix("spark.hadoop."), value)
+        session._jvm.SparkSession.setActiveSession(session._jsparkSession)
+        return session
+
+    monkeypatch.setattr("pipeline.options.build_session", build)
+    monkeypatch.setattr("pipeline.options.stop_session", lambda _session: None)
+    return lambda *arguments: CliRunner().invoke(main, arguments)
 
 
 @pytest.fixture

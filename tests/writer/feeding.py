@@ -158,6 +158,13 @@ def read_sequences(lake: Lake, table: str = "default.users") -> list[tuple[str, 
     return sorted(zip(rows["_cdc_source"].to_pylist(), rows["_cdc_sequence"].to_pylist(), strict=True))
 
 
+def read_columns(lake: Lake, *names: str, table: str = "default.users") -> list[tuple[Any, ...]]:
+    """Read some columns of all rows, by sequence."""
+    with contextlib.closing(lake.open_pyiceberg()) as catalog:
+        rows = catalog.load_table(table).scan().to_arrow().sort_by("_cdc_sequence")
+    return [tuple(row[name] for name in names) for row in rows.to_pylist()]
+
+
 def shop(*sequences: int) -> list[tuple[str, int]]:
     return [("shop", sequence) for sequence in sequences]
 

@@ -47,10 +47,17 @@ def test_changes_become_columns_beside_their_rows_own():
         names.UNCHANGED: ["photo"],
         names.METADATA: '{"lsn": 5}',
         names.RESCUED: None,
+        names.EPOCH: None,
         "id": 1,
     }
     assert (second[names.SOURCE], second[names.TIMESTAMP], second[names.BEFORE]) == ("b", received, '{"id": 9}')
     assert (second[names.OPERATION], second[names.UNCHANGED], second["id"]) == ("UPDATE", None, 2)
+
+
+def test_each_change_has_its_epoch_and_null_for_the_first_one():
+    frames = [(0, frame([event(1), event(2)], source="a")), (1, frame([event(1)], source="b", epoch=2**62))]
+    rows = decode_group(split_frames(frames, keep_before=False)["users"], initial_columns(keep_before=False))
+    assert rows[names.EPOCH].to_pylist() == [None, None, 2**62]
 
 
 def test_decoded_tables_have_the_schema_of_their_files_with_field_ids():

@@ -105,6 +105,32 @@ async def test_a_tagged_snapshot_stays_readable_with_all_its_manifests(bench):
     assert table.scan(snapshot_id=tagged).to_arrow().num_rows == 45
 
 
+async def test_every_snapshot_from_a_consumers_tag_on_stays_and_can_be_read(bench):
+    state = await bench.create()
+    flush = await bench.make_flush(state, 1, 3)
+    state = await commit_many(bench, state, flush, range(15))
+    at = load(bench).current_snapshot()
+    load(bench).manage_snapshots().create_tag(at.snapshot_id, "lakefeed_consumer_report").commit()
+    state = await commit_many(bench, state, flush, range(15, 135))
+    table = load(bench)
+    kept = {snapshot.sequence_number: snapshot for snapshot in table.snapshots()}
+    assert sorted(kept) == list(range(at.sequence_number, 136))
+    for snapshot in kept.values():
+        assert table.scan(snapshot_id=snapshot.snapshot_id).count() == 3 * snapshot.sequence_number
+
+
+async def test_a_consumer_that_sets_its_tag_between_our_commits_meets_none_of_them(bench):
+    state = await bench.create()
+    flush = await bench.make_flush(state, 1, 3)
+    before = bench.flaky.commits_seen
+    for number in range(5):
+        state = (await bench.committer.commit(state, bench.renumber(flush, number))).state
+        load(bench).manage_snapshots().create_tag(state.snapshot_id, f"lakefeed_consumer_{number}").commit()
+    assert bench.flaky.commits_seen - before == 5, "each went through at its first try, on the state it knew"
+    assert load(bench).scan().to_arrow().num_rows == 15
+    assert len(load(bench).refs()) == 6
+
+
 async def test_a_tag_that_came_since_the_last_look_is_seen(bench):
     state = await bench.create()
     flush = await bench.make_flush(state, 1, 3)

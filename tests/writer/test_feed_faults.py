@@ -12,7 +12,7 @@ import pytest
 
 from tests.fakes import CatalogFault, FlakyCatalog
 from tests.writer.conftest import Lake
-from tests.writer.feeding import WAIT_S, read_sequences, running_feed, shop, wait_for
+from tests.writer.feeding import WAIT_S, read_columns, read_sequences, running_feed, shop, wait_for
 from writer.buffer import FlushReason
 from writer.changes import Position, SourceId
 from writer.frames import Encoding, Frame, encode_frame
@@ -90,6 +90,26 @@ async def test_any_fault_of_the_catalog_ends_with_every_row_once(
     assert read_sequences(local_lake) == shop(1, 2, 3, 4, 5)
 
 
+@pytest.mark.parametrize("fault", [CatalogFault.ERROR_BEFORE, CatalogFault.ERROR_AFTER])
+async def test_files_of_a_flush_that_waited_for_long_are_written_again_before_they_are_committed(
+    tmp_path: Path, local_lake: Lake, monkeypatch: pytest.MonkeyPatch, fault: CatalogFault
+) -> None:
+    """Orphan removal may have taken them: no snapshot named them for that long."""
+    monkeypatch.setattr("writer.committer.ATTEMPTS_MAX", 1)
+    async with (
+        FlakyCatalog(local_lake.catalog_url) as catalog,
+        running_feed(tmp_path, local_lake, catalog_url=catalog.url) as running,
+    ):
+        await running.append(range(1, 4))
+        await running.flush()
+        monkeypatch.setattr("writer.table_flush.FILES_MAX_AGE_S", -1.0)
+        catalog.commit_faults.append(fault)
+        await running.append(range(4, 6))
+        await running.flush()
+    assert read_sequences(local_lake) == shop(1, 2, 3, 4, 5)
+    assert len(list((tmp_path / "warehouse").rglob("*.parquet"))) == 3, "the second flush was written twice"
+
+
 async def test_rows_that_another_node_committed_meanwhile_are_left_out(tmp_path: Path, local_lake: Lake) -> None:
     """A source moved to another node, resumed there from what was committed, and this log still holds the rest."""
     async with running_feed(tmp_path / "first", local_lake) as first:
@@ -113,7 +133,35 @@ async def test_a_source_that_starts_over_is_committed_again_under_its_new_epoch(
         await running.append(range(3, 5), epoch=1)
         await running.flush()
         assert running.feed.committed_position(SourceId("shop")) == Position(1, 4)
-    assert read_sequences(local_lake) == sorted(shop(1, 2, 3) + shop(1, 2, 3, 4))
+    positions = read_columns(local_lake, "_cdc_epoch", "_cdc_sequence")
+    assert sorted((epoch or 0, sequence) for epoch, sequence in positions) == [
+        *((0, sequence) for sequence in (1, 2, 3)),
+        *((1, sequence) for sequence in (1, 2, 3, 4)),
+    ]
+    assert {epoch for epoch, _ in positions} == {None, 1}
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+async def test_a_table_without_the_column_for_epochs_gets_it(
+    tmp_path: Path, local_lake: Lake, *, is_running: bool
+) -> None:
+    """A table of an earlier version, or one whose column somebody drops while the writer runs."""
+    async with contextlib.AsyncExitStack() as stack:
+        running = await stack.enter_async_context(running_feed(tmp_path, local_lake))
+        await running.append(range(1, 2))
+        await running.flush()
+        if not is_running:
+            await stack.aclose()
+        with contextlib.closing(local_lake.open_pyiceberg()) as catalog:
+            table = catalog.load_table("default.users")
+            with table.update_schema() as update:
+                update.delete_column("_cdc_epoch")
+        if not is_running:
+            running = await stack.enter_async_context(running_feed(tmp_path, local_lake))
+        # The new column makes a running writer look at the table's columns.
+        await running.append(range(1, 2), epoch=1, row=lambda n: {"id": n, "more": True})
+        await running.flush()
+    assert sorted(read_columns(local_lake, "_cdc_epoch", "more"), key=str) == [(1, True), (None, None)]
 
 
 async def test_memory_is_bounded_and_everything_still_arrives(tmp_path: Path, local_lake: Lake) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.writer.conftest import Lake
-from tests.writer.feeding import WAIT_S, Running, read_sequences, running_feed, shop, wait_for
-from writer.changes import Position, SourceId
+from tests.writer.feeding import WAIT_S, Running, read_columns, read_sequences, running_feed, shop, wait_for
+from tests.writer.quarantine.bench import lake_bench
+from writer.changes import Position, SourceId, TableName
 from writer.config import MIB, LogConfig
 from writer.errors import WalFull
 
@@ -82,6 +83,29 @@ async def test_table_that_starts_again_leaves_out_what_was_moved_away_from_it(tm
     async with running_feed(tmp_path, local_lake, log_config=LITTLE_LOG, **SMALL) as running:
         assert (await running.flush())["success"]
     check_that_each_row_is_in_one_of_both(local_lake, end=end)
+
+
+async def test_rows_that_were_moved_away_are_replayed_once_whatever_is_read_again(
+    tmp_path: Path, local_lake: Lake
+) -> None:
+    bad = TableName(("default",), "bad")
+    async with running_feed(tmp_path, local_lake, log_config=LITTLE_LOG, **SMALL) as running:
+        running.store.broken = lambda location: "/bad-" in location
+        end = await push_until(running, lambda: rows_set_aside(running) > 0)
+        await wait_for(lambda: running.status("default.bad")["state"] == "parked")
+        async with lake_bench(local_lake) as bench:  # while the table's other rows are still in the log
+            first = await bench.replay(table=bad)
+    async with running_feed(tmp_path, local_lake, log_config=LITTLE_LOG, **SMALL) as running:
+        assert (await running.flush())["success"]
+        assert running.feed.committed_position(SHOP) == Position(0, end - 1)
+    async with lake_bench(local_lake) as bench:  # rows may have been on their way when the first one looked
+        second = await bench.replay(table=bad)
+        assert (await bench.contents()).entries.num_rows == 0
+    assert first.replayed > 0
+    assert [(report.found, report.failed) for report in (first, second)] == [(0, 0), (0, 0)]
+    assert first.replayed + second.replayed == len(read_quarantine(local_lake)) // 2, "a row each that says so"
+    rows = read_columns(local_lake, "_cdc_sequence", "id", "text", table="default.bad")
+    assert rows == [(n, n, "x" * 2_000) for n in pushed_to_bad(end)]
 
 
 async def test_log_fills_and_keeps_everything_when_the_quarantine_cannot_be_written_either(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.unwritable_tables import create_unwritable, make_writable
 from tests.writer.conftest import Lake
-from tests.writer.feeding import read_sequences, running_feed, shop, wait_for
+from tests.writer.feeding import read_columns, read_sequences, running_feed, shop, wait_for
 from writer.table_columns import CHANGES_MAX
 
 QUARANTINE = "default.lakefeed_quarantine"
@@ -19,12 +19,6 @@ def change_schema(lake: Lake, change) -> None:
         catalog.load_table("default.users").update_schema() as it,
     ):
         change(it)
-
-
-def read_columns(lake: Lake, *names: str) -> list[tuple]:
-    with contextlib.closing(lake.open_pyiceberg()) as catalog:
-        rows = catalog.load_table("default.users").scan().to_arrow().sort_by("_cdc_sequence")
-    return [tuple(row[name] for name in names) for row in rows.to_pylist()]
 
 
 def column_names(lake: Lake) -> list[str]:

@@ -20,7 +20,7 @@ from writer import columns as names
 from writer.arrow.frames import TABLE_KEY, open_stream
 from writer.arrow.plain import plain_rows
 from writer.frames import Frame
-from writer.rows.change_columns import received_at_us, sources_of
+from writer.rows.change_columns import epochs_of, received_at_us, sources_of
 from writer.rows.groups import Group, Run, declared_of, keep_of_runs
 
 _US_PER_MS = 1000
@@ -126,6 +126,7 @@ def arrow_change_columns(
         names.METADATA: _column_or(rows, names.METADATA, None),
         names.RESCUED: pa.nulls(len(group)) if rescued is None else rescued,
         names.PARTITION: pa.nulls(len(group)),  # filled by routing.py when all columns are there
+        names.EPOCH: epochs_of(group),
     }
     return {name: column.cast(schema.field(name).type) for name, column in every.items() if name in schema.names}
 

@@ -183,9 +183,12 @@ class CatalogClient:
 
     async def load_table_properties(self, name: TableName) -> Mapping[str, str]:
         """Load a table's properties, without asking for its history."""
-        answer = await self._send("GET", self._table_url(name), query={"snapshots": "refs"})
-        properties: dict[str, str] = parse_table(answer).document.get("properties") or {}
+        properties: dict[str, str] = (await self.load_refs(name)).document.get("properties") or {}
         return properties
+
+    async def load_refs(self, name: TableName) -> LoadedTable:
+        """Load a table's current metadata with those snapshots only that a branch or a tag points at."""
+        return parse_table(await self._send("GET", self._table_url(name), query={"snapshots": "refs"}))
 
     async def load_table(self, name: TableName) -> LoadedTable:
         """Load a table's current metadata."""

@@ -4,6 +4,7 @@ A snapshot stays if it is one of these; all others that lead to main are removed
 
     of main: among the newest `history.expire.min-snapshots-to-keep`
     of main: younger than `history.expire.max-snapshot-age-ms` and among the newest `lakefeed.snapshots-max`
+    of main: from the oldest on that a consumer still needs (consumers.py), up to `lakefeed.consumer-snapshots-max`
     of another branch: among its newest or younger, by the branch's own limits where it has some
     pointed at by a branch or a tag
     not an append of ours, or the last one before such a snapshot
@@ -23,13 +24,16 @@ Metadata files of removed snapshots:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from writer.commit_plan import MANIFESTS_REPLACED_KEY, Request
+from writer.iceberg.consumers import Consumer, read_consumers, snapshots_needed
 from writer.iceberg.progress import FLUSH_ID_KEY
 from writer.iceberg.properties import (
+    CONSUMER_SNAPSHOTS_MAX,
+    CONSUMER_SNAPSHOTS_MAX_DEFAULT,
     GC_ENABLED,
     SNAPSHOT_MAX_AGE_DEFAULT_MS,
     SNAPSHOT_MAX_AGE_MS,
@@ -53,6 +57,7 @@ class ExpiryPlan:
     """Snapshots to remove in one commit. `replaced` has the lists before and after each merge among them.
 
     A manifest that is in a list before and not in the one after it is unused unless a list of `kept_lists` has it.
+    `passed_over` names the consumers that will miss some of them.
     """
 
     snapshot_ids: tuple[int, ...]
@@ -60,6 +65,7 @@ class ExpiryPlan:
     lists: tuple[str, ...]
     replaced: tuple[tuple[str, str], ...]
     kept_lists: tuple[str, ...]
+    passed_over: tuple[str, ...] = ()
 
 
 def plan_expiry(document: Mapping[str, Any], *, now_ms: int) -> ExpiryPlan | None:
@@ -74,8 +80,14 @@ def plan_expiry(document: Mapping[str, Any], *, now_ms: int) -> ExpiryPlan | Non
     kept = _held(by_id, refs, properties, now_ms=now_ms)
     kept |= {snapshot["snapshot-id"] for snapshot in _within(chain[:most], refs[MAIN_BRANCH], properties, now_ms)}
     kept |= _around_others(chain)
+    consumers = read_consumers(document)
+    followed_max = read_number(properties, CONSUMER_SNAPSHOTS_MAX, CONSUMER_SNAPSHOTS_MAX_DEFAULT)
+    followed = snapshots_needed(chain, consumers, now_ms=now_ms, most=followed_max)
+    kept |= {snapshot["snapshot-id"] for snapshot in chain[:followed]}
     doomed = [snapshot for snapshot in chain if snapshot["snapshot-id"] not in kept][-REMOVED_MAX:]
-    return _plan(document, chain, doomed) if doomed else None
+    if not doomed:
+        return None
+    return replace(_plan(document, chain, doomed), passed_over=tuple(_passed_over(chain, doomed, consumers)))
 
 
 def _ancestors(by_id: Mapping[int, _Snapshot], snapshot_id: int | None) -> Iterator[_Snapshot]:
@@ -110,6 +122,13 @@ def _held(
             own = list(_ancestors(by_id, ref["snapshot-id"]))
             held |= {snapshot["snapshot-id"] for snapshot in _within(own, ref, properties, now_ms)}
     return held
+
+
+def _passed_over(chain: list[_Snapshot], doomed: list[_Snapshot], consumers: Sequence[Consumer]) -> Iterator[str]:
+    """Name the consumers that have not come as far as the newest snapshot that goes."""
+    positions = {snapshot["snapshot-id"]: position for position, snapshot in enumerate(chain)}
+    newest = positions[doomed[0]["snapshot-id"]]
+    yield from (each.name for each in consumers if positions.get(each.snapshot_id, -1) > newest)
 
 
 def _around_others(chain: list[_Snapshot]) -> set[int]:

@@ -6,18 +6,19 @@
 
 A node's number is the next log offset it has to read for this table; a source's pair is the epoch and sequence of its
 last committed change; a node's generation is that of the service that committed last under its id (fencing.py), left
-out by versions from before there were any. The property is the whole, the summary is one flush's part of it.
+out by versions from before there were any. The property is the whole, the summary is one flush's part of it. Standard
+library only, for the Spark pipeline.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-import msgspec
+from typing import Any
 
 from writer.changes import Position, SourceId, Span
 from writer.errors import WriterError
+from writer.json_texts import as_number, as_numbers, as_object, decode_object, encode
 
 PROGRESS_PROPERTY = "lakefeed.progress"
 FLUSH_ID_KEY = "lakefeed.flush-id"
@@ -29,16 +30,6 @@ SOURCES_KEY = "lakefeed.sources"
 
 class ProgressUnreadable(WriterError):
     """A table's marker is damaged: nothing may be committed to the table until a person has looked."""
-
-
-class _Document(msgspec.Struct, omit_defaults=True):
-    nodes: dict[str, int] = {}
-    sources: dict[str, tuple[int, int]] = {}
-    generations: dict[str, int] = {}
-
-
-_encode = msgspec.json.Encoder(order="sorted").encode
-_decode = msgspec.json.Decoder(_Document, strict=True).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +69,8 @@ class Progress:
     def to_text(self) -> str:
         """Render the table property."""
         sources = {str(source): (mark.epoch, mark.sequence) for source, mark in self.sources.items()}
-        return _encode(_Document(dict(self.nodes), sources, dict(self.generations))).decode()
+        parts = {"nodes": dict(self.nodes), "sources": sources, "generations": dict(self.generations)}
+        return encode({name: part for name, part in parts.items() if part})
 
 
 def progress_from_text(text: str | None) -> Progress:
@@ -90,14 +82,24 @@ def progress_from_text(text: str | None) -> Progress:
     if text is None:
         return Progress()
     try:
-        document = _decode(text)
-    except msgspec.MsgspecError as error:
+        document = decode_object(text)
+        marks = as_object(document.get("sources", {}))
+        return Progress(
+            as_numbers(document.get("nodes", {})),
+            {SourceId(source): _position(mark) for source, mark in marks.items()},
+            as_numbers(document.get("generations", {})),
+        )
+    except ValueError as error:
         raise ProgressUnreadable(f"progress marker is damaged: {error}: text={text[:200]}") from error
-    sources = {SourceId(source): Position(*mark) for source, mark in document.sources.items()}
-    return Progress(document.nodes, sources, document.generations)
+
+
+def _position(mark: Any) -> Position:
+    if not isinstance(mark, list) or len(mark) != 2:  # noqa: PLR2004 - epoch and sequence
+        raise ValueError(f"expected epoch and sequence: mark={mark}")
+    return Position(as_number(mark[0]), as_number(mark[1]))
 
 
 def spans_to_text(spans: Mapping[SourceId, Span]) -> str:
     """Render what a flush covers, for its snapshot summary. A span lies within one epoch."""
     parts = {str(source): (s.first.epoch, s.first.sequence, s.last.sequence) for source, s in spans.items()}
-    return _encode(parts).decode()
+    return encode(parts)

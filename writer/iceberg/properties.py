@@ -13,6 +13,7 @@ MERGE_TARGET_BYTES = "commit.manifest.target-size-bytes"
 SNAPSHOT_MAX_AGE_MS = "history.expire.max-snapshot-age-ms"
 SNAPSHOTS_MIN = "history.expire.min-snapshots-to-keep"
 SNAPSHOTS_MAX = "lakefeed.snapshots-max"
+CONSUMER_SNAPSHOTS_MAX = "lakefeed.consumer-snapshots-max"
 GC_ENABLED = "gc.enabled"
 DELETE_OLD_METADATA = "write.metadata.delete-after-commit.enabled"
 OLD_METADATA_MAX = "write.metadata.previous-versions-max"
@@ -27,6 +28,9 @@ SNAPSHOTS_MIN_DEFAULT = 100
 # age: with these, the last one takes at most half longer than the first. At a commit every ten seconds they are the
 # last 80 minutes. A table whose streaming readers may be away for longer sets more, or commits less often.
 SNAPSHOTS_MAX_DEFAULT = 500
+# Snapshots that are kept for consumers that are behind. Every commit writes the metadata of all of them, here about 10
+# MB; at a commit every ten seconds they are a bit more than a day.
+CONSUMER_SNAPSHOTS_MAX_DEFAULT = 10_000
 # Older versions of the metadata file, to go back to by hand; nothing reads them. Each is as large as the current one.
 OLD_METADATA_MAX_DEFAULT = 20
 

@@ -30,7 +30,6 @@ from writer.errors import (
     RowsUnfit,
     TableMissing,
     TableReplaced,
-    WriterError,
 )
 from writer.iceberg.table_state import TableState
 from writer.quarantine import entries as core
@@ -39,7 +38,6 @@ from writer.quarantine.append import append_rows
 from writer.quarantine.entries import Filter
 from writer.quarantine.names import Kind
 from writer.quarantine.replay_plan import (
-    IDENTITY_COLUMNS,
     READ_COLUMNS,
     REPLAYED_PROPERTY,
     REPLAYS,
@@ -48,6 +46,7 @@ from writer.quarantine.replay_plan import (
     change_group,
     each_once,
     identities,
+    identity_columns,
     plan_batches,
     plan_ranges,
     replayed_from_text,
@@ -56,7 +55,6 @@ from writer.quarantine.replay_plan import (
     with_times,
 )
 from writer.quarantine.store import Contents, Quarantine
-from writer.rows.unreadable import UNREADABLE_TABLE
 from writer.table_columns import TableColumns
 from writer.table_context import TableContext
 from writer.table_scan import find_files, read_columns
@@ -69,10 +67,6 @@ ATTEMPTS_MAX = 10
 FAILURES_MAX = 100
 
 _MOVED_ON = (RowsAlreadyCommitted, RowsUnfit, CommitConflict, TableMissing, TableReplaced)
-
-
-class NotReplayable(WriterError):
-    """There is no table that the changes could go to: send them again from their source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +104,6 @@ class Replay:
         now_us: Callable[[], int],
         on_changes: Callable[[int], object] = lambda _: None,
     ) -> None:
-        if table.name == UNREADABLE_TABLE:
-            raise NotReplayable(
-                f"records that could not be read belong to no table, see them with `show`: table={table}"
-            )
         self.report = ReplayReport()
         self._table = table
         self._contents = contents
@@ -129,7 +119,13 @@ class Replay:
 
         Raises: WriterError if it did not get to the end: run it again.
         """
-        entries = core.apply_filter(self._open, wanted)
+        return await self._run(core.apply_filter(self._open, wanted))
+
+    async def run_ids(self, ids: Sequence[str]) -> ReplayReport:
+        """Replay those of some changes that are open, as `run` does."""
+        return await self._run(core.with_ids(self._open, ids))
+
+    async def _run(self, entries: pa.Table) -> ReplayReport:
         await self._settle(await self._load())
         gathered: list[pa.Table] = []
         for file in core.files_with(entries):
@@ -222,9 +218,10 @@ class Replay:
         }
         ids = dict(zip(identities(rows), rows.column(cdc.ROW_ID).to_pylist(), strict=True))
         sequences = rows.column(names.SEQUENCE).combine_chunks()
+        columns = identity_columns(state.schema.columns)
         found = []
         for file in await find_files(state, self._context.store, within=within):
-            stored = await read_columns(file, state, self._context.store, names=IDENTITY_COLUMNS)
+            stored = await read_columns(file, state, self._context.store, names=columns)
             near = stored.filter(pc.is_in(stored.column(cdc.SEQUENCE), sequences))
             found += [ids[identity] for identity in stored_identities(near) if identity in ids]
         return sorted(set(found))

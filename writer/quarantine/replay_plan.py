@@ -32,6 +32,7 @@ from writer.quarantine import names
 from writer.quarantine.entries import ID, MARK
 from writer.rows.change_columns import BASE64_KEY
 from writer.rows.groups import ChangeGroup, Group, Image, Run
+from writer.types import StructType
 
 REPLAYED_PROPERTY = "lakefeed.quarantine.replayed"
 REPLAYS = names.command_mark("replay")
@@ -46,8 +47,8 @@ READ_COLUMNS = (
     *(names.ROW, names.BEFORE, names.UNCHANGED, names.METADATA, names.DECLARED, names.LOG_OFFSET),
 )
 
-# A change as its table has it: source, sequence, operation, row id, time in microseconds.
-Identity: TypeAlias = tuple[str, int, str, str, int]
+# A change as its table has it: source, sequence, operation, row id, time in microseconds, epoch.
+Identity: TypeAlias = tuple[str, int, str, str, int, int]
 
 Ranges: TypeAlias = dict[str, list[tuple[int, int, int]]]
 
@@ -217,17 +218,22 @@ def with_times(decoded: pa.Table, rows: pa.Table) -> pa.Table:
 
 def identities(rows: pa.Table) -> list[Identity]:
     """Tell changes in quarantine from one another as their table would."""
-    return _tuples(rows, (names.SOURCE, names.SEQUENCE, names.OPERATION, names.ROW_ID))
+    return _tuples(rows, (names.SOURCE, names.SEQUENCE, names.OPERATION, names.ROW_ID), epoch=names.EPOCH)
 
 
 def stored_identities(rows: pa.Table) -> list[Identity]:
     """Tell changes of a table from one another; of those in it only the columns for that were read."""
-    return _tuples(rows, (cdc.SOURCE, cdc.SEQUENCE, cdc.OPERATION, cdc.ROW_ID))
+    return _tuples(rows, (cdc.SOURCE, cdc.SEQUENCE, cdc.OPERATION, cdc.ROW_ID), epoch=cdc.EPOCH)
 
 
-IDENTITY_COLUMNS = (cdc.SOURCE, cdc.SEQUENCE, cdc.OPERATION, cdc.ROW_ID, cdc.TIMESTAMP)
+def identity_columns(table: StructType) -> list[str]:
+    """Name the columns that `stored_identities` needs; a table to which no epoch has come yet may lack one."""
+    wanted = (cdc.SOURCE, cdc.SEQUENCE, cdc.OPERATION, cdc.ROW_ID, cdc.TIMESTAMP)
+    return [*wanted, cdc.EPOCH] if table.field(cdc.EPOCH) else [*wanted]
 
 
-def _tuples(rows: pa.Table, own: Sequence[str]) -> list[Identity]:
+def _tuples(rows: pa.Table, own: Sequence[str], *, epoch: str) -> list[Identity]:
     times_us = rows.column(cdc.TIMESTAMP).cast(pa.int64())
-    return list(zip(*(rows.column(name).to_pylist() for name in own), times_us.to_pylist(), strict=True))
+    epochs = rows.column(epoch).fill_null(0) if epoch in rows.column_names else pa.repeat(0, rows.num_rows)
+    columns = (*(rows.column(name) for name in own), times_us, epochs)
+    return list(zip(*(column.to_pylist() for column in columns), strict=True))

@@ -28,6 +28,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from writer import columns as cdc
 from writer.arrow.checks import CHANGE_COLUMNS
@@ -37,7 +38,7 @@ from writer.changes import Operation, TableName
 from writer.quarantine import names
 from writer.quarantine.names import Kind, Refusal
 from writer.rows.change_columns import change_columns, text_of
-from writer.rows.groups import ChangeGroup, Group, Run
+from writer.rows.groups import ChangeGroup, Group, Run, with_befores
 from writer.schema import initial_columns
 from writer.types import Schema, to_arrow_schema
 
@@ -70,8 +71,9 @@ COLUMNS = pa.schema(
     ]
 )
 
-# Who says what became of changes: the commands do, all of them in one order.
+# Who says what became of changes: the commands do, all of them in one order. Who takes records apart: they too.
 RESOLUTIONS = names.command_mark("resolve")
+RECORDS = names.command_mark("record")
 
 _CHANGE_SCHEMA = to_arrow_schema(Schema(0, initial_columns(keep_before=True)))
 
@@ -86,10 +88,12 @@ class Reason:
     text: str
 
 
-def quarantine_rows(group: Group, *, table: TableName, reason: Reason, node: str, recorded_at_us: int) -> ArrowGroup:
+def quarantine_rows(
+    group: Group, *, table: TableName, reason: Reason, node: str, recorded_at_us: int, record: int | None = None
+) -> ArrowGroup:
     """Turn changes of a table, all of them refused for one reason, into a group of its namespace's quarantine.
 
-    Decode frames with `keep_before` for it: a group that has no images from before a change cannot keep them.
+    `record` is the sequence of the record that they were in, if that could not be read.
     """
     change = _change_columns(group)
     own = {
@@ -116,7 +120,7 @@ def quarantine_rows(group: Group, *, table: TableName, reason: Reason, node: str
     )
     index = recorded.schema.get_field_index(cdc.TIMESTAMP)
     rows = recorded.set_column(index, cdc.TIMESTAMP, change[cdc.TIMESTAMP])
-    runs = [replace(run, source=names.mark_of(run.source, table)) for run in group.runs]
+    runs = [replace(run, source=names.mark_of(run.source, table, record=record)) for run in group.runs]
     return _group_of(rows, table, runs)
 
 
@@ -132,6 +136,14 @@ def resolution_rows(
     rows = _record_rows(own, kind, ids=ids, sequences=sequences, recorded_at_us=recorded_at_us)
     run = Run(0, len(ids), RESOLUTIONS, epoch=0, received_at_us=recorded_at_us, offset=0)
     return _group_of(rows, table, [run])
+
+
+def without_changes(group: ArrowGroup, ids: pa.Array) -> ArrowGroup:
+    """Leave out rows of a group that came in one frame, by the ids of their changes."""
+    rows = group.rows.filter(pc.invert(pc.is_in(group.rows.column(cdc.ROW_ID), ids)))
+    (run,) = group.runs
+    left = (replace(run, stop=rows.num_rows),) if rows.num_rows else ()
+    return replace(group, rows=rows, sequences=rows.column(cdc.SEQUENCE).to_numpy(), runs=left)
 
 
 def _record_rows(
@@ -165,7 +177,7 @@ def _change_columns(group: Group) -> Mapping[str, Any]:
     if isinstance(group, ArrowGroup):
         return arrow_change_columns(group, _CHANGE_SCHEMA, rescued=None)
     assert isinstance(group, ChangeGroup)
-    return change_columns(group, _CHANGE_SCHEMA, rescued=None)
+    return change_columns(with_befores(group), _CHANGE_SCHEMA, rescued=None)
 
 
 def _by_run(group: Group, values: Sequence[int]) -> np.ndarray:

@@ -36,6 +36,7 @@ def change_columns(
         names.METADATA: lambda type_: _or_nulls(group, _texts_of(group.metadata), type_),
         names.RESCUED: lambda type_: _or_nulls(group, rescued, type_),
         names.PARTITION: lambda type_: pa.nulls(len(group), type_),  # filled by routing.py when all columns are there
+        names.EPOCH: lambda type_: epochs_of(group).cast(type_),
     }
     return {name: make(schema.field(name).type) for name, make in build.items() if name in schema.names}
 
@@ -67,6 +68,14 @@ def sources_of(group: Group) -> pa.Array:
     sources = [run.source for run in group.runs]
     rows = np.repeat(np.arange(len(sources)), _run_lengths(group))
     return pa.array(sources, pa.string()).take(pa.array(rows))
+
+
+def epochs_of(group: Group) -> pa.Array:
+    """Give the epoch of each change; null stands for the first one, 0, in which nearly every source stays."""
+    if not any(run.epoch for run in group.runs):
+        return pa.nulls(len(group), pa.int64())
+    epochs = np.repeat(np.array([run.epoch for run in group.runs], np.int64), _run_lengths(group))
+    return pa.array(epochs, mask=epochs == 0)
 
 
 def received_at_us(group: Group) -> npt.NDArray[np.int64]:

@@ -37,7 +37,10 @@ _decode_declared = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbouring changes of a group that came in one frame."""
+    """Neighbouring changes of a group that came in one frame.
+
+    `body` is the frame's, where the group leaves out something of its changes; their images keep it in memory anyway.
+    """
 
     start: int
     stop: int
@@ -45,6 +48,7 @@ class Run:
     epoch: int
     received_at_us: int
     offset: int
+    body: bytes = field(default=b"", repr=False, compare=False)
 
 
 class Group(ABC):
@@ -237,7 +241,15 @@ class _Pending:
         if keep_before:
             self.befores += [event.before for event in events]
         self.runs.append(
-            Run(start, len(self.sequences), frame.source, frame.epoch, frame.received_at_us, offset),
+            Run(
+                start,
+                len(self.sequences),
+                frame.source,
+                frame.epoch,
+                frame.received_at_us,
+                offset,
+                b"" if keep_before else frame.body,
+            )
         )
 
     def finish(self, *, keep_before: bool) -> ChangeGroup:
@@ -254,6 +266,17 @@ class _Pending:
             runs=tuple(self.runs),
             declared=self.declared,
         )
+
+
+def with_befores(group: ChangeGroup) -> ChangeGroup:
+    """Give a group with the images from before its changes, out of its frames if it was made without them."""
+    if group.befores is not None:
+        return group
+    befores: list[Image] = []
+    for run in group.runs:
+        own = {event.sequence: event.before for event in decode_batch(run.body).events}
+        befores += [own[sequence] for sequence in group.sequences[run.start : run.stop]]
+    return replace(group, befores=befores)
 
 
 def _images_of(events: list[Event]) -> list[Image]:

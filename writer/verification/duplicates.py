@@ -6,7 +6,9 @@ out into parts by their sequence, and each part is a search of its own over all 
 
     a source that never started over     two rows with one sequence
     any other                            two rows with one sequence that were received at the same moment: a sequence
-                                         comes once in each epoch, and rows do not say theirs
+                                         comes once in each epoch, and old rows do not say theirs
+    rows that were only READ             two of one row that were received at the same moment: a backfill gives all
+                                         rows of a chunk the position as of which it has read them
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from writer import columns as cdc
+from writer.types import FIELD_ID_KEY
+from writer.verification.row_hash import hash_rows
 from writer.verification.xxh64 import hash_longs
 
 # Rows of files that overlap, of about 30 bytes each; up to twice as many are held.
@@ -26,8 +30,11 @@ HELD_MAX_ROWS = 8_000_000
 # Sequences that a report names of each source; all are counted.
 EXAMPLES_MAX = 10
 
-KEY_COLUMNS = (cdc.SOURCE, cdc.SEQUENCE, cdc.INGESTED_AT)
+# The row id of rows that were READ; null of changes, which have a sequence of their own.
+READ_ROW = "read_row"
+KEY_COLUMNS = (cdc.SOURCE, cdc.SEQUENCE, cdc.INGESTED_AT, READ_ROW)
 
+_READ_ROW_FIELD = pa.field(READ_ROW, pa.string(), metadata={FIELD_ID_KEY: b"1"})
 _AGAIN = "again"
 _SEED = 7
 
@@ -90,6 +97,8 @@ class DuplicateSearch:
         if self._parts == 1:
             return keys
         hashes = hash_longs(keys.column(cdc.SEQUENCE).combine_chunks().cast(pa.int64()).to_numpy(), _SEED)
+        if keys.column(READ_ROW).null_count < len(keys):
+            hashes ^= hash_rows(keys.select([READ_ROW]), [_READ_ROW_FIELD])
         return keys.filter(pa.array(hashes % np.uint64(self._parts) == np.uint64(self._part)))
 
     def _settle(self, below: int) -> None:
@@ -106,11 +115,12 @@ class DuplicateSearch:
     def _look_through(self, keys: pa.Table) -> None:
         if not keys.num_rows:
             return
-        counted = keys.group_by([cdc.SOURCE, cdc.SEQUENCE]).aggregate(
+        counted = keys.group_by([cdc.SOURCE, cdc.SEQUENCE, READ_ROW]).aggregate(
             [(cdc.SEQUENCE, "count"), (cdc.INGESTED_AT, "count_distinct")]
         )
         one_epoch = pc.is_in(counted.column(cdc.SOURCE), pa.array(sorted(self._one_epoch), pa.string()))
-        allowed = pc.if_else(one_epoch, 1, counted.column(f"{cdc.INGESTED_AT}_count_distinct"))
+        once = pc.and_(one_epoch, pc.is_null(counted.column(READ_ROW)))
+        allowed = pc.if_else(once, 1, counted.column(f"{cdc.INGESTED_AT}_count_distinct"))
         again = pc.subtract(counted.column(f"{cdc.SEQUENCE}_count"), allowed)
         doubled = counted.append_column(_AGAIN, again).filter(pc.greater(again, 0))
         for source in pc.unique(doubled.column(cdc.SOURCE)).to_pylist():

@@ -10,10 +10,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from writer import columns as cdc
-from writer.changes import SourceId
+from writer.changes import Operation, SourceId
 from writer.errors import WriterError
 from writer.types import FIELD_ID_KEY
-from writer.verification.duplicates import KEY_COLUMNS
+from writer.verification.duplicates import READ_ROW
 from writer.verification.ledger import RowFacts, join_facts
 from writer.verification.tally import tally_rows
 
@@ -21,8 +21,15 @@ from writer.verification.tally import tally_rows
 BATCH_ROWS = 131_072
 
 _KEY_TYPES = pa.schema(
-    [(cdc.SOURCE, pa.string()), (cdc.SEQUENCE, pa.int64()), (cdc.INGESTED_AT, pa.timestamp("us", tz="UTC"))]
+    [
+        (cdc.SOURCE, pa.string()),
+        (cdc.SEQUENCE, pa.int64()),
+        (cdc.INGESTED_AT, pa.timestamp("us", tz="UTC")),
+        (READ_ROW, pa.string()),
+    ]
 )
+# What the keys are made from.
+_KEY_SOURCES = (cdc.SOURCE, cdc.SEQUENCE, cdc.INGESTED_AT, cdc.OPERATION, cdc.ROW_ID)
 
 
 class FileUnreadable(WriterError):
@@ -47,7 +54,7 @@ def read_rows(data: bytes, names: Mapping[int, str], *, is_counted: bool) -> Fil
     try:
         with pq.ParquetFile(pa.BufferReader(data)) as file:
             fields = _known_fields(file.schema_arrow, names)
-            wanted = fields if is_counted else {at: field for at, field in fields.items() if field.name in KEY_COLUMNS}
+            wanted = fields if is_counted else {at: field for at, field in fields.items() if field.name in _KEY_SOURCES}
             return _count(_batches(file, wanted), list(wanted.values()), is_counted=is_counted)
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise FileUnreadable(f"not a readable file of this table: {type(error).__name__}: {error}") from error
@@ -74,7 +81,13 @@ def _count(batches: Iterator[pa.Table], fields: Sequence[pa.Field], *, is_counte
         rows += batch.num_rows
         if is_counted:
             parts.append(tally_rows(batch, fields))
-        if all(name in batch.column_names for name in KEY_COLUMNS):
-            own = batch.select(list(KEY_COLUMNS)).cast(_KEY_TYPES)
-            keys.append(own.filter(pc.is_valid(own.column(cdc.SEQUENCE))))
+        if all(name in batch.column_names for name in _KEY_SOURCES):
+            keys.append(_keys_of(batch))
     return FileRows(rows, join_facts(parts), pa.concat_tables(keys))
+
+
+def _keys_of(batch: pa.Table) -> pa.Table:
+    was_read = pc.equal(batch.column(cdc.OPERATION), Operation.READ.value)
+    row_ids = pc.if_else(was_read, batch.column(cdc.ROW_ID), pa.scalar(None, pa.string()))
+    own = batch.select([cdc.SOURCE, cdc.SEQUENCE, cdc.INGESTED_AT]).append_column(READ_ROW, row_ids)
+    return own.cast(_KEY_TYPES).filter(pc.is_valid(own.column(cdc.SEQUENCE)))

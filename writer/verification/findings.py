@@ -1,13 +1,20 @@
-"""What a verification found. Owns the kinds of findings, the report and the verdict; showing it is the command's."""
+"""What a verification found. Owns the kinds of findings, the report and the verdict; showing it is the command's.
+
+Standard library only, for the Spark pipeline.
+"""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from writer.changes import SourceId
-from writer.verification.ledger import Facts, RowFacts, SourceTotal
+from writer.verification.backfills import Backfilled
+from writer.verification.ledger import Facts, RowFacts, SourceTotal, Totals
+
+# Paths that a finding names; all are counted.
+PATHS_MAX = 3
 
 
 class Kind(enum.Enum):
@@ -77,6 +84,34 @@ def compare_ledger(recorded: Facts, found: Facts, *, snapshot_id: int) -> Iterat
             kind = Kind.DIFFERENCE
         if kind is not None:
             yield Finding(kind, f"recorded {texts[0]}, found {texts[1]}", snapshot_id, str(source))
+
+
+def compare_whole(report: Report, totals: Totals | None, backfilled: Backfilled, *, is_whole: bool) -> None:
+    """Compare all rows with what the table has recorded in sum, or note why that cannot be done."""
+    if not is_whole:
+        report.notes.append("only a part of the table was asked for: the totals of the table are not compared")
+    elif totals is None:
+        report.notes.append("the table has no totals: rows of snapshots that are expired cannot be checked")
+    elif not totals.is_complete:
+        report.notes.append(
+            "the totals of the table do not reach back to its start: rows of snapshots that are expired or were"
+            " rewritten cannot be checked"
+        )
+    elif not backfilled.is_known:
+        report.notes.append("a backfill has not recorded its rows: the totals of the table are not compared")
+    else:
+        report.totals_compared = True
+        expected = dict(totals.sources)
+        for source, total in backfilled.sources.items():
+            expected[source] = expected.get(source, SourceTotal()).plus(total)
+        report.findings += compare_totals(expected, report.facts)
+
+
+def describe_gone(paths: Collection[str], *, snapshot_id: int) -> Finding:
+    """Tell of data files that are no longer in the table, and that no rewrite says it has replaced."""
+    shown = ", ".join(sorted(paths)[:PATHS_MAX]) + (" ..." if len(paths) > PATHS_MAX else "")
+    text = f"{len(paths)} data files are gone from the table, and no snapshot says that it has rewritten them: {shown}"
+    return Finding(Kind.LOSS, text, snapshot_id)
 
 
 def compare_totals(recorded: Mapping[SourceId, SourceTotal], found: Facts) -> Iterator[Finding]:

@@ -3,7 +3,8 @@
     oldest known --> ... --> snapshot that is verified      along the parents, so other branches are not looked at
 
 The records must agree before any file is read: a source's ledgers follow one another, its mark is not behind them, and
-the totals are their sum.
+the totals are their sum. Chunks of backfills are ours too, but no part of marks and totals. Standard library only, for
+the Spark pipeline.
 """
 
 from __future__ import annotations
@@ -15,8 +16,17 @@ from typing import Any
 from writer.changes import Position, SourceId
 from writer.errors import CatalogError
 from writer.iceberg.progress import FLUSH_ID_KEY, Progress
+from writer.verification.backfills import BACKFILL_KEY, ChunkMark, chunk_mark_of
 from writer.verification.findings import Finding, Kind
-from writer.verification.ledger import LEDGER_KEY, Ledger, LedgerUnreadable, Totals, join_facts, ledger_from_text
+from writer.verification.ledger import (
+    LEDGER_KEY,
+    Ledger,
+    LedgerUnreadable,
+    SourceTotal,
+    Totals,
+    join_facts,
+    ledger_from_text,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +39,7 @@ class Recorded:
     is_own: bool
     ledger: Ledger | None
     problem: str | None = None
+    chunk: ChunkMark | None = None
 
     @property
     def is_rewrite(self) -> bool:
@@ -77,10 +88,35 @@ def _recorded(snapshot: Mapping[str, Any]) -> Recorded:
         snapshot_id=snapshot["snapshot-id"],
         operation=summary.get("operation", ""),
         manifest_list=snapshot["manifest-list"],
-        is_own=FLUSH_ID_KEY in summary,
+        is_own=FLUSH_ID_KEY in summary or BACKFILL_KEY in summary,
         ledger=ledger,
         problem=problem,
+        chunk=chunk_mark_of(summary),
     )
+
+
+def choose_after(history: History, after_id: int | None) -> Sequence[Recorded]:
+    """Leave out what led to a snapshot; nothing if none is given.
+
+    Raises:
+        CatalogError: it is not among them.
+    """
+    if after_id is None:
+        return history.snapshots
+    ids = [snapshot.snapshot_id for snapshot in history.snapshots]
+    if after_id not in ids:
+        raise CatalogError(f"snapshot does not lead to the one that is verified: snapshot={after_id}")
+    return history.snapshots[ids.index(after_id) + 1 :]
+
+
+def sources_of_one_epoch(progress: Progress, totals: Totals | None) -> set[str]:
+    """Find the sources of which a sequence can be there only once."""
+    totals = totals or Totals(is_complete=False)
+    return {
+        str(source)
+        for source, mark in progress.sources.items()
+        if totals.sources.get(source, SourceTotal()).has_one_epoch and (totals.is_complete or mark.epoch == 0)
+    }
 
 
 def check_history(history: History, progress: Progress, totals: Totals | None) -> Iterator[Finding]:
@@ -115,8 +151,9 @@ def _check_order(snapshot: Recorded, ledger: Ledger, lasts: dict[SourceId, Posit
 
 
 def _check_sum(history: History, totals: Totals) -> Iterator[Finding]:
-    """Hold the ledgers that are left against the totals: they are their sum, or a part of it."""
-    sums = join_facts(snapshot.ledger.facts for snapshot in history.snapshots if snapshot.ledger is not None)
+    """Hold the flushes' ledgers that are left against the totals: they are their sum, or a part of it."""
+    flushes = (snapshot for snapshot in history.snapshots if snapshot.chunk is None)
+    sums = join_facts(flush.ledger.facts for flush in flushes if flush.ledger is not None)
     for source in sorted({*sums, *totals.sources}):
         ledgers = sums[source].rows if source in sums else 0
         total = totals.sources[source].rows if source in totals.sources else 0

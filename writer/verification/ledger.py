@@ -10,18 +10,18 @@ rows (row_hash.py) modulo 2^64: in any order it is the same, and what comes twic
 
 A source without an epoch in a ledger came out of its order, by a replay from the quarantine. Totals also count how
 often a source has started over (`restarts`) and its replayed rows, and are `complete` if no row was committed without
-them.
+them. Standard library only, for the Spark pipeline.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-
-import msgspec
+from typing import Any
 
 from writer.changes import SourceId
 from writer.errors import WriterError
+from writer.json_texts import as_hex, as_number, as_numbers, as_object, decode_object, encode, member
 
 LEDGER_KEY = "lakefeed.ledger"
 TOTALS_PROPERTY = "lakefeed.totals"
@@ -81,8 +81,7 @@ class Ledger:
 
     def to_text(self) -> str:
         """Render the summary's value."""
-        entries = {source: _entry(facts, self.epochs.get(source)) for source, facts in self.facts.items()}
-        return _encode(entries).decode()
+        return encode({source: _entry(facts, self.epochs.get(source)) for source, facts in self.facts.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +98,10 @@ class SourceTotal:
     def has_one_epoch(self) -> bool:
         """Tell whether a sequence can be there only once."""
         return self.restarts == 0 and self.replayed == 0
+
+    def plus(self, other: SourceTotal) -> SourceTotal:
+        """Count other rows of the source too, such as those of a backfill."""
+        return replace(self, rows=self.rows + other.rows, checksum=(self.checksum + other.checksum) % _MODULUS)
 
     def after(self, facts: RowFacts, epoch: int | None) -> SourceTotal:
         """Count the rows of one more flush."""
@@ -127,38 +130,7 @@ class Totals:
 
     def to_text(self) -> str:
         """Render the table property."""
-        entries = {
-            str(source): _Total(total.rows, _to_hex(total.checksum), total.epoch, total.restarts, total.replayed)
-            for source, total in self.sources.items()
-        }
-        return _encode(_Totals(self.is_complete, entries)).decode()
-
-
-class _Entry(msgspec.Struct, omit_defaults=True):
-    rows: int
-    first: int
-    last: int
-    operations: dict[str, int]
-    checksum: str
-    epoch: int | None = None
-
-
-class _Total(msgspec.Struct, omit_defaults=True):
-    rows: int
-    checksum: str
-    epoch: int | None = None
-    restarts: int = 0
-    replayed: int = 0
-
-
-class _Totals(msgspec.Struct):
-    complete: bool
-    sources: dict[str, _Total]
-
-
-_encode = msgspec.json.Encoder(order="sorted").encode
-_decode_ledger = msgspec.json.Decoder(dict[str, _Entry]).decode
-_decode_totals = msgspec.json.Decoder(_Totals).decode
+        return encode({"complete": self.is_complete, "sources": {s: _total(each) for s, each in self.sources.items()}})
 
 
 def ledger_from_text(text: str | None) -> Ledger | None:
@@ -170,14 +142,12 @@ def ledger_from_text(text: str | None) -> Ledger | None:
     if text is None:
         return None
     try:
-        entries = _decode_ledger(text)
-        facts = {
-            SourceId(source): RowFacts(e.rows, e.first, e.last, e.operations, int(e.checksum, 16))
-            for source, e in entries.items()
-        }
-    except (msgspec.MsgspecError, ValueError) as error:
+        entries = {SourceId(source): as_object(entry) for source, entry in decode_object(text).items()}
+        facts = {source: _facts_from(entry) for source, entry in entries.items()}
+        epochs = {source: as_number(entry["epoch"]) for source, entry in entries.items() if "epoch" in entry}
+    except ValueError as error:
         raise LedgerUnreadable(f"ledger is damaged: {error}") from error
-    return Ledger(facts, {SourceId(source): e.epoch for source, e in entries.items() if e.epoch is not None})
+    return Ledger(facts, epochs)
 
 
 def totals_from_text(text: str | None) -> Totals | None:
@@ -189,14 +159,12 @@ def totals_from_text(text: str | None) -> Totals | None:
     if text is None:
         return None
     try:
-        document = _decode_totals(text)
-        sources = {
-            SourceId(source): SourceTotal(t.rows, int(t.checksum, 16), t.epoch, t.restarts, t.replayed)
-            for source, t in document.sources.items()
-        }
-    except (msgspec.MsgspecError, ValueError) as error:
+        document = decode_object(text)
+        totals = as_object(member(document, "sources"))
+        sources = {SourceId(source): _total_from(as_object(total)) for source, total in totals.items()}
+        return Totals(member(document, "complete") is True, sources)
+    except ValueError as error:
         raise LedgerUnreadable(f"totals are damaged: {error}") from error
-    return Totals(document.complete, sources)
 
 
 def next_totals(text: str | None, *, is_new_table: bool, ledger: Ledger | None) -> str:
@@ -211,8 +179,41 @@ def next_totals(text: str | None, *, is_new_table: bool, ledger: Ledger | None) 
     return before.after(ledger).to_text()
 
 
-def _entry(facts: RowFacts, epoch: int | None) -> _Entry:
-    return _Entry(facts.rows, facts.first, facts.last, dict(facts.operations), _to_hex(facts.checksum), epoch)
+def _entry(facts: RowFacts, epoch: int | None) -> dict[str, Any]:
+    entry = {
+        "rows": facts.rows,
+        "first": facts.first,
+        "last": facts.last,
+        "operations": dict(facts.operations),
+        "checksum": _to_hex(facts.checksum),
+    }
+    return entry if epoch is None else {**entry, "epoch": epoch}
+
+
+def _facts_from(entry: Mapping[str, Any]) -> RowFacts:
+    return RowFacts(
+        rows=as_number(member(entry, "rows")),
+        first=as_number(member(entry, "first")),
+        last=as_number(member(entry, "last")),
+        operations=as_numbers(member(entry, "operations")),
+        checksum=as_hex(member(entry, "checksum")),
+    )
+
+
+def _total(total: SourceTotal) -> dict[str, Any]:
+    numbers = {"epoch": total.epoch, "restarts": total.restarts or None, "replayed": total.replayed or None}
+    known = {name: number for name, number in numbers.items() if number is not None}
+    return {"rows": total.rows, "checksum": _to_hex(total.checksum), **known}
+
+
+def _total_from(total: Mapping[str, Any]) -> SourceTotal:
+    return SourceTotal(
+        rows=as_number(member(total, "rows")),
+        checksum=as_hex(member(total, "checksum")),
+        epoch=as_number(total["epoch"]) if "epoch" in total else None,
+        restarts=as_number(total.get("restarts", 0)),
+        replayed=as_number(total.get("replayed", 0)),
+    )
 
 
 def _to_hex(checksum: int) -> str:

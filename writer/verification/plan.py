@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from writer.errors import CatalogError
 from writer.storage import ObjectStore
 from writer.verification.history import History, Recorded
 from writer.verification.live_files import LiveFile, load_removed
@@ -46,17 +45,3 @@ class Plan:
             ]
             self._replaced = set().union(*parts)
         return self._replaced
-
-
-def choose_after(history: History, after_id: int | None) -> Sequence[Recorded]:
-    """Leave out what led to a snapshot; nothing if none is given.
-
-    Raises:
-        CatalogError: it is not among them.
-    """
-    if after_id is None:
-        return history.snapshots
-    ids = [snapshot.snapshot_id for snapshot in history.snapshots]
-    if after_id not in ids:
-        raise CatalogError(f"snapshot does not lead to the one that is verified: snapshot={after_id}")
-    return history.snapshots[ids.index(after_id) + 1 :]

@@ -22,24 +22,21 @@ from writer.iceberg.progress import PROGRESS_PROPERTY, Progress, progress_from_t
 from writer.iceberg.table_state import MAIN_BRANCH
 from writer.storage import ObjectStore
 from writer.types import schema_from_json
+from writer.verification.backfills import count_backfilled
 from writer.verification.duplicates import HELD_MAX_ROWS, DuplicateSearch, count_parts
 from writer.verification.file_rows import FileRows, read_rows
-from writer.verification.findings import Finding, Kind, Report, State, compare_ledger, compare_totals
-from writer.verification.history import History, Recorded, check_history, read_history
-from writer.verification.ledger import (
-    TOTALS_PROPERTY,
-    Facts,
-    LedgerUnreadable,
-    SourceTotal,
-    Totals,
-    join_facts,
-    totals_from_text,
+from writer.verification.findings import Finding, Kind, Report, State, compare_ledger, compare_whole, describe_gone
+from writer.verification.history import (
+    History,
+    Recorded,
+    check_history,
+    choose_after,
+    read_history,
+    sources_of_one_epoch,
 )
+from writer.verification.ledger import TOTALS_PROPERTY, Facts, LedgerUnreadable, Totals, join_facts, totals_from_text
 from writer.verification.live_files import LiveFile, load_added, load_contents
-from writer.verification.plan import Plan, Range, choose_after
-
-# Paths that a finding names; all are counted.
-PATHS_MAX = 3
+from writer.verification.plan import Plan, Range
 
 
 class Verifier:
@@ -113,7 +110,7 @@ class Verifier:
         Raises:
             WriterError: metadata cannot be read; what is wrong with data files is a finding.
         """
-        one_epoch = self._sources_of_one_epoch()
+        one_epoch = sources_of_one_epoch(self._progress, self._totals)
         parts = count_parts([file.extent for file in plan.files], held_max=self._held_max_rows)
         search = DuplicateSearch(one_epoch=one_epoch, parts=parts)
         appended = {each.snapshot_id for each in plan.history.snapshots if each.is_append and not each.is_own}
@@ -130,15 +127,6 @@ class Verifier:
         await self._check_snapshots(plan)
         self._compare_totals(plan, appended)
         return self.report
-
-    def _sources_of_one_epoch(self) -> set[str]:
-        """Find the sources of which a sequence can be there only once."""
-        totals = self._totals or Totals(is_complete=False)
-        return {
-            str(source)
-            for source, mark in self._progress.sources.items()
-            if totals.sources.get(source, SourceTotal()).has_one_epoch and (totals.is_complete or mark.epoch == 0)
-        }
 
     async def _read(
         self, files: Sequence[LiveFile], *, uncounted: set[int]
@@ -213,27 +201,14 @@ class Verifier:
         added = await load_added(self._store, snapshot.manifest_list, snapshot_id=snapshot.snapshot_id)
         gone = added - {file.location for file in plan.files}
         gone -= await plan.load_replaced(self._store)
-        if not gone:
-            return []
-        shown = ", ".join(sorted(gone)[:PATHS_MAX]) + (" ..." if len(gone) > PATHS_MAX else "")
-        text = (
-            f"{len(gone)} data files are gone from the table, and no snapshot says that it has rewritten them: {shown}"
-        )
-        return [Finding(Kind.LOSS, text, snapshot.snapshot_id)]
+        return [describe_gone(gone, snapshot_id=snapshot.snapshot_id)] if gone else []
 
     def _compare_totals(self, plan: Plan, appended: set[int]) -> None:
         self.report.facts = join_facts(
             facts for snapshot_id, parts in self._by_snapshot.items() if snapshot_id not in appended for facts in parts
         )
-        if not plan.is_whole:
-            self.report.notes.append("only a part of the table was asked for: the totals of the table are not compared")
-        elif self._totals is None:
-            self.report.notes.append("the table has no totals: rows of snapshots that are expired cannot be checked")
-        elif not self._totals.is_complete:
-            self.report.notes.append(
-                "the totals of the table do not reach back to its start: rows of snapshots that are expired or were"
-                " rewritten cannot be checked"
-            )
-        else:
-            self.report.totals_compared = True
-            self.report.findings += compare_totals(self._totals.sources, self.report.facts)
+        snapshots = plan.history.snapshots
+        backfilled = count_backfilled(
+            self._document.get("properties") or {}, ((each.chunk, each.ledger) for each in snapshots)
+        )
+        compare_whole(self.report, self._totals, backfilled, is_whole=plan.is_whole)

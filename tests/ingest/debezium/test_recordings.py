@@ -144,7 +144,7 @@ def test_request_that_is_retried_is_taken_once(variant):
     assert taken == changes_of(load_events(variant))
 
 
-@pytest.mark.parametrize("variant", ALL - {"v4", "v5"})
+@pytest.mark.parametrize("variant", sorted(ALL - {"v4", "v5"}))
 def test_every_recorded_transaction_arrived_whole(variant):
     tally = TransactionTally()
 

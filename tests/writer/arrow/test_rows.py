@@ -263,6 +263,21 @@ def test_change_columns_have_their_defaults():
     assert row["_cdc_timestamp"] == row["_cdc_ingested_at"] == RECEIVED
     assert (row["_cdc_row_id"], row["_cdc_source"]) == ("", "shop-1")
     assert row["_cdc_before"] is row["_cdc_unchanged"] is row["_cdc_metadata"] is row["_cdc_rescued"] is None
+    assert row["_cdc_epoch"] is None
+
+
+def test_change_has_the_epoch_of_its_connection():
+    frames = [
+        (0, arrow_frame(stream_of(changes({"id": [1, 2]})), source="a")),
+        (1, arrow_frame(stream_of(changes({"id": [3]})), source="b", epoch=3)),
+    ]
+    (group,) = split_arrow_frames(frames)
+    assert fit_arrow(group).table["_cdc_epoch"].to_pylist() == [None, None, 3]
+
+
+def test_epoch_that_a_row_brings_is_not_taken_for_its_own():
+    table = fit_arrow(changes({"id": [1]}, epoch=[7])).table
+    assert (table["_cdc_epoch"].to_pylist(), rescued_texts(table)) == ([None], [{"_cdc_epoch": 7}])
 
 
 @pytest.mark.parametrize(

@@ -96,10 +96,11 @@ class Bench:
             return await replay.run(wanted or Filter())
 
     def rows(self, name: TableName, *columns: str) -> list[tuple[Any, ...]]:
-        """Read columns of a table with PyIceberg, sorted."""
+        """Read columns of a table with PyIceberg, sorted; of the same values, null comes first."""
         with contextlib.closing(self.lake.open_pyiceberg()) as catalog:
             rows = catalog.load_table(str(name)).scan(selected_fields=columns).to_arrow()
-        return sorted(zip(*(rows[column].to_pylist() for column in columns), strict=True))
+        found = zip(*(rows[column].to_pylist() for column in columns), strict=True)
+        return sorted(found, key=lambda row: [(value is not None, value) for value in row])
 
     def properties(self, name: TableName) -> dict[str, str]:
         with contextlib.closing(self.lake.open_pyiceberg()) as catalog:

@@ -133,12 +133,13 @@ async def test_a_lake_without_quarantine_has_nothing_to_show(local_lake):
         assert (await json_of(bench, "drop", "users", "--yes"))["dropped"] == 0
 
 
-async def test_records_that_no_table_can_have_are_not_replayed(local_lake):
+async def test_a_record_that_still_cannot_be_read_stays_and_makes_the_exit_code_3(local_lake):
     async with lake_bench(local_lake) as bench:
         await bench.quarantine(changes_of({1: {"id": 1}}), table=TableName(("default",), "lakefeed_unreadable"))
         result = await run(bench, "replay", "lakefeed_unreadable")
-        assert result.exit_code == 1
-        assert "belong to no table" in result.stderr
+        assert result.exit_code == 3
+        assert "record was not kept with all that a replay needs" in result.stdout
+        assert (await bench.contents()).entries.num_rows == 1
 
 
 def test_a_catalog_that_does_not_answer_is_a_readable_error():

@@ -187,6 +187,20 @@ async def test_the_same_sequence_of_another_source_or_time_is_another_change(loc
         assert (report.replayed, report.found) == (1, 0)
 
 
+async def test_the_same_sequence_and_time_of_another_epoch_is_another_change(local_lake):
+    """A source that starts over may send its history again, as it was."""
+    async with lake_bench(local_lake) as bench:
+        await bench.write(USERS, changes_of({1: {"id": 1}, 2: {"id": 2}}))
+        await bench.quarantine(changes_of({1: {"id": 1}}, epoch=1))
+        report = await bench.replay()
+        assert (report.replayed, report.found) == (1, 0)
+        columns = ("_cdc_sequence", "_cdc_timestamp", "_cdc_epoch")
+        first, again, second = bench.rows(USERS, *columns)
+        assert (first[0], first[2]) == (1, None)
+        assert again == (first[0], first[1], 1)
+        assert (second[0], second[2]) == (2, None)
+
+
 async def test_only_what_was_asked_for_is_replayed(local_lake):
     async with lake_bench(local_lake) as bench:
         await bench.quarantine(changes_of({1: {"id": 1}, 2: {"id": 2}, 3: {"id": 3}}))

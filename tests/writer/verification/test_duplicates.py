@@ -11,17 +11,15 @@ import pytest
 from writer.verification import duplicates
 from writer.verification.duplicates import KEY_COLUMNS, DuplicateSearch, Extent, count_parts
 
-Row = tuple[str, int, int]
+# Source, sequence, moment of receipt, and of rows that were only read their id.
+Row = tuple[str, int, int] | tuple[str, int, int, str]
 
 
 def keys(rows: list[Row]) -> pa.Table:
-    sources, sequences, moments = zip(*rows, strict=True)
-    types = (pa.string(), pa.int64(), pa.timestamp("us", tz="UTC"))
+    columns = zip(*((*row, None)[:4] for row in rows), strict=True)
+    types = (pa.string(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.string())
     return pa.table(
-        {
-            name: pa.array(each, type_)
-            for name, each, type_ in zip(KEY_COLUMNS, (sources, sequences, moments), types, strict=True)
-        }
+        {name: pa.array(each, type_) for name, each, type_ in zip(KEY_COLUMNS, columns, types, strict=True)}
     )
 
 
@@ -44,6 +42,15 @@ def test_a_sequence_twice_is_a_duplicate_of_a_source_that_never_started_over() -
 def test_a_sequence_of_another_epoch_is_none_unless_received_at_the_same_moment() -> None:
     files = [[("shop", 1, 10), ("shop", 1, 20)], [("shop", 1, 20)]]
     assert search(files, one_epoch=set()) == {"shop": 1}
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_rows_that_were_read_as_of_one_position_are_none_unless_one_came_twice_at_one_moment(parts: int) -> None:
+    chunk: list[Row] = [("shop", 7, 10, str(n)) for n in range(100)]
+    live: list[Row] = [("shop", 7, 10), ("shop", 8, 10)]
+    later: list[Row] = [("shop", 7, 20, str(n)) for n in range(100)]
+    assert search([chunk, live, later], one_epoch={"shop"}, parts=parts) == {}
+    assert search([chunk, live, later, later[:3]], one_epoch={"shop"}, parts=parts) == {"shop": 3}
 
 
 def test_examples_are_named_up_to_a_limit_and_all_are_counted() -> None:

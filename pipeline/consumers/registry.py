@@ -1,0 +1,94 @@
+"""Registering consumers and finding them, through Spark SQL. Owns the statements; what they mean is tags.py's.
+
+A tag is a commit to the table's metadata that leaves `main` alone: it meets neither the writer's commits nor others'.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from pipeline.consumers.tags import (
+    MAX_AGE_DEFAULT,
+    Consumer,
+    History,
+    Moment,
+    Ref,
+    needs_renewal,
+    retain_minutes,
+    tag_of,
+)
+from pipeline.errors import ConsumerError
+from pipeline.tables import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def register(
+    spark: SparkSession,
+    table: str,
+    name: str,
+    snapshot_id: int,
+    *,
+    max_age: timedelta = MAX_AGE_DEFAULT,
+    may_go_back: bool = False,
+) -> bool:
+    """Say that a consumer has finished a snapshot of a table; tell whether anything was set.
+
+    Expiry keeps that snapshot and all later ones for `max_age` from now on. A consumer never goes back to an earlier
+    snapshot unless that is allowed. Calling it again with the same snapshot is cheap, and keeps a consumer alive.
+
+    Raises:
+        ConsumerError: the table has no such snapshot any more, or the name cannot be a tag's.
+    """
+    tag = tag_of(name)
+    present = {ref.name: ref for ref in _load_refs(spark, table)}.get(tag)
+    wanted = {snapshot_id, *([present.snapshot_id] if present else [])}
+    moments = {moment.snapshot_id: moment.committed_ms for moment in _load_moments(spark, table, only=wanted)}
+    if snapshot_id not in moments:
+        raise ConsumerError(f"the table has no such snapshot, it may be expired: table={table} snapshot={snapshot_id}")
+    at_ms, now_ms = moments[snapshot_id], int(time.time() * 1000)
+    if present is not None and present.snapshot_id in moments:
+        if moments[present.snapshot_id] > at_ms and not may_go_back:
+            return False
+        stays = present.snapshot_id == snapshot_id
+        if stays and not needs_renewal(present, snapshot_ms=at_ms, now_ms=now_ms, max_age=max_age):
+            return False
+    minutes = retain_minutes(snapshot_ms=at_ms, now_ms=now_ms, max_age=max_age)
+    spark.sql(
+        f"ALTER TABLE {table} CREATE OR REPLACE TAG {quoted(tag)} AS OF VERSION {snapshot_id} RETAIN {minutes} MINUTES"
+    )
+    return True
+
+
+def consumers(spark: SparkSession, table: str) -> list[Consumer]:
+    """List the consumers of a table, by name, with how far each is behind."""
+    return load_history(spark, table).consumers()
+
+
+def drop(spark: SparkSession, table: str, name: str) -> bool:
+    """Forget a consumer, as of a reader that was given up; tell whether there was one."""
+    tag = tag_of(name)
+    if not any(ref.name == tag for ref in _load_refs(spark, table)):
+        return False
+    spark.sql(f"ALTER TABLE {table} DROP TAG IF EXISTS {quoted(tag)}")
+    return True
+
+
+def load_history(spark: SparkSession, table: str) -> History:
+    """Load a table's refs and when each of its snapshots was committed."""
+    return History(_load_refs(spark, table), _load_moments(spark, table))
+
+
+def _load_refs(spark: SparkSession, table: str) -> list[Ref]:
+    rows = spark.sql(f"SELECT name, type, snapshot_id, max_reference_age_in_ms FROM {table}.refs").collect()
+    return [Ref(*row) for row in rows]
+
+
+def _load_moments(spark: SparkSession, table: str, *, only: set[int] | None = None) -> list[Moment]:
+    """Load snapshots; their times as numbers, because Spark would turn others into the driver's own zone."""
+    which = "" if only is None else f" WHERE snapshot_id IN ({', '.join(map(str, sorted(only)))})"
+    columns = "snapshot_id, parent_id, unix_millis(committed_at)"
+    return [Moment(*row) for row in spark.sql(f"SELECT {columns} FROM {table}.snapshots{which}").collect()]

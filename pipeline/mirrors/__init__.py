@@ -1,0 +1,7 @@
+"""Mirrors: the current rows of a change table, or the history of each, kept by Spark.
+
+    commands -> runner -> follower -> (windows, transforms, merging) -> Spark
+
+windows.py decides what to read next, transforms.py folds it to one row per key, merging.py writes it together with the
+marker that says how far the mirror has come. All of a mirror's memory is in its own tables.
+"""

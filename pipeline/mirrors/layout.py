@@ -1,0 +1,168 @@
+"""What a mirror looks like: its key, its columns, how it is stored. Owns deciding that from the change table's schema.
+
+A key is, in this order: what the configuration names; what the mirror was built with; the columns that the change
+table's comments call `key` (its source declared them); `_cdc_row_id`. A mirror that exists keeps its key, because rows
+under another one would be other rows.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from pipeline.errors import PipelineError
+from pipeline.mirrors.settings import MirrorMode, MirrorSettings
+from writer import columns
+
+# What a mirror keeps of a change beside its row: where it stands, so that only newer ones replace it.
+POSITION_COLUMNS = (columns.SOURCE, columns.EPOCH, columns.SEQUENCE, columns.TIMESTAMP, columns.OPERATION)
+_KEPT_COLUMNS = (columns.ROW_ID, *POSITION_COLUMNS, columns.RESCUED)
+
+# Columns of a history, beside those of a mirror.
+VALID_FROM = "valid_from"
+VALID_TO = "valid_to"
+IS_CURRENT = "is_current"
+ENDED_BY = "_cdc_ended_by"
+
+_FORMERLY = re.compile(r"(?:^|; )formerly (\[.*\])$", re.DOTALL)
+_KEY = re.compile(r"(?:^|; )key$")
+
+_MODE_PROPERTIES = {
+    MirrorMode.COPY_ON_WRITE: ("copy-on-write", "2"),
+    MirrorMode.MERGE_ON_READ: ("merge-on-read", "2"),
+    MirrorMode.DELETION_VECTORS: ("merge-on-read", "3"),
+    MirrorMode.HISTORY: ("copy-on-write", "2"),
+}
+
+
+class KeyUnknown(PipelineError):
+    """A mirror's key does not fit the table, or the mirror that is there: a person has to name another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A mirror's key and columns. `change_columns` are those of the change table, which may lack some of ours."""
+
+    key: tuple[str, ...]
+    schema: StructType
+    change_columns: frozenset[str]
+    keeps_history: bool = False
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Name the columns that come from a change."""
+        return tuple(name for name in self.schema.names if name not in (VALID_FROM, VALID_TO, IS_CURRENT, ENDED_BY))
+
+    @property
+    def own_columns(self) -> tuple[str, ...]:
+        """Name the columns of the row itself."""
+        return tuple(name for name in self.columns if name not in _KEPT_COLUMNS)
+
+    @property
+    def key_is_row_id(self) -> bool:
+        """Whether rows are told apart by the source's row id, which names a row for its whole life."""
+        return self.key == (columns.ROW_ID,)
+
+    @property
+    def finds_moves(self) -> bool:
+        """Whether a row that got another key can be seen: the image from before the change has the old one."""
+        return not self.key_is_row_id and columns.BEFORE in self.change_columns
+
+
+def plan_layout(changes: StructType, settings: MirrorSettings, *, built_key: tuple[str, ...] = ()) -> Layout:
+    """Decide on a mirror's key and columns.
+
+    Raises: KeyUnknown.
+    """
+    if settings.key and built_key and settings.key != built_key:
+        raise KeyUnknown(
+            "the mirror was built with another key, drop it or name its key again: "
+            f"built={', '.join(built_key)} configured={', '.join(settings.key)}"
+        )
+    key = settings.key or built_key or _declared_key(changes) or (columns.ROW_ID,)
+    _check_key(key, changes)
+    own = [field for field in changes.fields if not field.name.startswith(columns.RESERVED_PREFIX)]
+    kept = [_kept_field(name, changes) for name in _KEPT_COLUMNS]
+    history = _history_fields(own) if settings.keeps_history else []
+    fields = [StructField(field.name, field.dataType, True, field.metadata) for field in (*own, *kept, *history)]
+    return Layout(key, StructType(fields), frozenset(changes.names), settings.keeps_history)
+
+
+def _declared_key(changes: StructType) -> tuple[str, ...]:
+    return tuple(field.name for field in changes.fields if _KEY.search(_FORMERLY.sub("", comment_of(field))))
+
+
+def _check_key(key: tuple[str, ...], changes: StructType) -> None:
+    for name in key:
+        if name not in changes.names:
+            raise KeyUnknown(f"the key names a column that the table does not have: column={name}")
+        if isinstance(changes[name].dataType, StructType | ArrayType | MapType):
+            raise KeyUnknown(f"a key is made of single values: column={name} type={changes[name].dataType}")
+
+
+def _kept_field(name: str, changes: StructType) -> StructField:
+    if name in changes.names:
+        return changes[name]
+    return StructField(name, IntegerType() if name == columns.EPOCH else StringType())
+
+
+def _history_fields(own: list[StructField]) -> list[StructField]:
+    taken = {field.name for field in own} & {VALID_FROM, VALID_TO, IS_CURRENT}
+    if taken:
+        raise PipelineError(f"a history cannot have the table's column of the same name: column={sorted(taken)[0]}")
+    ended_by = StructType(
+        [
+            StructField("source", StringType()),
+            StructField("epoch", IntegerType()),
+            StructField("sequence", LongType()),
+            StructField("timestamp", TimestampType()),
+        ]
+    )
+    return [
+        StructField(VALID_FROM, TimestampType()),
+        StructField(VALID_TO, TimestampType()),
+        StructField(IS_CURRENT, BooleanType()),
+        StructField(ENDED_BY, ended_by),
+    ]
+
+
+def comment_of(field: StructField) -> str:
+    """Give a column's comment."""
+    return str((field.metadata or {}).get("comment") or "")
+
+
+def former_names(field: StructField) -> tuple[str, ...]:
+    """Give the names that a column had before, as the writer notes them in its comment."""
+    found = _FORMERLY.search(comment_of(field))
+    try:
+        names = json.loads(found[1]) if found else []
+    except ValueError:
+        return ()
+    return tuple(name for name in names if isinstance(name, str))
+
+
+def storage_properties(settings: MirrorSettings) -> dict[str, str]:
+    """Give the table properties by which a mode is stored."""
+    mode, version = _MODE_PROPERTIES[settings.mode]
+    return {
+        "format-version": version,
+        "write.merge.mode": mode,
+        "write.update.mode": mode,
+        "write.delete.mode": mode,
+        # One application writes a mirror; what it need not do is fail because a compaction has added files.
+        "write.merge.isolation-level": "snapshot",
+        "write.parquet.compression-codec": "zstd",
+    }

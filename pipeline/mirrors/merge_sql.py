@@ -1,0 +1,73 @@
+"""The statements that change a mirror. Owns their text; running them belongs to merging.py.
+
+The guard makes a repeated merge harmless: a row is changed by newer changes only. Bounds of the batch's keys stand in
+the condition as literals, so that files outside of them are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from pipeline.mirrors.layout import Layout
+from pipeline.mirrors.positions import Truncate, newer, text_literal, truncated
+from pipeline.mirrors.transforms import IS_DELETED, UNKNOWN
+from pipeline.tables import quoted
+
+# A longer text is no help in a plan, and Iceberg's bounds of text are shorter than that anyway.
+_BOUND_MAX_CHARACTERS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The lowest and highest value of a key column in a batch, as text that casts back to its type."""
+
+    column: str
+    type_name: str
+    lowest: str
+    highest: str
+
+
+def within(bounds: Sequence[Bounds], alias: str) -> str:
+    """Tell whether a row can have a key of the batch."""
+    useful = [each for each in bounds if max(len(each.lowest), len(each.highest)) <= _BOUND_MAX_CHARACTERS]
+    conditions = [
+        f"{alias}.{quoted(each.column)} {sign} CAST({text_literal(value)} AS {each.type_name})"
+        for each in useful
+        for sign, value in ((">=", each.lowest), ("<=", each.highest))
+    ]
+    return " AND ".join(conditions) or "true"
+
+
+def merge_current(
+    layout: Layout,
+    *,
+    target: str,
+    view: str,
+    bounds: Sequence[Bounds] = (),
+    unknown: Collection[str] = (),
+    truncates: Sequence[Truncate] = (),
+) -> str:
+    """Merge folded changes into the current rows. `unknown` are columns that some of them leave as they are."""
+    same_key = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in layout.key)
+    gone = truncated(truncates, "t")
+    applies = f"({newer('s', 't')} OR {gone})" if truncates else newer("s", "t")
+    updates = ", ".join(f"{quoted(name)} = {_value(name, unknown, gone)}" for name in layout.columns)
+    names = ", ".join(map(quoted, layout.columns))
+    values = ", ".join(f"s.{quoted(name)}" for name in layout.columns)
+    clauses = [
+        f"MERGE INTO {target} t USING {view} s ON {same_key} AND {within(bounds, 't')}",
+        f"WHEN MATCHED AND s.{IS_DELETED} AND {applies} THEN DELETE",
+        f"WHEN MATCHED AND NOT s.{IS_DELETED} AND {applies} THEN UPDATE SET {updates}",
+        f"WHEN NOT MATCHED AND NOT s.{IS_DELETED} THEN INSERT ({names}) VALUES ({values})",
+    ]
+    if truncates:
+        clauses.append(f"WHEN NOT MATCHED BY SOURCE AND {gone} THEN DELETE")
+    return "\n".join(clauses)
+
+
+def _value(name: str, unknown: Collection[str], gone: str) -> str:
+    if name not in unknown:
+        return f"s.{quoted(name)}"
+    stays = f"array_contains(s.{UNKNOWN}, {text_literal(name)}) AND NOT {gone}"
+    return f"CASE WHEN {stays} THEN t.{quoted(name)} ELSE s.{quoted(name)} END"

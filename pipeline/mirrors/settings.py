@@ -1,0 +1,134 @@
+"""Settings of mirrors. Owns defaults, their checks, and how a table's own settings lie over those of all."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from pipeline.config import check
+
+
+class MirrorMode(enum.Enum):
+    """How a mirror is stored, and what of a row it keeps."""
+
+    COPY_ON_WRITE = "copy-on-write"
+    MERGE_ON_READ = "merge-on-read"
+    DELETION_VECTORS = "deletion-vectors"
+    HISTORY = "history"
+
+
+class RowsWithoutKey(enum.Enum):
+    """What becomes of a change that names no row."""
+
+    STOP = "stop"
+    SKIP = "skip"
+
+
+_CURRENT_TARGET = "{table}_current"
+_HISTORY_TARGET = "{table}_history"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableMirror:
+    """Settings of one table's mirror; what is None comes from the section."""
+
+    mode: MirrorMode | None = None
+    key: tuple[str, ...] | None = None
+    target: str | None = None
+    batch_max_rows: int | None = None
+    batch_max_files: int | None = None
+    buckets: int | None = None
+    tombstone_horizon_s: float | None = None
+    rows_without_key: RowsWithoutKey | None = None
+    skip: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorConfig:
+    """Section [pipeline.mirror]: what holds for all mirrors, and `tables` for what single ones have of their own."""
+
+    mode: MirrorMode = field(
+        default=MirrorMode.COPY_ON_WRITE,
+        metadata={"why": "copy-on-write is read by every engine; the others write less per merge"},
+    )
+    key: tuple[str, ...] = field(
+        default=(), metadata={"why": "columns that name a row; empty means those declared as key, else _cdc_row_id"}
+    )
+    target: str = field(
+        default="", metadata={"why": "name of the mirror with {table} in it; empty means {table}_current or _history"}
+    )
+    interval_s: float = field(default=10.0, metadata={"why": "pause between two looks at a table that had nothing new"})
+    batch_max_rows: int = field(
+        default=2_000_000,
+        metadata={"why": "changes folded into one merge, in whole snapshots; more make catching up cheaper"},
+    )
+    buckets: int = field(
+        default=0, metadata={"why": "parts of a new mirror by hash of its key, so that a merge reads fewer files"}
+    )
+    tombstone_horizon_s: float = field(
+        default=7 * 86_400.0,
+        metadata={"why": "how long a deleted row is remembered, against reads and replays that come late"},
+    )
+    rows_without_key: RowsWithoutKey = field(
+        default=RowsWithoutKey.STOP, metadata={"why": "a change that names no row stops its table, or is passed over"}
+    )
+    parallel_tables: int = field(
+        default=4, metadata={"why": "tables that are merged at the same time, in one Spark application"}
+    )
+    skip: bool = field(
+        default=False, metadata={"why": "leave tables out when none are named; set it for all, and back for some"}
+    )
+    tables: Mapping[str, TableMirror] = field(
+        default_factory=dict, metadata={"why": "settings of single tables, by their names"}
+    )
+
+    def __post_init__(self) -> None:
+        check(self.interval_s > 0, f"interval_s must be above 0: {self.interval_s}")
+        check(bool(self.checkpoints), "checkpoints must name a directory")
+        check(self.parallel_tables > 0, f"parallel_tables must be above 0: {self.parallel_tables}")
+        for settings in (self.settings_of(""), *map(self.settings_of, self.tables)):
+            settings.check()
+
+    def settings_of(self, table: str) -> MirrorSettings:
+        """Lay a table's own settings over those of all."""
+        own = self.tables.get(table, TableMirror())
+        values = {item.name: getattr(own, item.name) for item in fields(own)}
+        merged = {name: getattr(self, name) if value is None else value for name, value in values.items()}
+        return MirrorSettings(**merged)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorSettings:
+    """What holds for one mirror."""
+
+    mode: MirrorMode = MirrorMode.COPY_ON_WRITE
+    key: tuple[str, ...] = ()
+    target: str = ""
+    batch_max_rows: int = 2_000_000
+    batch_max_files: int = 1_000
+    buckets: int = 0
+    tombstone_horizon_s: float = 7 * 86_400.0
+    rows_without_key: RowsWithoutKey = RowsWithoutKey.STOP
+    skip: bool = False
+
+    @property
+    def keeps_history(self) -> bool:
+        """Whether every version of a row is kept, and not its last one alone."""
+        return self.mode is MirrorMode.HISTORY
+
+    def check(self) -> None:
+        """Check the values.
+
+        Raises: ValueError.
+        """
+        check(self.batch_max_rows > 0, f"batch_max_rows must be above 0: {self.batch_max_rows}")
+        check(self.batch_max_files > 0, f"batch_max_files must be above 0: {self.batch_max_files}")
+        check(self.buckets >= 0, f"buckets must not be below 0: {self.buckets}")
+        check(self.tombstone_horizon_s >= 0, f"tombstone_horizon_s must not be below 0: {self.tombstone_horizon_s}")
+        check(not self.target or "{table}" in self.target, f"target needs {{table}} in it: {self.target}")
+
+    def target_name(self, table: str) -> str:
+        """Name the mirror of a table."""
+        template = self.target or (_HISTORY_TARGET if self.keeps_history else _CURRENT_TARGET)
+        return template.replace("{table}", table)

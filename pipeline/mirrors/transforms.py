@@ -1,0 +1,197 @@
+"""From changes to the last state of each row. Owns these steps, each from DataFrame to DataFrame, built-ins only.
+
+    prepare      the columns that a mirror has, in every table alike; messages are left out
+    with_moves   a row that got another key is also deleted under its old one
+    fold         one row per key: the last by position, with values that were not sent taken from the changes before it
+    unblocked    without rows that are older than a tombstone of their key
+
+Between fold and merge a row has two columns more: IS_DELETED, and UNKNOWN, which names the columns whose value no
+change of the batch has sent: they keep what the mirror has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from pyspark.sql import Column, DataFrame, Window, WindowSpec
+from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
+from pyspark.sql.types import BinaryType, DataType, StringType
+
+from pipeline.mirrors.layout import POSITION_COLUMNS, Layout
+from pipeline.mirrors.positions import READ, Truncate, newer, text_literal, truncated
+from pipeline.tables import quoted
+from writer import columns
+
+IS_DELETED = "_cdc_is_deleted"
+UNKNOWN = "_cdc_unknown"
+
+DELETE = "DELETE"
+TRUNCATE = "TRUNCATE"
+MESSAGE = "MESSAGE"
+
+_ORDER_TIME = "_cdc_order_time"
+_IS_LIVE = "_cdc_is_live"
+_PLACE = "_cdc_place"
+_NO_COLUMNS = "array<string>"
+_BIG_NUMBER = "^__bigint__:"
+
+
+def column(name: str) -> Column:
+    """Refer to a column, whatever signs its name has."""
+    return F.col(quoted(name))
+
+
+def prepare(changes: DataFrame, layout: Layout) -> DataFrame:
+    """Bring changes into the columns of the mirror, with those that say how to read them; messages concern no row."""
+    present = set(changes.columns)
+    selected = [_own_value(name, layout, present) for name in layout.columns]
+    unchanged = column(columns.UNCHANGED) if columns.UNCHANGED in present else F.lit(None)
+    before = column(columns.BEFORE) if columns.BEFORE in present else F.lit(None)
+    return changes.where(column(columns.OPERATION) != MESSAGE).select(
+        *selected,
+        unchanged.cast(_NO_COLUMNS).alias(columns.UNCHANGED),
+        before.cast("string").alias(columns.BEFORE),
+    )
+
+
+def _own_value(name: str, layout: Layout, present: Collection[str]) -> Column:
+    value = column(name) if name in present else F.lit(None).cast(layout.schema[name].dataType)
+    if name == columns.EPOCH:
+        value = F.coalesce(value, F.lit(0))
+    elif name == columns.SOURCE:
+        value = F.coalesce(value, F.lit(""))
+    return value.alias(name)
+
+
+def names_no_row(layout: Layout) -> Column:
+    """Tell whether a change lacks a part of its key."""
+    missing = F.lit(False)
+    for name in layout.key:
+        missing = missing | column(name).isNull()
+        if name == columns.ROW_ID:
+            missing = missing | (column(name) == "")
+    return missing & (column(columns.OPERATION) != TRUNCATE)
+
+
+def with_moves(changes: DataFrame, layout: Layout) -> DataFrame:
+    """Add a delete under the old key for each update whose image from before has another key."""
+    if not layout.finds_moves:
+        return changes
+    old_key = [_old_value(name, layout.schema[name].dataType) for name in layout.key]
+    has_moved, is_known = F.lit(False), F.lit(True)
+    for name, old in zip(layout.key, old_key, strict=True):
+        has_moved = has_moved | (column(name) != old)
+        is_known = is_known & old.isNotNull()
+    is_update = column(columns.OPERATION) == "UPDATE"
+    moved = changes.where(is_update & column(columns.BEFORE).isNotNull()).where(is_known & has_moved)
+    kept = {*POSITION_COLUMNS, columns.ROW_ID}
+    values = dict(zip(layout.key, old_key, strict=True))
+    deletes = moved.select(
+        *(
+            F.lit(DELETE).alias(name)
+            if name == columns.OPERATION
+            else values.get(name, column(name) if name in kept else F.lit(None))
+            .cast(changes.schema[name].dataType)
+            .alias(name)
+            for name in changes.columns
+        )
+    )
+    return changes.unionByName(deletes)
+
+
+def _old_value(name: str, kind: DataType) -> Column:
+    """Read a key column from the image before the change, which is JSON; null if it is not there or no such value."""
+    path = f"$['{name}']"
+    text = f"get_json_object({columns.BEFORE}, {text_literal(path)})"
+    if isinstance(kind, StringType):
+        return F.expr(text)
+    if isinstance(kind, BinaryType):
+        return F.expr(f"unbase64({text})")
+    return F.expr(f"try_cast(regexp_replace({text}, '{_BIG_NUMBER}', '') AS {kind.simpleString()})")
+
+
+def without_truncated(changes: DataFrame, truncates: Sequence[Truncate]) -> DataFrame:
+    """Leave out truncates themselves, and the changes that went with them."""
+    rows = changes.where(column(columns.OPERATION) != TRUNCATE)
+    return rows.where(f"NOT {truncated(truncates)}") if truncates else rows
+
+
+def ordered(changes: DataFrame, layout: Layout, *, sources_differ: bool) -> DataFrame:
+    """Add what rows of a key are ordered by; `in_order` gives the window.
+
+    Times of one source are made to rise with its positions, so that the order is one of all changes of a row.
+    """
+    rows = changes.withColumn(_IS_LIVE, column(columns.OPERATION) != READ)
+    if not sources_differ:
+        return rows.withColumn(_ORDER_TIME, F.lit(0))
+    of_source = (
+        Window.partitionBy(*map(column, layout.key), column(columns.SOURCE))
+        .orderBy(columns.EPOCH, columns.SEQUENCE, _IS_LIVE, columns.TIMESTAMP)
+        .rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    )
+    # By the key alone, so that one exchange serves this window and the next.
+    spread = rows.repartition(*map(column, layout.key))
+    return spread.withColumn(_ORDER_TIME, F.max(columns.TIMESTAMP).over(of_source))
+
+
+def in_order(layout: Layout) -> WindowSpec:
+    """Give the window of a key's rows, earliest first."""
+    return Window.partitionBy(*map(column, layout.key)).orderBy(*map(F.asc, _order_columns()))
+
+
+def _order_columns() -> tuple[str, ...]:
+    return (_ORDER_TIME, columns.SOURCE, columns.EPOCH, columns.SEQUENCE, _IS_LIVE, columns.TIMESTAMP)
+
+
+def without_order(rows: DataFrame) -> DataFrame:
+    """Drop what `ordered` has added."""
+    return rows.drop(_ORDER_TIME, _IS_LIVE)
+
+
+def fold(
+    changes: DataFrame, layout: Layout, *, unchanged: Collection[str] = (), sources_differ: bool = True
+) -> DataFrame:
+    """Keep the last change of each key. `unchanged` are the columns that some change says it does not send."""
+    rows = carried(ordered(changes, layout, sources_differ=sources_differ), layout, unchanged)
+    latest_first = Window.partitionBy(*map(column, layout.key)).orderBy(*map(F.desc, _order_columns()))
+    last = rows.withColumn(_PLACE, F.row_number().over(latest_first)).where(column(_PLACE) == 1)
+    return without_order(last).select(
+        *map(column, layout.columns), _is_delete().alias(IS_DELETED), column(UNKNOWN).alias(UNKNOWN)
+    )
+
+
+def carried(rows: DataFrame, layout: Layout, unchanged: Collection[str]) -> DataFrame:
+    """Fill columns that a change did not send from the changes of its row before it; UNKNOWN names what stays open.
+
+    A delete ends that: what comes behind it is another row, whose unsent columns are null.
+    """
+    names = [name for name in layout.own_columns if name in unchanged]
+    so_far = in_order(layout).rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    open_columns = F.lit(None).cast(_NO_COLUMNS)
+    for name in names:
+        was_sent = ~F.coalesce(F.array_contains(columns.UNCHANGED, name), F.lit(False))
+        value = F.struct(F.when(~_is_delete(), column(name)).alias("value"))
+        known = F.last(F.when(was_sent | _is_delete(), value), ignorenulls=True).over(so_far)
+        rows = rows.withColumn(_known(name), known)
+    for name in names:
+        # A delete keeps the image that came with it.
+        rows = rows.withColumn(name, F.when(_is_delete(), column(name)).otherwise(column(_known(name))["value"]))
+    if names:
+        is_open = [F.when(column(_known(name)).isNull(), F.lit(name)) for name in names]
+        open_columns = F.array_compact(F.array(*is_open))
+    return rows.withColumn(UNKNOWN, open_columns).drop(*map(_known, names))
+
+
+def _known(name: str) -> str:
+    return f"_cdc_known_{name}"
+
+
+def _is_delete() -> Column:
+    return column(columns.OPERATION) == DELETE
+
+
+def unblocked(folded: DataFrame, tombstones: DataFrame, layout: Layout) -> DataFrame:
+    """Leave out rows that are not newer than a tombstone of their key. Deletes stay: the mirror may still have the row."""
+    same_key = " AND ".join(f"change.{quoted(name)} = stone.{quoted(name)}" for name in layout.key)
+    condition = F.expr(f"{same_key} AND NOT change.{IS_DELETED} AND NOT {newer('change', 'stone')}")
+    return folded.alias("change").join(tombstones.alias("stone"), on=condition, how="left_anti")

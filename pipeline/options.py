@@ -1,0 +1,163 @@
+"""Options that all Spark commands share, and the session that they ask for. Owns both; settings.py reads the file.
+
+    @click.command()
+    @click.argument("table")
+    @spark_options
+    def maintain(table: str, **options: Any) -> None:
+        with opened_session(options, job_kind=JobKind.SHORT) as spark:
+            ...
+
+An option wins over LAKEFEED_PIPELINE_SPARK_<NAME>, which wins over [pipeline.spark] in the file. Errors that a user can
+act on end the command with one line. Click only: PySpark is imported when a session is opened.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.catalog_probe import check_catalog_answers
+from pipeline.command_errors import readable_errors
+from pipeline.config import CatalogConfig, JobKind, SessionConfig, SparkSettings
+from pipeline.errors import ConfigError
+from pipeline.s3_settings import catalog_properties, hadoop_conf, load_s3_settings
+from pipeline.session import build_session, stop_session
+from pipeline.settings import load_section
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# The same variable as the other commands of the command line have it.
+CLIENT_TOKEN_VARIABLE = "LAKEFEED_TOKEN"  # noqa: S105 - the name of a variable, not what is in it
+LOCAL_MASTER = "local[*]"
+
+# spark-submit starts Python with the way to the JVM that it has started before.
+_SUBMITTED_VARIABLE = "PYSPARK_GATEWAY_PORT"
+
+_OPTIONS = (
+    click.option("--url", help="Iceberg REST catalog, before /v1  [http://127.0.0.1:8181]"),
+    click.option(
+        "--token", envvar=CLIENT_TOKEN_VARIABLE, show_envvar=True, help="Bearer token, where the catalog asks for one."
+    ),
+    click.option("--warehouse", help="Which of the catalog's warehouses  [its only one]"),
+    click.option("--catalog-name", help="First part of a table's name in SQL  [lake]"),
+    click.option("--master", help=f"Where Spark runs: local[2], spark://host:7077, yarn, k8s://...  [{LOCAL_MASTER}]"),
+    click.option("--remote", help="A Spark Connect server in place of a master: sc://host:15002"),
+    click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Further setting of Spark; can be repeated."),
+    click.option("--packages", multiple=True, help="Maven coordinates to download, by commas; can be repeated."),
+    click.option(
+        "--jar", multiple=True, type=click.Path(), help="Jar for the class path, by its path; can be repeated."
+    ),
+    click.option(
+        "--config",
+        "config_path",
+        type=click.Path(path_type=Path),
+        help="Settings file, [pipeline.*] of it  [lakefeed.toml if it exists]",
+    ),
+)
+
+
+def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say where the catalog and Spark are, and show foreseen errors in one line."""
+
+    @functools.wraps(command)
+    def with_readable_errors(*args: Any, **kwargs: Any) -> Any:
+        with readable_errors():
+            return command(*args, **kwargs)
+
+    decorated: Callable[..., Any] = with_readable_errors
+    for option in reversed(_OPTIONS):
+        decorated = option(decorated)
+    return decorated
+
+
+def session_config(options: Mapping[str, Any], *, job_kind: JobKind, app_name: str = "lakefeed") -> SessionConfig:
+    """Build a session's settings from a command's options; those of others among them are passed over.
+
+    Raises: ConfigError.
+    """
+    settings = spark_settings(options)
+    s3 = load_s3_settings(options.get("config_path"), os.environ)
+    try:
+        return _session_config(settings, s3, job_kind=job_kind, app_name=app_name)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+@contextmanager
+def opened_session(
+    options: Mapping[str, Any], *, job_kind: JobKind, app_name: str = "lakefeed"
+) -> Iterator[SparkSession]:
+    """Open a session on the catalog for as long as the block lasts.
+
+    Raises: ConfigError, CatalogUnavailable, SparkUnavailable.
+    """
+    config = session_config(options, job_kind=job_kind, app_name=app_name)
+    if not config.remote:
+        # Where Spark is elsewhere, it may reach a catalog that this machine does not.
+        check_catalog_answers(config.catalog)
+    spark = build_session(config)
+    try:
+        yield spark
+    finally:
+        stop_session(spark)
+
+
+def spark_settings(options: Mapping[str, Any]) -> SparkSettings:
+    """Read [pipeline.spark] from file and environment, and lay the options over it.
+
+    Raises: ConfigError.
+    """
+    settings = load_section(options.get("config_path"), os.environ, "spark", SparkSettings)
+    texts = ("url", "token", "warehouse", "catalog_name", "master", "remote")
+    given: dict[str, Any] = {name: options[name] for name in texts if options.get(name) is not None}
+    if options.get("packages"):
+        given["packages"] = tuple(part for text in options["packages"] for part in text.split(",") if part)
+    if options.get("jar"):
+        given["jar"] = tuple(options["jar"])
+    given["conf"] = {**settings.conf, **dict(map(_key_and_value, options.get("conf") or ()))}
+    return replace(settings, **given)
+
+
+def _key_and_value(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--conf is written KEY=VALUE: {text}")
+    return key, value
+
+
+def _session_config(
+    settings: SparkSettings, s3: Mapping[str, str], *, job_kind: JobKind, app_name: str
+) -> SessionConfig:
+    runtimes = [Path(jar) for jar in settings.jar if "iceberg-spark-runtime" in Path(jar).name]
+    return SessionConfig(
+        catalog=CatalogConfig(
+            uri=settings.url.removesuffix("/"),
+            name=settings.catalog_name,
+            warehouse=settings.warehouse,
+            token=settings.token,
+            properties=catalog_properties(s3),
+        ),
+        app_name=app_name,
+        master="" if settings.remote else settings.master or default_master(os.environ),
+        remote=settings.remote,
+        job_kind=job_kind,
+        driver_memory=settings.driver_memory,
+        iceberg_jar=runtimes[0] if runtimes else None,
+        extra_jars=tuple(Path(jar) for jar in settings.jar if Path(jar) not in runtimes[:1]),
+        packages=settings.packages,
+        # Hadoop is set up once, when Spark starts.
+        extra_conf={**({} if settings.remote else hadoop_conf(s3)), **settings.conf},
+    )
+
+
+def default_master(environ: Mapping[str, str]) -> str:
+    """Name the master where none is given: this machine, or the one that spark-submit was told."""
+    return "" if _SUBMITTED_VARIABLE in environ else LOCAL_MASTER

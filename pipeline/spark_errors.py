@@ -1,0 +1,40 @@
+"""Spark's errors, told apart without importing Spark. Owns what they mean to us and which of their words are shown."""
+
+from __future__ import annotations
+
+from pipeline.runtime import S3_INSTALL_HINT
+from pipeline.spark_versions import SPARK_3_5
+
+_PACKAGES = ("pyspark.", "py4j.", "grpc.")
+_MESSAGE_MAX_LINES = 4
+_MESSAGE_MAX_CHARS = 1_000
+
+# Spark has no type for the time of day before 4.1: a table with such a column cannot be opened at all.
+_UNREADABLE = "UnsupportedOperationException"
+_MISSING = ("TABLE_OR_VIEW_NOT_FOUND", "NoSuchTableException")
+
+# How it shows that there are no jars for S3: Iceberg turns to Hadoop for a scheme that it has no class for.
+_WITHOUT_S3_JARS = ('No FileSystem for scheme "s3', "Failed to get file system for path: s3", "S3AFileSystem not found")
+
+
+def is_spark_error(error: BaseException) -> bool:
+    """Tell whether an error was raised by Spark."""
+    return any(f"{kind.__module__}.".startswith(_PACKAGES) for kind in type(error).__mro__)
+
+
+def is_unreadable_table(error: BaseException) -> bool:
+    """Tell whether Spark has no types for a table, or the table is gone: a reason to pass over it, not to stop."""
+    if not is_spark_error(error):
+        return False
+    return type(error).__name__ == _UNREADABLE or any(mark in str(error) for mark in _MISSING)
+
+
+def message_of(error: BaseException) -> str:
+    """Give what Spark says, without the Java frames, and what to do where that is known."""
+    java = getattr(error, "java_exception", None)
+    text = str(error) if java is None else str(java.toString())
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("at ", "..."))]
+    message = "\n".join(lines[:_MESSAGE_MAX_LINES])[:_MESSAGE_MAX_CHARS]
+    if any(mark in str(error) for mark in _WITHOUT_S3_JARS):
+        return f"tables on S3 need the AWS jars, {S3_INSTALL_HINT}, or --packages {SPARK_3_5.aws_package}: {message}"
+    return message

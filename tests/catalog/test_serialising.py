@@ -1,0 +1,58 @@
+"""Documents as bytes: whatever a commit does to a table's snapshots, its file says what its document says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from hypothesis import given
+from hypothesis import strategies as st
+
+from catalog.metadata.serialising import Serialised, serialise
+
+
+def snapshot(number: int) -> dict[str, Any]:
+    return {"snapshot-id": number, "summary": {"operation": "append", "note": 'a quote " and ]}'}}
+
+
+# What a commit may do: add so many, remove the oldest or newest so many, or write equal ones anew.
+_ACTIONS = st.lists(st.tuples(st.sampled_from(("add", "expire", "roll back", "copy")), st.integers(0, 3)), max_size=12)
+
+
+@given(_ACTIONS)
+def test_every_version_says_what_its_document_says_however_it_came_from_the_one_before(actions):
+    number, document = 0, {"format-version": 2, "snapshots": []}
+    written = serialise(document)
+    for action, count in actions:
+        kept = document["snapshots"]
+        if action == "add":
+            kept = [*kept, *(snapshot(number + more) for more in range(count))]
+            number += count
+        elif action == "copy":
+            kept = [dict(each) for each in kept]
+        else:
+            kept = kept[count:] if action == "expire" else kept[: len(kept) - count]
+        document = {**document, "snapshots": kept, "last-updated-ms": number}
+        written = serialise(document, written)
+        assert orjson.loads(written.raw) == document
+
+
+def test_the_bytes_of_older_snapshots_are_taken_over():
+    first = {"format-version": 2, "snapshots": [snapshot(1), snapshot(2)]}
+    plain = serialise(first)
+    marked = Serialised(first, plain.raw.replace(b'"snapshot-id":1', b'"snapshot-id" : 1'), plain.snapshots_at)
+    third = serialise({"format-version": 2, "snapshots": [*first["snapshots"], snapshot(3)]}, marked)
+    assert b'"snapshot-id" : 1' in third.raw, "serialised anew"
+    assert [each["snapshot-id"] for each in orjson.loads(third.raw)["snapshots"]] == [1, 2, 3]
+
+
+def test_a_base_of_other_snapshots_lends_nothing():
+    base = serialise({"format-version": 2, "snapshots": [snapshot(1)]})
+    changed = {"format-version": 2, "snapshots": [snapshot(1) | {"schema-id": 7}, snapshot(2)]}
+    assert orjson.loads(serialise(changed, base).raw) == changed
+
+
+def test_what_is_called_snapshots_but_is_no_list_stays_what_it_is():
+    first = {"view-uuid": "u", "snapshots": {"a": 1}}
+    second = first | {"location": "/v"}
+    assert orjson.loads(serialise(second, serialise(first)).raw) == second
