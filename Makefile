@@ -6,16 +6,20 @@ COMPILE := $(ENV_PYTHON) -m uv pip compile --universal --python-version 3.11 --n
     --annotation-style line
 
 .DEFAULT_GOAL := help
-.PHONY: help run test soak rck pyiceberg-suite check bench lock clean service everything
+.PHONY: help run test test-spark4 soak rck pyiceberg-suite check bench lock clean service everything
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: service ## Start the service
 	.venv/bin/lakefeed serve $(ARGS)
 
 test: everything ## Run all tests
 	$(ENV_PYTHON) -m pytest $(ARGS)
+
+# Needs Java 17 or 21, PyPI and Maven Central; says so and ends with 3 where they are not.
+test-spark4: everything ## Run the Spark tests on Spark 4.1, in an environment of their own
+	$(ENV_PYTHON) -m tests.spark4 $(ARGS)
 
 # Random tests that the suite runs briefly. Seeds are printed: set CRASH_TEST_SEED, MODEL_SEED or FUZZ_SEED to see a
 # failure again.
@@ -50,7 +54,7 @@ lock: everything ## Write the lock files anew (ARGS=--upgrade for newer versions
 	$(COMPILE) $(ARGS) -c requirements-dev.lock -o requirements.lock pyproject.toml
 
 clean: ## Remove .venv and what tools left behind; data stays
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist *.egg-info
+	rm -rf .venv .spark4 .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 service everything:

@@ -19,6 +19,7 @@ JsonObject: TypeAlias = dict[str, Any]
 # larger one would make the table unreadable for Java.
 _INT64_MAX = 2**63 - 1
 _INT32_MAX = 2**31 - 1
+_INT32_DIGITS = len(str(_INT32_MAX))
 
 
 def parse_object(body: bytes) -> JsonObject:
@@ -64,6 +65,16 @@ def as_list(value: Any, what: str) -> list[Any]:
     if not isinstance(value, list):
         _refuse(what, "a list", value)
     return value
+
+
+def parse_count(text: str) -> int | None:
+    """Read a number that is written in a text: ASCII digits, at most 32 bits; None for anything else.
+
+    Whoever calls int() by itself has to bound the digits: beyond 4,300 Python raises an error of its own.
+    """
+    if len(text) > _INT32_DIGITS or not text.isascii() or not text.isdecimal():
+        return None
+    return number if (number := int(text)) <= _INT32_MAX else None
 
 
 def read_text(document: Mapping[str, Any], key: str) -> str:

@@ -25,7 +25,7 @@ from catalog.names import EntryId, Namespace
 _COMPONENT_MAX_CHARS = 120
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
-_VERSION = re.compile(r"(\d+)-")
+_VERSION = re.compile(r"([0-9]{1,9})-")
 _FILE = re.compile(r"(?:file:(?://(?:localhost)?(?=/)|(?!//)))?(/[^\0]*)")
 _S3 = re.compile(r"s3[an]?://([^/\0]+)(/[^\0]*)?")
 
@@ -124,6 +124,14 @@ def metadata_directory(document: Mapping[str, Any]) -> str:
     """Return where a table's metadata files go."""
     chosen = document["properties"].get(METADATA_PATH)
     return chosen.rstrip("/") if chosen else f"{document['location']}/metadata"
+
+
+def parent_path(location: str) -> str:
+    """Return the path of the directory that a file is in, however its location is spelled, with a slash at the end.
+
+    Raises: BadRequest.
+    """
+    return posixpath.dirname(parse_location(location).path) + "/"
 
 
 def next_version(location: str) -> int:

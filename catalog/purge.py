@@ -26,8 +26,8 @@ from typing import TypeVar
 
 from catalog.errors import CatalogError, FileMissing
 from catalog.fields import JsonObject
-from catalog.file_lists import live_files_of, manifests_of
 from catalog.locations import Confinement, OwnPlaces, own_places
+from catalog.manifest_records import live_files_of, manifests_of
 from catalog.metadata_files import MetadataFiles
 from catalog.names import TableId
 from catalog.storage import Files

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from catalog.errors import AlreadyExists, BadRequest, CommitFailed, FileMissing, ValidationFailed
 from catalog.fields import JsonObject
-from catalog.locations import metadata_directory
+from catalog.locations import metadata_directory, parent_path
 from catalog.metadata.create import CreateRequest, create_document, plan_create
-from catalog.metadata.documents import check_document
+from catalog.metadata.documents import check_document, is_same_table
 from catalog.metadata.properties import may_be_purged
 from catalog.metadata.requirements import Requirement, check_requirements, is_create
 from catalog.metadata.updates import Update, apply_updates
@@ -190,12 +190,22 @@ class Tables:
         location = await self._store.load_pointer(table)
         if location is None:
             raise no_such_entry(table)
-        try:
-            properties = (await self._files.load(location)).document["properties"]
-        except (FileMissing, BadRequest):
+        document = await self._maybe_document(location)
+        if document is None:
             return  # there is nothing to find its files by: only the name is left to drop
-        if not may_be_purged(properties):
+        if not may_be_purged(document["properties"]):
             raise ValidationFailed("Cannot purge table: GC is disabled (deleting files may corrupt other tables)")
+        for entry, other in (await self._store.find_entries(parent_path(location))).items():
+            if entry != table and is_same_table(document, await self._maybe_document(other)):
+                raise ValidationFailed(
+                    f"Cannot purge table: its files are also those of {entry}; drop it without purge"
+                )
+
+    async def _maybe_document(self, location: str) -> JsonObject | None:
+        try:
+            return (await self._files.load(location)).document
+        except (FileMissing, BadRequest):
+            return None
 
     async def _check_free(self, table: TableId) -> None:
         """Look before work is done; the store looks again when it counts."""

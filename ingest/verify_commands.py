@@ -1,6 +1,7 @@
 """`lakefeed verify`: a table's files against what its snapshots recorded. Owns options and exit codes.
 
-writer/verification does the work, verify_report.py prints; both are imported where they are used.
+writer/verification does the work, verify_report.py prints; both are imported where they are used. With --spark all of
+it is pipeline/verification's.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ import asyncio
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ingest.auth_settings import CLIENT_TOKEN_VARIABLE
 from ingest.command_errors import readable_errors
 from ingest.config import Config, load_config
+from pipeline.verification.commands import Selection, cluster_options, run_verification
 from writer.changes import table_name_of
 from writer.iceberg.config import IcebergConfig
 
@@ -49,6 +51,9 @@ NOT_VERIFIED = 2
     help="Settings file, for storage and catalog  [lakefeed.toml if it exists]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--spark", "in_spark", is_flag=True, help="Read the table with Spark, and compare its mirror too.")
+@click.option("--mirrors/--no-mirrors", default=True, help="With --spark: compare the mirror  [yes, if there is one]")
+@cluster_options
 def verify(
     table: str,
     *,
@@ -58,6 +63,7 @@ def verify(
     token: str,
     config_path: Path | None,
     as_json: bool,
+    **spark_options: Any,
 ) -> None:
     """Check that TABLE holds exactly the rows that its snapshots recorded: none lost, doubled or changed.
 
@@ -67,7 +73,16 @@ def verify(
     \b
       lakefeed verify default.users
       lakefeed verify default.users --from 8206912839712345678    # only what came since
+      lakefeed verify default.users --spark --master spark://host:7077
     """
+    selection = Selection(tables=[table], after_id=after_id, to_id=to_id, mirrors=spark_options.pop("mirrors"))
+    if spark_options.pop("in_spark"):
+        # What is not given comes from [pipeline.spark], as for all commands of the pipeline.
+        options = {"url": url, "token": token or None, "config_path": config_path, **spark_options}
+        run_verification(selection, options, as_json=as_json)
+        return
+    if given := [name for name, value in spark_options.items() if value]:
+        raise click.UsageError(f"--{given[0].replace('_', '-')} is for verification in Spark: add --spark")
     from ingest.verify_report import print_report  # noqa: PLC0415  (see above)
     from writer.verification.plan import Range  # noqa: PLC0415
 

@@ -1,7 +1,7 @@
 """Properties in the summary of the snapshot that a SQL statement commits. Owns the way to Iceberg's commit metadata.
 
-DataFrame writes take the option `snapshot-property.<key>` for that. SQL has no such option; Iceberg reads the properties
-from the thread that commits, so they hold for what this thread does inside the call and for nothing else.
+DataFrame writes take the option `snapshot-property.<key>` for that. SQL has no such option; Iceberg reads the
+properties from the thread that commits, so they hold for what this thread does inside the call and for nothing else.
 """
 
 from __future__ import annotations
@@ -12,13 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SUMMARY_OPTION_PREFIX = "snapshot-property."
-
-
-def has_jvm(spark: SparkSession) -> bool:
-    """Tell whether the session's JVM can be reached from here: over Spark Connect it cannot."""
-    return hasattr(spark, "_jvm") and hasattr(spark, "_jsparkSession")
-
 
 def commit_with_properties(spark: SparkSession, properties: Mapping[str, str], statement: str) -> None:
     """Run one SQL statement; the snapshot that it commits carries the properties. Not possible over Spark Connect."""
@@ -26,8 +19,8 @@ def commit_with_properties(spark: SparkSession, properties: Mapping[str, str], s
     from pyspark.java_gateway import ensure_callback_server_started  # noqa: PLC0415
 
     context = spark.sparkContext
-    ensure_callback_server_started(context._gateway)  # noqa: SLF001 - PySpark has no public way to its JVM
-    jvm = context._jvm  # noqa: SLF001
+    ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]  # noqa: SLF001 - no public way
+    jvm: Any = context._jvm  # noqa: SLF001
     java_import(jvm, "org.apache.iceberg.spark.CommitMetadata")
     java_properties = jvm.java.util.HashMap()
     for key, value in properties.items():

@@ -41,11 +41,7 @@ LOCAL_MASTER = "local[*]"
 # spark-submit starts Python with the way to the JVM that it has started before.
 _SUBMITTED_VARIABLE = "PYSPARK_GATEWAY_PORT"
 
-_OPTIONS = (
-    click.option("--url", help="Iceberg REST catalog, before /v1  [http://127.0.0.1:8181]"),
-    click.option(
-        "--token", envvar=CLIENT_TOKEN_VARIABLE, show_envvar=True, help="Bearer token, where the catalog asks for one."
-    ),
+_CLUSTER_OPTIONS = (
     click.option("--warehouse", help="Which of the catalog's warehouses  [its only one]"),
     click.option("--catalog-name", help="First part of a table's name in SQL  [lake]"),
     click.option("--master", help=f"Where Spark runs: local[2], spark://host:7077, yarn, k8s://...  [{LOCAL_MASTER}]"),
@@ -55,6 +51,13 @@ _OPTIONS = (
     click.option(
         "--jar", multiple=True, type=click.Path(), help="Jar for the class path, by its path; can be repeated."
     ),
+)
+_OPTIONS = (
+    click.option("--url", help="Iceberg REST catalog, before /v1  [http://127.0.0.1:8181]"),
+    click.option(
+        "--token", envvar=CLIENT_TOKEN_VARIABLE, show_envvar=True, help="Bearer token, where the catalog asks for one."
+    ),
+    *_CLUSTER_OPTIONS,
     click.option(
         "--config",
         "config_path",
@@ -76,6 +79,13 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_OPTIONS):
         decorated = option(decorated)
     return decorated
+
+
+def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add those of the options that a command lacks which knows of catalogs and settings files, but not of Spark."""
+    for option in reversed(_CLUSTER_OPTIONS):
+        command = option(command)
+    return command
 
 
 def session_config(options: Mapping[str, Any], *, job_kind: JobKind, app_name: str = "lakefeed") -> SessionConfig:

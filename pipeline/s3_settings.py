@@ -12,6 +12,9 @@ from pathlib import Path
 
 from pipeline.settings import read_file
 
+# As the service has it, which tells it to others.
+DEFAULT_REGION = "us-east-1"
+
 _SECTION = "storage"
 _VARIABLE_PREFIX = "LAKEFEED_STORAGE_"
 
@@ -37,7 +40,9 @@ def load_s3_settings(path: Path | None, environ: Mapping[str, str]) -> dict[str,
     section = read_file(path)[1].get(_SECTION, {})
     in_file = section if isinstance(section, Mapping) else {}
     found = {name: environ.get(f"{_VARIABLE_PREFIX}{name.upper()}", in_file.get(name, "")) for name in _NAMES}
-    return {name: _as_text(value) for name, value in found.items() if value not in ("", False, "false")}
+    given = {name: _as_text(value) for name, value in found.items() if value not in ("", False, "false")}
+    # Java's client asks the machine for a region where it is told none, and ends if that knows none either.
+    return {"s3_region": DEFAULT_REGION, **given} if given else {}
 
 
 def catalog_properties(s3: Mapping[str, str]) -> dict[str, str]:

@@ -81,13 +81,25 @@ def catalog_of(spark: SparkSession) -> str:
 
 def change_tables(spark: SparkSession, catalog: str) -> list[TableName]:
     """List the change tables of a catalog, in order; the quarantine is none. What Spark cannot read is logged."""
+    found = all_tables(spark, catalog)
+    return [name for name, own in found.items() if is_change_table(own) and name.name != QUARANTINE_TABLE]
+
+
+def all_tables(spark: SparkSession, catalog: str) -> dict[TableName, Mapping[str, str]]:
+    """List all tables of a catalog, in order, with their properties; of those that Spark cannot read there are none."""
     names = (
         TableName(namespace, row["tableName"])
         for namespace in namespaces(spark, catalog)
         for row in spark.sql(f"SHOW TABLES IN {_sql_namespace(catalog, namespace)}").collect()
-        if row["tableName"] != QUARANTINE_TABLE
     )
-    return sorted(name for name in names if is_change_table(_maybe_properties(spark, name.sql(catalog))))
+    return {name: _maybe_properties(spark, name.sql(catalog)) for name in sorted(names)}
+
+
+def location_of(spark: SparkSession, table: str) -> str:
+    """Tell where a table's files lie."""
+    rows = spark.sql(f"DESCRIBE TABLE EXTENDED {table}").collect()
+    location: str = next(row["data_type"] for row in reversed(rows) if row["col_name"] == "Location")
+    return location
 
 
 def _maybe_properties(spark: SparkSession, table: str) -> Mapping[str, str]:

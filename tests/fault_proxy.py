@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import re
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -22,6 +22,8 @@ from yarl import URL
 from tests.service_process import free_ports
 
 T = TypeVar("T")
+# Method and address in, the address with a signature out.
+Sign: TypeAlias = Callable[[str, str], str]
 
 _WAIT_S = 30.0
 _CHUNK_BYTES = 64 * 1024
@@ -84,8 +86,9 @@ class Rule:
 class FaultProxy:
     """See the module. Made by `fault_proxy`."""
 
-    def __init__(self, target_url: str) -> None:
+    def __init__(self, target_url: str, *, sign: Sign | None = None) -> None:
         self._target_url = target_url.rstrip("/")
+        self._sign = sign
         self._port = free_ports(1)[0]
         self._rules: list[Rule] = []
         self._lock = threading.Lock()
@@ -211,11 +214,18 @@ class FaultProxy:
         await (await self._forward(request, _trickle(body) if body else None)).read()
 
     async def _forward(self, request: web.Request, body: AsyncIterator[bytes] | None) -> aiohttp.ClientResponse:
-        headers = [(name, value) for name, value in request.headers.items() if name.lower() not in _HOP_HEADERS]
-        url = URL(f"{self._target_url}{request.raw_path}", encoded=True)
+        url, dropped = f"{self._target_url}{request.raw_path}", _HOP_HEADERS
+        if self._sign is not None:
+            url, dropped = self._sign(request.method, url), (*_HOP_HEADERS, "authorization", "host")
+        headers = [(name, value) for name, value in request.headers.items() if name.lower() not in dropped]
         skipped = ("Content-Type", "User-Agent", "Accept-Encoding", "Accept")
         return await self._session.request(
-            request.method, url, data=body, headers=headers, skip_auto_headers=skipped, allow_redirects=False
+            request.method,
+            URL(url, encoded=True),
+            data=body,
+            headers=headers,
+            skip_auto_headers=skipped,
+            allow_redirects=False,
         )
 
     async def _pass_on(
@@ -263,7 +273,7 @@ async def _trickle(body: bytes, bytes_per_s: float = float("inf")) -> AsyncItera
 
 
 @contextlib.contextmanager
-def fault_proxy(target_url: str) -> Iterator[FaultProxy]:
-    """Put a proxy in front of a server."""
-    with FaultProxy(target_url) as proxy:
+def fault_proxy(target_url: str, *, sign: Sign | None = None) -> Iterator[FaultProxy]:
+    """Put a proxy in front of a server; with `sign` requests are signed by it, whatever the client has signed."""
+    with FaultProxy(target_url, sign=sign) as proxy:
         yield proxy

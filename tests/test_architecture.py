@@ -48,7 +48,7 @@ ALLOWED_CROSSINGS = {
 
 # Modules that decide and never act, and with them all that they import. A package stands for the modules in it.
 CORE = (
-    "catalog.file_lists",
+    "catalog.manifest_records",
     "catalog.metadata",
     "catalog.planning.columns",
     "catalog.planning.content_files",

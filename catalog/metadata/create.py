@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from catalog.errors import BadRequest, ValidationFailed
-from catalog.fields import JsonObject, maybe_object, maybe_text, maybe_text_map, read_object
+from catalog.fields import JsonObject, maybe_object, maybe_text, maybe_text_map, parse_count, read_object
 from catalog.metadata.documents import DEFAULT_FORMAT_VERSION, LATEST_FORMAT_VERSION, empty_document
 from catalog.metadata.draft import Draft
 from catalog.metadata.partitioning import check_order, check_spec, rewrite_sources
@@ -113,8 +113,9 @@ def _format_version(value: Any) -> int:
     if value is None:
         return DEFAULT_FORMAT_VERSION
     text = str(value)
-    if isinstance(value, bool) or not text.isascii() or not text.isdecimal():
-        raise BadRequest(f"Invalid format version: {text}")
-    if not 1 <= int(text) <= LATEST_FORMAT_VERSION:
-        raise ValidationFailed(f"Unsupported format version: v{text}")
-    return int(text)
+    version = None if isinstance(value, bool) else parse_count(text)
+    if version is None:
+        raise BadRequest(f"Invalid format version: {text:.100}")
+    if not 1 <= version <= LATEST_FORMAT_VERSION:
+        raise ValidationFailed(f"Unsupported format version: v{version}")
+    return version

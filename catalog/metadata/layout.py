@@ -117,7 +117,7 @@ def set_default_order(draft: Draft, update: JsonObject) -> None:
 
 
 def check_layout(draft: Draft) -> None:
-    """Check that the default spec and order, and specs added just now, fit the current schema.
+    """Check that the default spec and order, and specs added just now, fit the current schema, and all specs' names.
 
     At the end, not while updates are applied: DuckDB adds specs before it makes their schema current.
     """
@@ -130,8 +130,7 @@ def check_layout(draft: Draft) -> None:
     for spec in document["partition-specs"]:
         if spec["spec-id"] == document["default-spec-id"] or spec["spec-id"] in draft.added_spec_ids:
             check_spec_fits(spec, columns)
-        if spec["spec-id"] in draft.added_spec_ids:
-            check_spec_names(spec, columns)
+        check_spec_names(spec, columns)
     check_order_fits(_by_id(document["sort-orders"], "order-id", document["default-sort-order-id"]), columns)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from catalog.errors import BadRequest, ValidationFailed
-from catalog.fields import JsonObject, as_id, maybe_id, read_id, read_list, read_objects, read_text
+from catalog.fields import JsonObject, as_id, maybe_id, parse_count, read_id, read_list, read_objects, read_text
 from catalog.metadata.schemas import FieldInfo
 
 # Partition field ids start here so that they never meet the field ids of the manifests' own columns.
@@ -39,7 +39,9 @@ def check_spec(spec: JsonObject) -> None:
         name = read_text(field, "name")
         read_text(field, "transform")
         maybe_id(field, "field-id")
-        if not name or name in seen:
+        if not name:
+            raise ValidationFailed("Cannot use empty partition name")
+        if name in seen:
             raise ValidationFailed(f"Cannot use partition name more than once: {name}")
         seen.add(name)
 
@@ -64,16 +66,18 @@ def check_spec_fits(spec: Mapping[str, Any], columns: Mapping[int, FieldInfo]) -
 
 
 def check_spec_names(spec: Mapping[str, Any], columns: Mapping[int, FieldInfo]) -> None:
-    """Check that no partition field takes the name of a column, unless it is that very column or its void.
+    """Check that no partition field takes the name of a column, unless it is made from that very column.
 
-    A v1 table keeps a removed field as the void of its column, under the name it had.
+    Java binds all specs to the current schema when it reads a table, and fails on one that breaks this rule. A field
+    whose own column is gone may have any name: its spec is history.
     """
     ids_by_name = {info.name: field_id for field_id, info in columns.items()}
     for field in spec["fields"]:
-        column = ids_by_name.get(field["name"])
-        is_own = field["transform"] in ("identity", "void") and source_ids(field) == [column]
-        if column is not None and not is_own:
-            raise ValidationFailed(f"Cannot create partition from name that exists in schema: {field['name']}")
+        column, sources = ids_by_name.get(field["name"]), source_ids(field)
+        if column is not None and sources != [column] and not columns.keys().isdisjoint(sources):
+            raise ValidationFailed(
+                f"Cannot create identity partition sourced from different field in schema: {field['name']}"
+            )
 
 
 def check_order_fits(order: Mapping[str, Any], columns: Mapping[int, FieldInfo]) -> None:
@@ -152,8 +156,8 @@ def _check_source(field: Mapping[str, Any], columns: Mapping[int, FieldInfo], *,
     label = field.get("name") or f"{field['transform']}({source_ids(field)})"
     match = _TRANSFORM.fullmatch(field["transform"])
     name, width = (match[1], match[2]) if match else ("", None)
-    if name in ("bucket", "truncate") and not int(width or 0):
-        raise ValidationFailed(f"Invalid transform, needs a positive width: {field['transform']}")
+    if name in ("bucket", "truncate") and not parse_count(width or ""):
+        raise ValidationFailed(f"Invalid transform, needs a positive width of 32 bits: {field['transform']:.100}")
     for source in source_ids(field):
         info = columns.get(source)
         if info is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from catalog.fields import parse_count
+
 FORMAT_VERSION = "format-version"
 COMPRESSION_CODEC = "write.parquet.compression-codec"
 DATA_PATH = "write.data.path"
@@ -32,5 +34,5 @@ def may_be_purged(properties: Mapping[str, str]) -> bool:
 
 def previous_versions_max(properties: Mapping[str, str]) -> int:
     """Return how many older metadata files the metadata log names: at least one, and the default for nonsense."""
-    text = properties.get(PREVIOUS_VERSIONS_MAX, "")
-    return max(1, int(text)) if text.isascii() and text.isdecimal() else _PREVIOUS_VERSIONS_DEFAULT
+    count = parse_count(properties.get(PREVIOUS_VERSIONS_MAX, ""))
+    return _PREVIOUS_VERSIONS_DEFAULT if count is None else max(1, count)

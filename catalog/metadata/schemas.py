@@ -23,7 +23,8 @@ _TIMES = {"date", "time", "timestamp", "timestamptz"}
 _SINCE_V1 = _NUMBERS | _TIMES | {"boolean", "string", "uuid", "binary", "fixed"}
 _SINCE_V3 = {"timestamp_ns", "timestamptz_ns", "unknown", "variant", "geometry", "geography"}
 _PARAMETERS = {
-    "fixed": re.compile(r"\[\s*\d+\s*\]"),
+    # Java reads the length as 32 bits.
+    "fixed": re.compile(r"\[\s*[0-9]{1,9}\s*\]"),
     # At most 38 digits, of which some may be behind the point.
     "decimal": re.compile(r"\(\s*(?:[1-9]|[12]\d|3[0-8])\s*,\s*(?:\d|[12]\d|3[0-8])\s*\)"),
     "geometry": re.compile(r"(\(.*\))?"),

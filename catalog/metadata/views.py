@@ -16,6 +16,7 @@ from catalog.fields import (
     JsonObject,
     maybe_text,
     maybe_text_map,
+    parse_count,
     parse_object,
     read_id,
     read_int,
@@ -203,9 +204,10 @@ def _history_size(document: Mapping[str, Any]) -> int:
     text = document["properties"].get(HISTORY_SIZE)
     if text is None:
         return _HISTORY_SIZE_DEFAULT
-    if not text.isascii() or not text.isdecimal() or int(text) < 1:
-        raise IllegalArgument(f"{HISTORY_SIZE} must be positive but was {text}")
-    return int(text)
+    size = parse_count(text)
+    if not size:
+        raise IllegalArgument(f"{HISTORY_SIZE} must be positive but was {text:.100}")
+    return size
 
 
 def _check_version(version: JsonObject) -> None:

@@ -1,6 +1,4 @@
-"""Manifest lists and manifests, read from Avro bytes. Core: owns names, defaults and what entries inherit.
-
-    manifest list (one per snapshot) -> manifests (data or deletes) -> entries, one per file
+"""Manifests and their entries as scan planning sees them. Core: owns names, defaults and what entries inherit.
 
 An entry that was added with its manifest leaves its snapshot and sequence number null and takes the manifest's; a data
 file of format 3 that leaves out its first row id takes its place among the manifest's rows.
@@ -8,33 +6,15 @@ file of format 3 that leaves out its first row id takes its place among the mani
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias
 
-import fastavro
-import orjson
-
 from catalog.errors import Unplannable
+from catalog.manifest_records import UNREADABLE, Status, read_records
 
 ReadTuple: TypeAlias = Callable[[Sequence[Any]], tuple[Any, ...]]
-
-_MAGIC = b"Obj\x01"
-_HEADER = fastavro.parse_schema(
-    {
-        "type": "record",
-        "name": "header",
-        "fields": [
-            {"name": "magic", "type": {"type": "fixed", "name": "magic", "size": 4}},
-            {"name": "meta", "type": {"type": "map", "values": "bytes"}},
-            {"name": "sync", "type": {"type": "fixed", "name": "sync", "size": 16}},
-        ],
-    }
-)
-# What fastavro and the codecs below it raise for bytes that are not what they should be.
-_UNREADABLE = (ValueError, TypeError, KeyError, IndexError, EOFError, StopIteration, OverflowError, ArithmeticError)
 
 _ADDED_SINCE = ("added_files_count", "added_data_files_count")
 _EXISTING_SINCE = ("existing_files_count", "existing_data_files_count")
@@ -46,14 +26,6 @@ class Content(IntEnum):
     DATA = 0
     POSITION_DELETES = 1
     EQUALITY_DELETES = 2
-
-
-class Status(IntEnum):
-    """What an entry says of its file."""
-
-    EXISTING = 0
-    ADDED = 1
-    DELETED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +62,8 @@ def decode_manifest_list(data: bytes, location: str) -> list[Manifest]:
     Raises: Unplannable if it is damaged, or if a manifest in it is encrypted.
     """
     try:
-        return [_read_manifest(record) for record in _records(data)]
-    except _UNREADABLE as error:
+        return [_read_manifest(record) for record in read_records(data)]
+    except UNREADABLE as error:
         raise Unplannable(f"Cannot read manifest list: {location}") from error
 
 
@@ -101,37 +73,14 @@ def decode_entries(data: bytes, manifest: Manifest, read_tuple: ReadTuple) -> It
     Raises: Unplannable if it is damaged.
     """
     try:
-        yield from _live_entries(_records(data), manifest, read_tuple)
-    except _UNREADABLE as error:
+        yield from _live_entries(read_records(data), manifest, read_tuple)
+    except UNREADABLE as error:
         raise Unplannable(f"Cannot read manifest: {manifest.location}") from error
 
 
 def column_value(file: Mapping[str, Any], name: str, field_id: int) -> Any:
     """Look one column up in one of a file's maps, which Avro stores as lists of pairs; None if it is not there."""
     return next((pair["value"] for pair in file.get(name) or () if pair["key"] == field_id), None)
-
-
-def _records(data: bytes) -> Iterator[dict[str, Any]]:
-    """Read the records without Avro's logical types: Python's dates end where Iceberg's go on."""
-    source = io.BytesIO(data)
-    header: Any = fastavro.schemaless_reader(source, _HEADER, None)
-    if header["magic"] != _MAGIC:
-        raise ValueError("not an Avro file")
-    header["meta"]["avro.schema"] = orjson.dumps(_without_logical_types(orjson.loads(header["meta"]["avro.schema"])))
-    plain = io.BytesIO()
-    fastavro.schemaless_writer(plain, _HEADER, header)
-    plain.write(data[source.tell() :])
-    plain.seek(0)
-    records: Any = fastavro.reader(plain)
-    return iter(records)
-
-
-def _without_logical_types(schema: Any) -> Any:
-    if isinstance(schema, dict):
-        return {key: _without_logical_types(value) for key, value in schema.items() if key != "logicalType"}
-    if isinstance(schema, list):
-        return [_without_logical_types(item) for item in schema]
-    return schema
 
 
 def _read_manifest(record: Mapping[str, Any]) -> Manifest:

@@ -18,13 +18,14 @@ import orjson
 
 from catalog.errors import Unplannable
 from catalog.fields import JsonObject
+from catalog.manifest_records import Status
 from catalog.planning.columns import Column
 from catalog.planning.content_files import STATISTICS, show_data_file, show_delete_file
 from catalog.planning.deletes import FILE_PATH_ID, DeleteIndex
 from catalog.planning.expressions import referenced_columns
 from catalog.planning.facts import Facts
 from catalog.planning.judging import FactsOf, judge
-from catalog.planning.manifests import Entry, Manifest, Status, decode_entries
+from catalog.planning.manifests import Entry, Manifest, decode_entries
 from catalog.planning.partitions import Spec, metrics_facts, summary_facts, tuple_facts
 from catalog.planning.requests import Scan
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from catalog.fields import parse_count
 from catalog.planning.values import UNITS_PER_DAY
 
 TIME_KINDS = ("year", "month", "day", "hour")
 
 _TRANSFORM = re.compile(r"(identity|year|month|day|hour)|(bucket|truncate)\[(\d+)\]")
-_WIDTH_MAX = 2**31 - 1
 _HASHED_AS_LONG = ("int", "long", "time", *UNITS_PER_DAY)
 _HASHED_AS_BYTES = ("string", "uuid", "binary")
 _TRUNCATED = ("int", "long", "string", "binary")
@@ -63,8 +63,8 @@ def parse_transform(text: str) -> Transform | None:
         return None
     if match[1] is not None:
         return Transform(match[1])
-    width = int(match[3])
-    return Transform(match[2], width) if 0 < width <= _WIDTH_MAX else None
+    width = parse_count(match[3])
+    return Transform(match[2], width) if width else None
 
 
 def result_type(transform: Transform, source: str) -> str | None:

@@ -13,8 +13,8 @@ from aiohttp import web
 
 from catalog.config import CatalogConfig
 from catalog.errors import BadRequest, BodyTooLarge
-from catalog.fields import JsonObject, parse_object
-from catalog.names import Namespace, TableId, namespace_from_path, table_from_path
+from catalog.fields import JsonObject, parse_count, parse_object
+from catalog.names import Namespace, TableId, check_name, namespace_from_path, table_from_path
 from catalog.routes.routing import services
 from catalog.store.claims import Outcome
 
@@ -143,9 +143,10 @@ def error_answer(status: int, error_type: str, message: str) -> web.Response:
 def _page_size(text: str | None, config: CatalogConfig) -> int:
     if text is None:
         return config.page_default_items
-    if not text.isascii() or not text.isdecimal() or int(text) < 1:
-        raise BadRequest("Invalid pageSize: expected a positive integer")
-    return min(int(text), config.page_max_items)
+    size = parse_count(text)
+    if not size:
+        raise BadRequest("Invalid pageSize: expected a positive integer of 32 bits")
+    return min(size, config.page_max_items)
 
 
 def _encode_token(name: str) -> str:
@@ -154,6 +155,7 @@ def _encode_token(name: str) -> str:
 
 def _decode_token(token: str) -> str:
     try:
-        return base64.b64decode(token, altchars=b"-_", validate=True).decode()
+        name = base64.b64decode(token, altchars=b"-_", validate=True).decode()
+        return name and check_name(name, "pageToken")
     except (binascii.Error, ValueError) as error:
         raise BadRequest("Invalid pageToken") from error

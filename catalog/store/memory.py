@@ -103,6 +103,10 @@ class MemoryStore:
         """Return where the current metadata of a table or view is, or None."""
         return self._pointer(entry)
 
+    async def find_entries(self, part: str) -> dict[EntryId, str]:
+        """Return the tables and views whose metadata location has this text in it."""
+        return {entry: location for entry, location in self._entries.values() if part in location}
+
     async def create_entry(self, entry: EntryId, location: str) -> None:
         """Create a table or view that points at its first metadata."""
         self._check_key()

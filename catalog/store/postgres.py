@@ -208,6 +208,13 @@ class PostgresStore:
         async with self._connection() as db:
             return await _load_pointer(db, entry)
 
+    async def find_entries(self, part: str) -> dict[EntryId, str]:
+        """Return the tables and views whose metadata location has this text in it."""
+        sql = "SELECT kind, namespace, name, metadata_location FROM entries WHERE strpos(metadata_location, $1) > 0"
+        async with self._connection() as db:
+            rows = await db.fetch(sql, part)
+        return {entry_of(kind, _levels(space), name): location for kind, space, name, location in rows}
+
     async def create_entry(self, entry: EntryId, location: str) -> None:
         """Create a table or view that points at its first metadata."""
         async with self._transaction() as db:

@@ -152,6 +152,9 @@ class Store(Protocol):
     async def load_pointer(self, entry: EntryId) -> str | None:
         """Return where the current metadata of a table or view is, or None if there is none of this kind and name."""
 
+    async def find_entries(self, part: str) -> dict[EntryId, str]:
+        """Return the tables and views whose metadata location has this text in it, with the location. Looks at all."""
+
     async def create_entry(self, entry: EntryId, location: str) -> None:
         """Create a table or view that points at its first metadata.
 

@@ -162,6 +162,10 @@ class SqliteStore:
         """Return where the current metadata of a table or view is, or None."""
         return self._look_up(lambda db: _load_pointer(db, entry))
 
+    async def find_entries(self, part: str) -> dict[EntryId, str]:
+        """Return the tables and views whose metadata location has this text in it."""
+        return await self._reader.run(lambda db: _find_entries(db, part))
+
     async def create_entry(self, entry: EntryId, location: str) -> None:
         """Create a table or view that points at its first metadata."""
         await self._write(lambda db: _create_entry(db, entry, location), lambda _: Outcome(location))
@@ -348,6 +352,11 @@ def _load_pointer(db: sqlite3.Connection, entry: EntryId) -> str | None:
     sql = "SELECT metadata_location FROM entries WHERE namespace = ? AND name = ? AND kind = ?"
     row = db.execute(sql, (_key(entry.namespace), entry.name, entry.kind)).fetchone()
     return None if row is None else str(row[0])
+
+
+def _find_entries(db: sqlite3.Connection, part: str) -> dict[EntryId, str]:
+    sql = "SELECT kind, namespace, name, metadata_location FROM entries WHERE instr(metadata_location, ?) > 0"
+    return {entry_of(kind, _levels(space), name): location for kind, space, name, location in db.execute(sql, (part,))}
 
 
 def _kind_at(db: sqlite3.Connection, entry: EntryId) -> str | None:

@@ -8,7 +8,17 @@ with follow(query, spark=spark, table="lake.sales.orders", name="dashboard"):
 """
 
 from pipeline.consumers.following import Follower, finished_snapshot, follow
-from pipeline.consumers.registry import consumers, drop, register
+from pipeline.consumers.registry import consumers, drop, hold, register
 from pipeline.consumers.tags import MAX_AGE_DEFAULT, Consumer
 
-__all__ = ["MAX_AGE_DEFAULT", "Consumer", "Follower", "consumers", "drop", "finished_snapshot", "follow", "register"]
+__all__ = [
+    "MAX_AGE_DEFAULT",
+    "Consumer",
+    "Follower",
+    "consumers",
+    "drop",
+    "finished_snapshot",
+    "follow",
+    "hold",
+    "register",
+]

@@ -1,4 +1,4 @@
-"""Keeps a streaming query registered as a consumer. Owns when: at most every minute, while it rests, and at the end.
+"""Keeps a streaming query registered as a consumer. Owns when: at once, at most every minute, and at the end.
 
 A query's progress names the last snapshot of each batch that is finished and in its checkpoint:
 
@@ -13,13 +13,14 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from pipeline.consumers.registry import register
+from pipeline.consumers.registry import hold, register
 from pipeline.consumers.tags import MAX_AGE_DEFAULT
+from pipeline.spark_errors import message_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -107,6 +108,7 @@ class Follower:
         self._register()
 
     def _run(self) -> None:
+        self._try(self._hold)
         due = time.monotonic()
         while not self._ended.wait(min(_POLL_S, self._every_s)):
             if time.monotonic() >= due and self._register():
@@ -114,12 +116,24 @@ class Follower:
 
     def _register(self) -> bool:
         """Register what is finished; tell whether there was something to look at."""
-        try:
-            snapshot_id = finished_snapshot(self._query.lastProgress, source=self._source)
-            if snapshot_id is None:
-                return False
-            if register(self._spark, self._table, self._name, snapshot_id, max_age=self._max_age):
-                _log.info("consumer_registered", extra={**self._facts, "snapshot": snapshot_id})
-        except Exception as error:  # noqa: BLE001 - the query must not end for it, whatever Spark says
-            _log.warning("consumer_not_registered", extra={**self._facts, "reason": str(error).partition("\n")[0]})
+        return self._try(self._register_finished)
+
+    def _hold(self) -> bool:
+        return hold(self._spark, self._table, self._name, max_age=self._max_age)
+
+    def _register_finished(self) -> bool:
+        snapshot_id = finished_snapshot(self._query.lastProgress, source=self._source)
+        if snapshot_id is None:
+            return False
+        if register(self._spark, self._table, self._name, snapshot_id, max_age=self._max_age):
+            _log.info("consumer_registered", extra={**self._facts, "snapshot": snapshot_id})
         return True
+
+    def _try(self, action: Callable[[], bool]) -> bool:
+        """Do something that must not harm the query; what went wrong counts as done, and is tried again in its time."""
+        try:
+            return action()
+        except Exception as error:  # noqa: BLE001 - the query must not end for it, whatever Spark says
+            reason = message_of(error).partition("\n")[0]
+            _log.warning("consumer_not_registered", extra={**self._facts, "reason": reason})
+            return True

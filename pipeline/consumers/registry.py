@@ -1,6 +1,7 @@
 """Registering consumers and finding them, through Spark SQL. Owns the statements; what they mean is tags.py's.
 
-A tag is a commit to the table's metadata that leaves `main` alone: it meets neither the writer's commits nor others'.
+A tag is a commit to the table's metadata that leaves `main` alone, so it never disturbs the writer. Spark refuses to set
+one if the table moves while it does so, whatever moved: then it is tried again.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from pipeline.conflicts import repeat_on_conflict
 from pipeline.consumers.tags import (
     MAX_AGE_DEFAULT,
     Consumer,
@@ -24,6 +26,9 @@ from pipeline.tables import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# Each takes some tenths of a second, in which a busy table may move.
+ATTEMPTS_MAX = 8
 
 
 def register(
@@ -57,10 +62,23 @@ def register(
         if stays and not needs_renewal(present, snapshot_ms=at_ms, now_ms=now_ms, max_age=max_age):
             return False
     minutes = retain_minutes(snapshot_ms=at_ms, now_ms=now_ms, max_age=max_age)
-    spark.sql(
-        f"ALTER TABLE {table} CREATE OR REPLACE TAG {quoted(tag)} AS OF VERSION {snapshot_id} RETAIN {minutes} MINUTES"
-    )
+    version = f"AS OF VERSION {snapshot_id} RETAIN {minutes} MINUTES"
+    statement = f"ALTER TABLE {table} CREATE OR REPLACE TAG {quoted(tag)} {version}"
+    repeat_on_conflict(lambda: spark.sql(statement), what=f"register {name} of {table}", attempts_max=ATTEMPTS_MAX)
     return True
+
+
+def hold(spark: SparkSession, table: str, name: str, *, max_age: timedelta = MAX_AGE_DEFAULT) -> bool:
+    """Register a consumer that is new at the oldest snapshot there is, where a stream without a checkpoint begins.
+
+    So that nothing expires before it has finished its first batch. One that is registered stays where it is.
+    """
+    tag = tag_of(name)
+    history = load_history(spark, table)
+    chain = history.main_chain()
+    if not chain or any(ref.name == tag for ref in history.refs):
+        return False
+    return register(spark, table, name, chain[-1].snapshot_id, max_age=max_age)
 
 
 def consumers(spark: SparkSession, table: str) -> list[Consumer]:
@@ -73,7 +91,8 @@ def drop(spark: SparkSession, table: str, name: str) -> bool:
     tag = tag_of(name)
     if not any(ref.name == tag for ref in _load_refs(spark, table)):
         return False
-    spark.sql(f"ALTER TABLE {table} DROP TAG IF EXISTS {quoted(tag)}")
+    statement = f"ALTER TABLE {table} DROP TAG IF EXISTS {quoted(tag)}"
+    repeat_on_conflict(lambda: spark.sql(statement), what=f"drop {name} of {table}", attempts_max=ATTEMPTS_MAX)
     return True
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pipeline.conflicts import repeat_on_conflict
 from pipeline.maintenance.facts import load_facts
 from pipeline.maintenance.planning import plan_compaction
-from pipeline.maintenance.settings import MaintenanceSettings, Step
+from pipeline.maintenance.settings import MaintenanceSettings
 from pipeline.maintenance.statements import rewrite_data_files
-from pipeline.maintenance.steps import repeat_on_conflict
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,5 +35,5 @@ def compact(spark: SparkSession, table: str, *, settings: MaintenanceSettings = 
     if plan is None:
         return None
     statement = rewrite_data_files(table, settings, facts, rewrite_bytes=plan.bytes)
-    [row] = repeat_on_conflict(lambda: spark.sql(statement).collect(), table=table, step=Step.COMPACT)
+    [row] = repeat_on_conflict(lambda: spark.sql(statement).collect(), what=f"compact {table}")
     return Compacted(row["rewritten_data_files_count"], row["added_data_files_count"])

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pipeline.conflicts import repeat_on_conflict
 from pipeline.maintenance import statements
 from pipeline.maintenance.planning import TablePlan
 from pipeline.maintenance.settings import MaintenanceSettings, Step
@@ -23,12 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
 
 _log = logging.getLogger(__name__)
-
-# Of a rewrite that meets others: whoever loses so often wants another hour of the day.
-ATTEMPTS_MAX = 3
-# What Iceberg says when somebody else was first.
-_CONFLICTS = ("CommitFailedException", "ValidationException", "Missing required files to delete")
-_UNKNOWN = "CommitStateUnknownException"
 
 # The columns of a procedure's answer that are worth telling, by the names that they get here.
 _TOLD: Mapping[Step, Mapping[str, str]] = {
@@ -79,31 +74,12 @@ def run_step(
     statement = _statement(table, step, plan=plan, facts=facts, settings=settings, location=location, dry=is_dry_run)
     started = time.monotonic()
     try:
-        rows = repeat_on_conflict(lambda: spark.sql(statement).collect(), table=table, step=step)
+        rows = repeat_on_conflict(lambda: spark.sql(statement).collect(), what=f"{step.value} {table}")
     except Exception as error:  # noqa: BLE001 - one step or table that fails must not keep the others from being done
         problem = message_of(error).partition("\n")[0] or type(error).__name__
         _log.error("maintenance_failed", extra={"table": table, "step": step.value, "reason": problem})
         return StepResult(step, time.monotonic() - started, problem=problem)
     return StepResult(step, time.monotonic() - started, _told(step, rows))
-
-
-def repeat_on_conflict(action: Callable[[], list[Row]], *, table: str, step: Step) -> list[Row]:
-    """Do something again that another writer's commit has thwarted, a few times."""
-    for number in range(1, ATTEMPTS_MAX + 1):
-        try:
-            return action()
-        except Exception as error:
-            if number == ATTEMPTS_MAX or not is_conflict(str(error)):
-                raise
-            _log.warning(
-                "maintenance_repeated", extra={"table": table, "step": step.value, "reason": message_of(error)}
-            )
-    raise AssertionError("the last attempt returns or raises")
-
-
-def is_conflict(message: str) -> bool:
-    """Tell from Iceberg's words whether somebody else was first, and nothing was changed."""
-    return _UNKNOWN not in message and any(name in message for name in _CONFLICTS)
 
 
 def _statement(

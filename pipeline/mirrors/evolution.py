@@ -49,7 +49,8 @@ def _struct_changes(target: str, has: StructType, needs: StructType, path: tuple
             yield f"ALTER TABLE {target} RENAME COLUMN {_sql((*path, old_name))} TO {quoted(field.name)}"
             yield from _type_changes(target, has[old_name].dataType, field.dataType, (*path, field.name))
         else:
-            yield f"ALTER TABLE {target} ADD COLUMN {_sql((*path, field.name))} {type_sql(field.dataType)}{_comment(field)}"
+            column = f"{_sql((*path, field.name))} {type_sql(field.dataType)}{_comment(field)}"
+            yield f"ALTER TABLE {target} ADD COLUMN {column}"
 
 
 def _type_changes(target: str, has: DataType, needs: DataType, path: tuple[str, ...]) -> Iterator[str]:

@@ -122,7 +122,7 @@ def _kept_field(name: str, changes: StructType) -> StructField:
 def _history_fields(own: list[StructField]) -> list[StructField]:
     taken = {field.name for field in own} & {VALID_FROM, VALID_TO, IS_CURRENT}
     if taken:
-        raise PipelineError(f"a history cannot have the table's column of the same name: column={sorted(taken)[0]}")
+        raise PipelineError(f"a history cannot have the table's column of the same name: column={min(taken)}")
     ended_by = StructType(
         [
             StructField("source", StringType()),

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from pipeline.tables import Snapshot
+from pipeline.mirrors.lineage import Version
 
 MARKER = "lakefeed.mirror.position"
 MIRROR_OF = "lakefeed.mirror.of"
@@ -51,17 +51,7 @@ def read_marker(text: str | None) -> Marker | None:
         return None
 
 
-def ancestors(snapshots: Sequence[Snapshot], newest_id: int | None) -> list[Snapshot]:
-    """Follow a table's snapshots from the newest back, as far as they are there."""
-    by_id = {snapshot.snapshot_id: snapshot for snapshot in snapshots}
-    found = []
-    while newest_id is not None and (snapshot := by_id.pop(newest_id, None)) is not None:
-        found.append(snapshot)
-        newest_id = snapshot.parent_id
-    return found
-
-
-def find_marker(lineage: Sequence[Snapshot], properties: Mapping[str, str]) -> Marker | None:
+def find_marker(lineage: Sequence[Version], properties: Mapping[str, str]) -> Marker | None:
     """Find the newest marker of a mirror; a table that was rolled back has the one of its present rows."""
-    markers = (read_marker(snapshot.summary.get(MARKER)) for snapshot in lineage)
+    markers = (read_marker(version.summary.get(MARKER)) for version in lineage)
     return next((marker for marker in markers if marker is not None), None) or read_marker(properties.get(MARKER))

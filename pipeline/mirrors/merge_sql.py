@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pipeline.mirrors.layout import Layout
 from pipeline.mirrors.positions import Truncate, newer, text_literal, truncated
-from pipeline.mirrors.transforms import IS_DELETED, UNKNOWN
+from pipeline.mirrors.transforms import IS_DELETED, sent_at_column
 from pipeline.tables import quoted
 
 # A longer text is no help in a plan, and Iceberg's bounds of text are shorter than that anyway.
@@ -45,14 +45,14 @@ def merge_current(
     target: str,
     view: str,
     bounds: Sequence[Bounds] = (),
-    unknown: Collection[str] = (),
+    unchanged: Collection[str] = (),
     truncates: Sequence[Truncate] = (),
 ) -> str:
-    """Merge folded changes into the current rows. `unknown` are columns that some of them leave as they are."""
+    """Merge folded changes into the current rows. `unchanged` are columns that some of them did not send."""
     same_key = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in layout.key)
     gone = truncated(truncates, "t")
     applies = f"({newer('s', 't')} OR {gone})" if truncates else newer("s", "t")
-    updates = ", ".join(f"{quoted(name)} = {_value(name, unknown, gone)}" for name in layout.columns)
+    updates = ", ".join(f"{quoted(name)} = {_value(name, unchanged, gone)}" for name in layout.columns)
     names = ", ".join(map(quoted, layout.columns))
     values = ", ".join(f"s.{quoted(name)}" for name in layout.columns)
     clauses = [
@@ -66,8 +66,9 @@ def merge_current(
     return "\n".join(clauses)
 
 
-def _value(name: str, unknown: Collection[str], gone: str) -> str:
-    if name not in unknown:
+def _value(name: str, unchanged: Collection[str], gone: str) -> str:
+    if name not in unchanged:
         return f"s.{quoted(name)}"
-    stays = f"array_contains(s.{UNKNOWN}, {text_literal(name)}) AND NOT {gone}"
+    sent_at = f"s.{quoted(sent_at_column(name))}"
+    stays = f"({sent_at} IS NULL OR NOT {newer(sent_at, 't')}) AND NOT {gone}"
     return f"CASE WHEN {stays} THEN t.{quoted(name)} ELSE s.{quoted(name)} END"

@@ -20,11 +20,12 @@ READ = "READ"
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """A moment at which a source emptied the table."""
+    """A moment at which a source emptied the table; `time` is the change's own, as text that casts to a timestamp."""
 
     source: str
     epoch: int
     sequence: int
+    time: str | None = None
 
 
 def newer(one: str, other: str) -> str:

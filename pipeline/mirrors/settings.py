@@ -58,10 +58,17 @@ class MirrorConfig:
     target: str = field(
         default="", metadata={"why": "name of the mirror with {table} in it; empty means {table}_current or _history"}
     )
-    interval_s: float = field(default=10.0, metadata={"why": "pause between two looks at a table that had nothing new"})
+    interval_s: float = field(
+        default=10.0, metadata={"why": "between two merges of a table; one of more changes costs little more"}
+    )
     batch_max_rows: int = field(
         default=2_000_000,
-        metadata={"why": "changes folded into one merge, in whole snapshots; more make catching up cheaper"},
+        metadata={"why": "changes in one merge, in whole files; --once with Iceberg 1.10 takes all at once"},
+    )
+    batch_max_files: int = field(default=1_000, metadata={"why": "data files of a change table in one merge"})
+    checkpoints: str = field(
+        default="data/checkpoints",
+        metadata={"why": "where streams keep their place: a directory, or any address that Hadoop takes"},
     )
     buckets: int = field(
         default=0, metadata={"why": "parts of a new mirror by hash of its key, so that a merge reads fewer files"}

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
+from pipeline.mirrors.lineage import Version
 from pipeline.mirrors.markers import Marker
-from pipeline.tables import Snapshot
 
 # Iceberg lets a snapshot be older than the one before it by this much, and no more.
 CLOCK_SKEW_MAX_MS = 60_000
@@ -39,24 +38,20 @@ class Wait:
     """The table has no snapshot yet."""
 
 
-def plan_start(lineage: Sequence[Snapshot], marker: Marker | None) -> ReadAll | Follow | Wait:
+def plan_start(lineage: Sequence[Version], marker: Marker | None) -> ReadAll | Follow | Wait:
     """Decide where to go on; `lineage` are the change table's snapshots, newest first."""
     if not lineage:
         return Wait()
-    ids = [snapshot.snapshot_id for snapshot in lineage]
+    ids = [version.snapshot_id for version in lineage]
     if marker is None or marker.snapshot not in ids:
         return ReadAll(ids[0])
     behind = lineage[: ids.index(marker.snapshot) + 1]
-    return Follow(min(_ms(snapshot.committed_at) for snapshot in behind) - CLOCK_SKEW_MAX_MS)
+    return Follow(min(version.committed_ms for version in behind) - CLOCK_SKEW_MAX_MS)
 
 
-def _ms(moment: datetime) -> int:
-    return int(moment.timestamp() * 1000)
-
-
-def completed_snapshot(lineage: Sequence[Snapshot], snapshot_id: int, files: int) -> int | None:
+def completed_snapshot(lineage: Sequence[Version], snapshot_id: int, files: int) -> int | None:
     """Name the last snapshot that is in as a whole when `files` of the given one are; None if it is not known."""
-    found = next((snapshot for snapshot in lineage if snapshot.snapshot_id == snapshot_id), None)
+    found = next((version for version in lineage if version.snapshot_id == snapshot_id), None)
     if found is None:
         return None
     if files >= int(found.summary.get("added-data-files", "0")):

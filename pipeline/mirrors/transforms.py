@@ -5,8 +5,8 @@
     fold         one row per key: the last by position, with values that were not sent taken from the changes before it
     unblocked    without rows that are older than a tombstone of their key
 
-Between fold and merge a row has two columns more: IS_DELETED, and UNKNOWN, which names the columns whose value no
-change of the batch has sent: they keep what the mirror has.
+Between fold and merge a row has columns more: IS_DELETED, and for each column that some change did not send, which
+change the value is from. If that is none of the batch, or one that the mirror is ahead of, the mirror's value stays.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from pipeline.tables import quoted
 from writer import columns
 
 IS_DELETED = "_cdc_is_deleted"
-UNKNOWN = "_cdc_unknown"
 
 DELETE = "DELETE"
 TRUNCATE = "TRUNCATE"
@@ -32,7 +31,12 @@ MESSAGE = "MESSAGE"
 _ORDER_TIME = "_cdc_order_time"
 _IS_LIVE = "_cdc_is_live"
 _PLACE = "_cdc_place"
+_VALUE = "_cdc_value"
 _NO_COLUMNS = "array<string>"
+
+# By these the rows of a key lie in order, once `ordered` has added two of them.
+ORDER_COLUMNS = (_ORDER_TIME, columns.SOURCE, columns.EPOCH, columns.SEQUENCE, _IS_LIVE, columns.TIMESTAMP)
+
 _BIG_NUMBER = "^__bigint__:"
 
 
@@ -136,16 +140,7 @@ def ordered(changes: DataFrame, layout: Layout, *, sources_differ: bool) -> Data
 
 def in_order(layout: Layout) -> WindowSpec:
     """Give the window of a key's rows, earliest first."""
-    return Window.partitionBy(*map(column, layout.key)).orderBy(*map(F.asc, _order_columns()))
-
-
-def _order_columns() -> tuple[str, ...]:
-    return (_ORDER_TIME, columns.SOURCE, columns.EPOCH, columns.SEQUENCE, _IS_LIVE, columns.TIMESTAMP)
-
-
-def without_order(rows: DataFrame) -> DataFrame:
-    """Drop what `ordered` has added."""
-    return rows.drop(_ORDER_TIME, _IS_LIVE)
+    return Window.partitionBy(*map(column, layout.key)).orderBy(*map(F.asc, ORDER_COLUMNS))
 
 
 def fold(
@@ -153,37 +148,35 @@ def fold(
 ) -> DataFrame:
     """Keep the last change of each key. `unchanged` are the columns that some change says it does not send."""
     rows = carried(ordered(changes, layout, sources_differ=sources_differ), layout, unchanged)
-    latest_first = Window.partitionBy(*map(column, layout.key)).orderBy(*map(F.desc, _order_columns()))
+    latest_first = Window.partitionBy(*map(column, layout.key)).orderBy(*map(F.desc, ORDER_COLUMNS))
     last = rows.withColumn(_PLACE, F.row_number().over(latest_first)).where(column(_PLACE) == 1)
-    return without_order(last).select(
-        *map(column, layout.columns), _is_delete().alias(IS_DELETED), column(UNKNOWN).alias(UNKNOWN)
-    )
+    sent_at = [column(sent_at_column(name)) for name in layout.own_columns if name in unchanged]
+    return last.select(*map(column, layout.columns), _is_delete().alias(IS_DELETED), *sent_at)
 
 
 def carried(rows: DataFrame, layout: Layout, unchanged: Collection[str]) -> DataFrame:
-    """Fill columns that a change did not send from the changes of its row before it; UNKNOWN names what stays open.
+    """Fill columns that a change did not send from the changes of its row before it, and say where those stand.
 
     A delete ends that: what comes behind it is another row, whose unsent columns are null.
     """
     names = [name for name in layout.own_columns if name in unchanged]
     so_far = in_order(layout).rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    open_columns = F.lit(None).cast(_NO_COLUMNS)
     for name in names:
         was_sent = ~F.coalesce(F.array_contains(columns.UNCHANGED, name), F.lit(False))
-        value = F.struct(F.when(~_is_delete(), column(name)).alias("value"))
-        known = F.last(F.when(was_sent | _is_delete(), value), ignorenulls=True).over(so_far)
-        rows = rows.withColumn(_known(name), known)
+        value = F.when(~_is_delete(), column(name)).alias(_VALUE)
+        known = F.struct(value, *(column(each) for each in POSITION_COLUMNS))
+        last_known = F.last(F.when(was_sent | _is_delete(), known), ignorenulls=True).over(so_far)
+        rows = rows.withColumn(sent_at_column(name), last_known)
     for name in names:
         # A delete keeps the image that came with it.
-        rows = rows.withColumn(name, F.when(_is_delete(), column(name)).otherwise(column(_known(name))["value"]))
-    if names:
-        is_open = [F.when(column(_known(name)).isNull(), F.lit(name)) for name in names]
-        open_columns = F.array_compact(F.array(*is_open))
-    return rows.withColumn(UNKNOWN, open_columns).drop(*map(_known, names))
+        found = column(sent_at_column(name))[_VALUE]
+        rows = rows.withColumn(name, F.when(_is_delete(), column(name)).otherwise(found))
+    return rows
 
 
-def _known(name: str) -> str:
-    return f"_cdc_known_{name}"
+def sent_at_column(name: str) -> str:
+    """Name the column that says which change a value comes from; null there means that none of the batch sent it."""
+    return f"_cdc_sent_at_{name}"
 
 
 def _is_delete() -> Column:
@@ -191,7 +184,7 @@ def _is_delete() -> Column:
 
 
 def unblocked(folded: DataFrame, tombstones: DataFrame, layout: Layout) -> DataFrame:
-    """Leave out rows that are not newer than a tombstone of their key. Deletes stay: the mirror may still have the row."""
+    """Leave out rows that are not newer than a tombstone of their key. Deletes stay: the mirror may have the row."""
     same_key = " AND ".join(f"change.{quoted(name)} = stone.{quoted(name)}" for name in layout.key)
     condition = F.expr(f"{same_key} AND NOT change.{IS_DELETED} AND NOT {newer('change', 'stone')}")
     return folded.alias("change").join(tombstones.alias("stone"), on=condition, how="left_anti")

@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import click
 import orjson
@@ -32,10 +32,12 @@ START_TIMEOUT_S = 30.0
 READERS = 4
 WRITERS = 8
 LISTED_NAMES = 1_000
-# A young table is left for the next one at this many snapshots, so that the figure is of young tables alone.
-YOUNG_SNAPSHOTS_MAX = 100
-# Far more than any server here commits: enough tables for the time are made before the clock starts.
-COMMITS_PER_S_MAX = 1_500
+# Then a writer goes on to the next table, so that a figure is of tables of one age.
+COMMITS_PER_TABLE = 100
+# More than any server here commits: tables enough for the time are made before the clock starts.
+COMMITS_PER_S_MAX = 1_200
+# Snapshots that are added at once where nobody measures.
+SNAPSHOTS_PER_COMMIT = 10
 OLD_SNAPSHOTS = 1_000
 # Times that a server and the floor take turns in a measurement.
 ROUNDS = 4
@@ -157,7 +159,7 @@ TABLE_BODY = {
 }
 
 
-def append_body(snapshot_id: int, sequence: int, parent: int | None) -> dict[str, object]:
+def append_body(snapshot_id: int, sequence: int, parent: int | None) -> dict[str, Any]:
     """A commit as a writer of changes makes it."""
     snapshot: dict[str, object] = {
         "snapshot-id": snapshot_id,
@@ -193,12 +195,18 @@ class Writer:
         self._sequence = 0
         self.conflicts = 0
 
-    async def append(self, client: Client) -> None:
-        parent = self._sequence or None
-        body = append_body(self._sequence + 1, self._sequence + 1, parent)
+    async def append(self, client: Client, count: int = 1) -> None:
+        bodies = [append_body(number + 1, number + 1, number or None) for number in self._next(count)]
+        body = {
+            "requirements": bodies[0]["requirements"],
+            "updates": [update for each in bodies for update in each["updates"]],
+        }
         status, answer = await client.ask(request("POST", self._path, body, _PREFER))
         assert status == 200, answer
-        self._sequence += 1
+        self._sequence += count
+
+    def _next(self, count: int) -> range:
+        return range(self._sequence, self._sequence + count)
 
     async def append_contended(self, client: Client, number: int) -> None:
         """Append to a table that others append to as well: look, commit, and look again after a conflict."""
@@ -219,8 +227,8 @@ async def make_table(client: Client, name: str, snapshots: int) -> Writer:
     status, answer = await client.ask(request("POST", "/v1/namespaces/db/tables", {"name": name, **TABLE_BODY}))
     assert status == 200, answer
     writer = Writer(name)
-    for _ in range(snapshots):
-        await writer.append(client)
+    for done in range(0, snapshots, SNAPSHOTS_PER_COMMIT):
+        await writer.append(client, min(SNAPSHOTS_PER_COMMIT, snapshots - done))
     return writer
 
 
@@ -261,8 +269,8 @@ async def measure_commits(bench: Bench, floor: Bench, client: Client) -> list[Fi
     writers = [await make_table(client, f"own_{number}", 0) for number in range(WRITERS)]
     shared = await make_table(client, "shared", 0)
     return [
-        await measure_young(bench, floor, client),
-        await measure_old(bench, floor, client),
+        await measure_one_writer(bench, floor, client, start=0),
+        await measure_one_writer(bench, floor, client, start=OLD_SNAPSHOTS),
         await bench.measure(
             f"commit, {WRITERS} writers, a table each", WRITERS, lambda each, n: writers[n].append(each)
         ),
@@ -270,33 +278,15 @@ async def measure_commits(bench: Bench, floor: Bench, client: Client) -> list[Fi
     ]
 
 
-async def measure_young(bench: Bench, floor: Bench, client: Client) -> Figure:
-    """Commit to a table until it has a hundred snapshots, then to the next; the floor writes one of fifty."""
-    count = 1 + int(bench.seconds * COMMITS_PER_S_MAX) // YOUNG_SNAPSHOTS_MAX
-    writers = [await make_table(client, f"young_{number}", 0) for number in range(count)]
-    turns = (writer for writer in writers for _ in range(YOUNG_SNAPSHOTS_MAX))
-    await make_table(client, "half", YOUNG_SNAPSHOTS_MAX // 2)
-    await show_floor(floor, client, "half")
-    return await bench.measure_beside(
-        floor,
-        f"commit, 1 writer, 0 to {YOUNG_SNAPSHOTS_MAX} snapshots",
-        1,
-        work=lambda each, _: next(turns).append(each),
-        bare=commit_bare,
-    )
-
-
-async def measure_old(bench: Bench, floor: Bench, client: Client) -> Figure:
-    """Commit to a table of a thousand snapshots, and more with every commit; the floor stays at what it begins with."""
-    writer = await make_table(client, "old", OLD_SNAPSHOTS)
-    await show_floor(floor, client, "old")
-    return await bench.measure_beside(
-        floor,
-        f"commit, 1 writer, from {OLD_SNAPSHOTS:,} snapshots",
-        1,
-        work=lambda each, _: writer.append(each),
-        bare=commit_bare,
-    )
+async def measure_one_writer(bench: Bench, floor: Bench, client: Client, *, start: int) -> Figure:
+    """Commit a hundred times to a table, then to the next of the same age; the floor writes one of the mean age."""
+    count = 1 + int(bench.seconds * COMMITS_PER_S_MAX) // COMMITS_PER_TABLE
+    writers = [await make_table(client, f"from_{start}_{number}", start) for number in range(count)]
+    turns = (writer for writer in writers for _ in range(COMMITS_PER_TABLE))
+    await make_table(client, f"mean_{start}", start + COMMITS_PER_TABLE // 2)
+    await show_floor(floor, client, f"mean_{start}")
+    name = f"commit, 1 writer, {start:,} to {start + COMMITS_PER_TABLE:,} snapshots"
+    return await bench.measure_beside(floor, name, 1, work=lambda each, _: next(turns).append(each), bare=commit_bare)
 
 
 async def show_floor(floor: Bench, client: Client, table: str) -> None:

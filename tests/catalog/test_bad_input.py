@@ -224,6 +224,8 @@ def test_body_that_is_not_encoded_as_it_says_is_refused(table: Client):
         ("namespaces", {"pageToken": "", "pageSize": "many"}),
         ("namespaces", {"pageToken": "???"}),
         ("namespaces", {"pageToken": "/w=="}),
+        ("namespaces", {"pageToken": "YQBi"}),  # a zero byte, which PostgreSQL takes in no text
+        ("namespaces", {"pageToken": "", "pageSize": "9" * 5_000}),
         (TABLE, {"snapshots": "some"}),
         ("namespaces/a%1F", {}),
         ("namespaces/" + "x" * 600, {}),
@@ -233,6 +235,35 @@ def test_body_that_is_not_encoded_as_it_says_is_refused(table: Client):
 )
 def test_bad_path_or_query_is_refused(table: Client, path: str, params: dict):
     assert error_of(table.get(path, params=params))[:2] == (400, "BadRequestException")
+
+
+# Python refuses to read a number of more than 4,300 digits, with an error of its own.
+ENDLESS = "9" * 5_000
+
+
+def test_endless_number_is_no_server_error(table: Client):
+    spec = {**SPEC, "fields": [{**SPEC["fields"][0], "transform": f"bucket[{ENDLESS}]"}]}
+    bodies = [
+        create_body("x", properties={"format-version": ENDLESS}),
+        create_body("x", schema=schema(field(1, "id", f"fixed[{ENDLESS}]"))),
+        create_body("x", **{"partition-spec": spec}),
+    ]
+    assert [error_of(table.post(TABLES, body))[0] for body in bodies] == [400, 400, 400]
+    history = {"action": "set-properties", "updates": {"write.metadata.previous-versions-max": ENDLESS}}
+    assert [commit(table, history)[0] for _ in range(2)] == [200, 200]
+    view = BODIES["namespaces/{namespace}/views"] | {"properties": {"version.history.num-entries": ENDLESS}}
+    assert error_of(table.post("namespaces/db/views", view))[0] == 400
+
+
+@pytest.mark.parametrize("name", ["%FF", "%ED%A0%80", "%00", "a%00b", "%F4%90%80%80"])
+def test_name_that_is_no_text_is_no_server_error(table: Client, name: str):
+    paths = (
+        f"namespaces/{name}",
+        f"namespaces/{name}/tables",
+        f"namespaces/db/tables/{name}",
+        f"namespaces?parent={name}",
+    )
+    assert all(400 <= table.get(path)[0] < 500 for path in paths)
 
 
 def test_unknown_updates_and_requirements_are_refused(table: Client):

@@ -123,6 +123,28 @@ def test_table_that_shares_its_files_is_not_purged_but_can_be_dropped(db: RestCa
     assert files_below(root) == before
 
 
+def test_table_that_shares_its_files_with_another_name_is_not_purged_while_that_exists(db: RestCatalog, root: Path):
+    table = make_table(db)
+    db.register_table("db.twin", table.metadata_location.replace("file:///", "file:/"))
+    db.load_table("db.twin").append(ROWS)  # from here on the two differ, and have most of their files in common
+    before = files_below(root)
+    with pytest.raises((BadRequestError, ValidationError), match=r"Cannot purge table: .* db\.twin"):
+        db.purge_table("db.t")
+    assert files_below(root) == before
+    db.drop_table("db.t")
+    assert db.load_table("db.twin").scan().to_arrow().num_rows == 9
+    db.purge_table("db.twin")
+    assert not files_below(path_of(table.location()) / "data")
+
+
+def test_tables_whose_metadata_lies_in_one_directory_are_purged_apart(db: RestCatalog, root: Path):
+    together = {"write.metadata.path": f"file://{root}/about/all"}
+    first, second = (make_table(db, name, **together) for name in ("db.t", "db.u"))
+    db.purge_table("db.t")
+    assert not files_below(path_of(first.location()))
+    assert db.load_table("db.u").scan().to_arrow().num_rows == second.scan().to_arrow().num_rows
+
+
 def test_table_whose_metadata_is_gone_loses_its_name(
     db: RestCatalog, start_server: Callable[..., Server], root: Path, caplog: Any
 ):

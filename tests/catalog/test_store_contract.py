@@ -32,6 +32,14 @@ DB = ("db",)
 TABLE, OTHER, VIEW = TableId(DB, "t"), TableId(DB, "u"), ViewId(DB, "v")
 
 
+async def test_entries_are_found_by_a_part_of_where_their_metadata_is(store: Store):
+    await store.create_entry(TABLE, "file:///a_b/%1/metadata/1.json")
+    await store.create_entry(OTHER, "file:///aXb/%1/metadata/1.json")
+    assert await store.find_entries("/a_b/%1/") == {TABLE: "file:///a_b/%1/metadata/1.json"}
+    assert set(await store.find_entries("metadata/")) == {TABLE, OTHER}
+    assert await store.find_entries("nowhere") == {}
+
+
 async def test_namespaces_nest_and_are_listed_level_by_level(store: Store):
     await store.create_namespace(("db", "in"), {})
     await store.create_namespace(("db", "in", "deep"), {})

@@ -200,7 +200,8 @@ def test_added_spec_numbers_its_fields_and_recycles_ids_of_equal_ones(table: dic
         ([(9, "identity", "x")], "Cannot find source column for partition field: x"),
         ([(2, "day", "x")], "Invalid source type string for transform: day"),
         ([(1, "bucket[0]", "x")], "positive width"),
-        ([(1, "bucket[4]", "v")], "Cannot create partition from name that exists in schema: v"),
+        ([(1, "bucket[4]", "v")], "Cannot create identity partition sourced from different field in schema: v"),
+        ([(1, "identity", "")], "Cannot use empty partition name"),
         ([(1, "identity", "x"), (2, "identity", "x")], "Cannot use partition name more than once: x"),
     ],
 )
@@ -213,7 +214,31 @@ def test_void_field_that_a_v1_table_keeps_for_a_removed_one_may_be_named_like_it
     removed = apply(table, spec_update((2, "void", "v"), **{"field-id": 1000}), USE_SPEC)
     assert removed["partition-specs"][removed["default-spec-id"]]["fields"][0]["transform"] == "void"
     other_column = spec_update((1, "void", "v"), **{"field-id": 1000})
-    assert refused(table, other_column) == "Cannot create partition from name that exists in schema: v"
+    assert refused(table, other_column) == "Cannot create identity partition sourced from different field in schema: v"
+
+
+@pytest.mark.parametrize("transform", ["identity", "bucket[4]", "truncate[2]"])
+def test_partition_field_of_any_transform_may_be_named_like_its_own_column(table: dict, transform: str):
+    after = apply(table, spec_update((2, transform, "v")), USE_SPEC)
+    assert after["partition-specs"][after["default-spec-id"]]["fields"][0]["name"] == "v"
+
+
+def test_column_cannot_take_the_name_of_a_partition_field_of_another_column_not_even_of_an_old_spec(table: dict):
+    """Java binds every spec to the current schema when it reads a table, and would fail on this one."""
+    table = apply(table, spec_update((1, "bucket[4]", "taken")), USE_SPEC)
+    table = apply(table, spec_update((2, "identity", "v")), USE_SPEC)
+    add = {"action": "add-schema", "schema": schema(field(1, "id"), field(2, "v", "string"), field(3, "taken"))}
+    message = refused(table, add, {"action": "set-current-schema", "schema-id": -1})
+    assert message == "Cannot create identity partition sourced from different field in schema: taken"
+
+
+def test_column_may_take_the_name_of_an_old_partition_field_whose_column_is_gone(table: dict):
+    table = apply(table, spec_update((2, "identity", "v")), USE_SPEC)
+    table = apply(table, spec_update(), USE_SPEC)
+    use = {"action": "set-current-schema", "schema-id": -1}
+    dropped = apply(table, {"action": "add-schema", "schema": schema(field(1, "id"))}, use)
+    renamed = {"action": "add-schema", "schema": schema(field(1, "id"), field(3, "v"))}
+    assert apply(dropped, renamed, use)["last-column-id"] == 3
 
 
 def test_column_that_partitions_the_table_cannot_be_dropped(table: dict):

@@ -19,9 +19,6 @@ from tests.service_process import ServiceProcess
 
 pytestmark = pytest.mark.integration
 
-# PyIceberg rebuilds lists and maps of structs from their offsets alone, so that one that is null becomes an empty one.
-NULLS_IN_PYICEBERG = {"lines": [], "days": {}}
-
 
 @pytest.fixture(scope="module")
 def on_local_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServiceProcess, None]]:
@@ -46,7 +43,7 @@ def test_pyiceberg_shows_every_value(stored: tuple[ServiceProcess, S3Settings | 
     service, s3 = stored
     with contextlib.closing(open_pyiceberg(service.http_url, s3=s3)) as catalog:
         rows = catalog.load_table(f"default.{table}").scan().to_arrow().sort_by("_cdc_sequence")
-    every_type.check_rows(rows.to_pylist(), table, nulls=NULLS_IN_PYICEBERG)
+    every_type.check_rows(rows.to_pylist(), table, nulls=every_type.NULLS_IN_PYICEBERG)
     assert rows["_cdc_rescued"].to_pylist() == [None, None, None]
 
 

@@ -134,7 +134,7 @@ def test_token_comes_from_the_variable_of_the_other_commands():
     assert options.CLIENT_TOKEN_VARIABLE == CLIENT_TOKEN_VARIABLE
 
 
-@pytest.mark.parametrize("name", filter(_exists, COMMANDS))
+@pytest.mark.parametrize("name", [name for name in COMMANDS if _exists(name)])
 def test_every_command_of_the_pipeline_explains_itself(name):
     shown = run(name, "--help")
 

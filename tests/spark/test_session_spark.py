@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipeline.config import SessionConfig
+from pipeline.s3_settings import catalog_properties, hadoop_conf
 from pipeline.session import build_session
 
 
@@ -51,3 +52,25 @@ def test_sessions_of_one_jvm_know_different_catalogs(open_spark):
 
     assert first.conf.get("spark.sql.catalog.first.uri") == "http://127.0.0.1:8181"
     assert second.conf.get("spark.sql.catalog.first.uri", None) is None
+
+
+def test_checkpoints_of_a_stream_can_lie_on_s3(open_spark, catalog_url, s3_server):
+    bucket = s3_server.create_bucket()
+    s3 = {
+        "s3_endpoint": s3_server.endpoint,
+        "s3_region": s3_server.region,
+        "s3_path_style": "true",
+        "s3_access_key_id": s3_server.access_key_id,
+        "s3_secret_access_key": s3_server.secret_access_key,
+    }
+    spark = open_spark(uri=catalog_url, properties=catalog_properties(s3))
+    for key, value in hadoop_conf(s3).items():
+        spark.conf.set(key.removeprefix("spark.hadoop."), value)
+
+    spark.sql("CREATE NAMESPACE sales")
+    spark.sql("CREATE TABLE sales.orders (id bigint) USING iceberg")
+    spark.sql("INSERT INTO sales.orders VALUES (1)")
+    stream = spark.readStream.table("sales.orders").writeStream.format("noop").trigger(availableNow=True)
+    stream.option("checkpointLocation", f"s3a://{bucket}/checkpoints").start().awaitTermination(60)
+
+    assert "checkpoints/commits/0" in s3_server.keys(bucket)

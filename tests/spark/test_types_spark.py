@@ -16,7 +16,6 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from tests import every_type
 from tests.clients import S3Settings, open_duckdb, open_pyiceberg
 from tests.integration.pushed_service import pushed_service
-from tests.integration.test_types_everywhere import NULLS_IN_PYICEBERG
 from tests.s3_server import S3Server
 from tests.spark.conftest import OpenSpark
 
@@ -110,7 +109,7 @@ def test_what_spark_writes_shows_every_value_in_every_engine(stored: Stored, spa
     files = spark.sql(f"SELECT file_path FROM default.{WRITTEN}.files").collect()
     assert all(file.file_path.startswith(stored.prefix) for file in files)
     _check(_rows(spark.table(f"default.{WRITTEN}")))
-    every_type.check_rows(_rows_in_pyiceberg(stored), TABLE, nulls=NULLS_IN_PYICEBERG)
+    every_type.check_rows(_rows_in_pyiceberg(stored), TABLE, nulls=every_type.NULLS_IN_PYICEBERG)
     every_type.check_rows(_rows_in_duckdb(stored), TABLE)
 
 

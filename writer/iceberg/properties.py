@@ -17,6 +17,8 @@ CONSUMER_SNAPSHOTS_MAX = "lakefeed.consumer-snapshots-max"
 GC_ENABLED = "gc.enabled"
 DELETE_OLD_METADATA = "write.metadata.delete-after-commit.enabled"
 OLD_METADATA_MAX = "write.metadata.previous-versions-max"
+COMMIT_RETRIES = "commit.retry.num-retries"
+COMMIT_RETRY_MAX_WAIT_MS = "commit.retry.max-wait-ms"
 
 DAY_MS = 24 * 60 * 60 * 1000
 
@@ -41,6 +43,9 @@ UPKEEP_PROPERTIES: Mapping[str, str] = {
     SNAPSHOT_MAX_AGE_MS: str(SNAPSHOT_MAX_AGE_DEFAULT_MS),
     SNAPSHOTS_MIN: str(SNAPSHOTS_MIN_DEFAULT),
     SNAPSHOTS_MAX: str(SNAPSHOTS_MAX_DEFAULT),
+    # Of other engines: Iceberg's four tries are soon used up beside a writer that commits several times a second.
+    COMMIT_RETRIES: "30",
+    COMMIT_RETRY_MAX_WAIT_MS: "1000",
 }
 
 

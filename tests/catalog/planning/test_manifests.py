@@ -10,13 +10,13 @@ import fastavro
 import pytest
 
 from catalog.errors import Unplannable
+from catalog.manifest_records import Status
 from catalog.planning.content_files import show_delete_file
 from catalog.planning.deletes import FILE_PATH_ID, DeleteIndex
 from catalog.planning.manifests import (
     Content,
     Entry,
     Manifest,
-    Status,
     decode_entries,
     decode_manifest_list,
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.azure_server import AzureServer, find_azurite, run_azure_server
+from tests.gcs_server import GcsServer, run_gcs_server
 from tests.s3_server import S3Server
 from writer.config import MIB, StorageConfig
 from writer.storage import ObjectStore, open_store
@@ -45,6 +46,12 @@ def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServ
         yield server
 
 
+@pytest.fixture(scope="session")
+def gcs_server(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> Iterator[GcsServer]:
+    with run_gcs_server(tmp_path_factory.mktemp("gcs"), s3_server) as server:
+        yield server
+
+
 def local_place(directory: Path) -> Place:
     def names() -> list[str]:
         return [str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()]
@@ -66,13 +73,26 @@ def azure_place(server: AzureServer) -> Place:
     return Place(config, root, lambda: server.names(container))
 
 
-@pytest.fixture(params=["local", "s3", "azure"])
+def gcs_place(server: GcsServer) -> Place:
+    bucket = server.create_bucket()
+    config = StorageConfig(
+        warehouse=f"gs://{bucket}/w",
+        gcs_endpoint=server.endpoint,
+        gcs_service_account=str(server.key_file),
+        part_bytes=5 * MIB,
+    )
+    return Place(config, f"gs://{bucket}", lambda: server.names(bucket))
+
+
+@pytest.fixture(params=["local", "s3", "gcs", "azure"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     match request.param:
         case "local":
             return local_place(tmp_path)
         case "s3":
             return s3_place(request.getfixturevalue("s3_server"))
+        case "gcs":
+            return gcs_place(request.getfixturevalue("gcs_server"))
         case _:
             return azure_place(request.getfixturevalue("azure_server"))
 

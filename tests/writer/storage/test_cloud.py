@@ -1,4 +1,4 @@
-"""Azure when it is not well, and what is told when the library for a cloud is missing."""
+"""Google and Azure when they are not well, and what is told when the library for a cloud is missing."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ import sys
 import pytest
 
 from tests.fault_proxy import Answer, CutRequest, CutResponse, Fault, fault_proxy
-from tests.writer.storage.conftest import azure_place
+from tests.writer.storage.conftest import azure_place, gcs_place
 from writer.config import StorageConfig
 from writer.errors import StorageError
 from writer.storage import open_store
 from writer.storage.retries import ATTEMPTS_MAX
 
 
-@pytest.fixture
-def proxied(azure_server):
+@pytest.fixture(params=["gcs", "azure"])
+def proxied(request):
     """A place behind a proxy, and the proxy."""
+    if request.param == "gcs":
+        server = request.getfixturevalue("gcs_server")
+        place = gcs_place(server)
+        yield dataclasses.replace(place, config=dataclasses.replace(place.config, request_timeout_s=1.0)), server.proxy
+        server.proxy.lift()
+        return
+    azure_server = request.getfixturevalue("azure_server")
     place = azure_place(azure_server)
     base, account = azure_server.endpoint.rsplit("/", 1)
     with fault_proxy(base) as proxy:

@@ -1,0 +1,85 @@
+"""A database's table as the input of a backfill, through JDBC. Owns its queries.
+
+Chunks are ranges of a column of whole numbers; each of a chunk's conditions is read by one connection. The range is
+taken once, at the start of a run, and is kept with it. Rows are read as they are at that moment: each has the mark that
+the table had before, so that a change which came in between wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pipeline.backfill.inputs import InputUnreadable
+from pipeline.backfill.plan import Chunk, KeyRange, Plan, plan_range
+from pipeline.backfill.settings import BackfillConfig
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+# Rows that a driver fetches at a time: PostgreSQL's would otherwise hold all of them.
+_FETCH_ROWS = 10_000
+_ALIAS = "lakefeed_chunk"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JdbcInput:
+    """A table, or a query in brackets, of a database; cut by a column, or one chunk without one."""
+
+    url: str
+    table: str
+    column: str = ""
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        """The database without its parameters, which may hold a password, and the table."""
+        bare = self.url.partition("?")[0].partition(";")[0]
+        return f"{bare} {self.table}"
+
+    @property
+    def declared(self) -> StructType | None:
+        """None: a database knows its types."""
+        return None
+
+    def plan(self, spark: SparkSession, config: BackfillConfig, facts: Mapping[str, Any] | None) -> Plan:
+        """Cut the range of keys into chunks.
+
+        Raises:
+            InputUnreadable: the column does not hold whole numbers.
+        """
+        if facts is None:
+            facts = self._range(spark).facts(chunk_max_rows=config.chunk_max_rows, parallel_reads=config.parallel_reads)
+        return plan_range(facts)
+
+    def _range(self, spark: SparkSession) -> KeyRange:
+        if not self.column:
+            return KeyRange()
+        query = (
+            f"SELECT min({self.column}) AS low, max({self.column}) AS high, count(*) AS row_count FROM {self.table} t"
+        )
+        row = self._options(spark).option("query", query).load().collect()[0]
+        low, high, rows = row
+        if low is None:
+            return KeyRange()
+        if int(low) != low or int(high) != high or isinstance(low, bool):
+            raise InputUnreadable(f"chunks are cut by a column of whole numbers: column={self.column} lowest={low}")
+        return KeyRange(self.column, int(low), int(high), int(rows))
+
+    def columns(self, spark: SparkSession, plan: Plan) -> StructType:
+        """Ask the database for the table's columns."""
+        return self.read(spark, plan.chunks[0], None).schema
+
+    def read(self, spark: SparkSession, chunk: Chunk, columns: StructType | None) -> DataFrame:
+        """Read a chunk, over as many connections as it has conditions."""
+        properties = {"fetchsize": str(_FETCH_ROWS), "preferTimestampNTZ": "true", **self.properties}
+        # A query of its own: whatever Spark would add to the conditions stands outside of it.
+        table = self.table if self.table.startswith("(") else f"(SELECT * FROM {self.table})"
+        return spark.read.jdbc(
+            self.url, f"{table} {_ALIAS}", predicates=[f"({each})" for each in chunk.conditions], properties=properties
+        )
+
+    def _options(self, spark: SparkSession) -> Any:
+        return spark.read.format("jdbc").options(url=self.url, **self.properties)

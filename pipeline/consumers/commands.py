@@ -1,0 +1,111 @@
+"""`lakefeed consumers`: who reads a table and how far each has come. Owns options and what is printed."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.config import JobKind
+from pipeline.consumers.registry import consumers as load_consumers
+from pipeline.consumers.registry import drop as drop_consumer
+from pipeline.errors import ConfigError, ConsumerError
+from pipeline.options import opened_session, spark_options
+from pipeline.tables import TableName, all_tables, catalog_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@click.group()
+def consumers() -> None:
+    """Show the registered readers of tables, and forget one that will not come back.
+
+    A consumer keeps the snapshots that it has not read yet from expiring, for some days after it was last heard of.
+    """
+
+
+@consumers.command("list")
+@click.argument("tables", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@spark_options
+def list_consumers(tables: Sequence[str], *, as_json: bool, **options: Any) -> None:
+    """List consumers with how far they are behind; of all tables, or of those named.
+
+    The service's /status has the same without Spark.
+
+    \b
+    Examples:
+      lakefeed consumers list
+      lakefeed consumers list sales.orders --json
+    """
+    names = [_table_name(text) for text in tables]
+    with opened_session(options, job_kind=JobKind.SHORT, app_name="lakefeed-consumers") as spark:
+        found = _described(spark, names)
+    if as_json:
+        click.echo(json.dumps({"consumers": found}, indent=2))
+        return
+    if not found:
+        click.echo("no consumers")
+        return
+    table = Table("table", "consumer", "snapshots behind", "seconds behind", "kept for hours", "snapshot")
+    for each in found:
+        kept_s = each["keptForSeconds"]
+        kept = "passed over" if each["isPassedOver"] else "for ever" if kept_s is None else f"{kept_s / 3600:.1f}"
+        behind = "gone" if each["snapshotsBehind"] is None else str(each["snapshotsBehind"])
+        table.add_row(each["table"], each["name"], behind, str(each["secondsBehind"]), kept, str(each["snapshotId"]))
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+@consumers.command("drop")
+@click.argument("table")
+@click.argument("name")
+@spark_options
+def drop_command(table: str, name: str, **options: Any) -> None:
+    """Forget a consumer of a table, so that snapshots which it has not read may expire.
+
+    A reader that still runs registers again by itself.
+
+    \b
+    Example:
+      lakefeed consumers drop sales.orders dashboard
+    """
+    parsed = _table_name(table)
+    with opened_session(options, job_kind=JobKind.SHORT, app_name="lakefeed-consumers") as spark:
+        if not drop_consumer(spark, parsed.sql(catalog_of(spark)), name):
+            raise ConsumerError(f"no such consumer: table={table} name={name}")
+    click.echo(f"dropped {name} of {table}")
+
+
+def _described(spark: SparkSession, names: Sequence[TableName]) -> list[dict[str, Any]]:
+    """Describe consumers in the words of /status."""
+    catalog, now_ms = catalog_of(spark), int(time.time() * 1000)
+    chosen = names or [name for name, own in all_tables(spark, catalog).items() if own]
+    return [
+        {
+            "table": str(table),
+            "name": consumer.name,
+            "snapshotId": consumer.snapshot_id,
+            "snapshotsBehind": consumer.snapshots_behind,
+            "secondsBehind": consumer.behind.total_seconds(),
+            "keptForSeconds": None
+            if consumer.kept_until_ms is None
+            else max(0, consumer.kept_until_ms - now_ms) / 1000,
+            "isPassedOver": consumer.is_over(now_ms),
+        }
+        for table in chosen
+        for consumer in load_consumers(spark, table.sql(catalog))
+    ]
+
+
+def _table_name(text: str) -> TableName:
+    try:
+        return TableName.parse(text)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

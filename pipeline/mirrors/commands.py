@@ -1,0 +1,175 @@
+"""`lakefeed mirror`: keep mirrors, and see where they stand. Owns arguments and what is printed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from pipeline.config import JobKind
+from pipeline.errors import ConfigError, PipelineError
+from pipeline.logs import set_up_logging
+from pipeline.mirrors.settings import MirrorConfig
+from pipeline.options import opened_session, spark_options, spark_settings
+from pipeline.settings import load_section
+from pipeline.tables import TableName, catalog_of, change_tables, is_change_table, properties
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from pipeline.mirrors.merging import Merged
+    from pipeline.mirrors.names import MirrorNames
+    from pipeline.mirrors.status import MirrorStatus
+
+_FAIR = "spark.scheduler.mode=FAIR"
+
+
+@click.group()
+def mirror() -> None:
+    """Keep the current rows of change tables, or their history, with Spark."""
+
+
+@mirror.command("run")
+@click.argument("tables", nargs=-1)
+@click.option("--once", is_flag=True, help="Stop when the mirrors have what the tables have now.")
+@click.option("--checkpoints", help="Where streams keep their place: a directory, or s3a://...  [data/checkpoints]")
+@spark_options
+def run_command(tables: tuple[str, ...], *, once: bool, checkpoints: str | None, **options: Any) -> None:
+    """Merge changes into mirrors: all change tables, or those named, until Ctrl-C or with --once until now.
+
+    The mirror of sales.orders is sales.orders_current: one row per key, as after its last change. With --once
+    the exit code is 1 if a table failed; the others are done all the same.
+
+    \b
+      lakefeed mirror run                              # all tables, continuously
+      lakefeed mirror run sales.orders users --once
+      lakefeed mirror run --master spark://host:7077 --checkpoints s3a://lake/checkpoints
+    """
+    config = load_section(options.get("config_path"), os.environ, "mirror", MirrorConfig)
+    if checkpoints is not None:
+        config = dataclasses.replace(config, checkpoints=checkpoints)
+    if spark_settings(options).remote:
+        raise ConfigError(
+            "mirrors need a driver of their own, which Spark Connect has not: use --master, or spark-submit"
+        )
+    set_up_logging("warning" if once and sys.stderr.isatty() else "info")
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    options["conf"] = (_FAIR, *options["conf"])
+    kind = JobKind.SHORT if once else JobKind.LONG
+    with opened_session(options, job_kind=kind, app_name="lakefeed-mirror") as spark:
+        failures = run_mirrors(spark, tables, config, once=once)
+    for table, reason in failures.items():
+        click.echo(f"{table}: {reason}", err=True)
+    if failures:
+        raise click.ClickException(f"not all mirrors could be brought up to date: failed={len(failures)}")
+
+
+def run_mirrors(spark: SparkSession, tables: Sequence[str], config: MirrorConfig, *, once: bool) -> Mapping[str, str]:
+    """Keep the mirrors of some tables, or of all; the tables that failed, with the reason."""
+    from pipeline.mirrors.runner import MirrorRun  # noqa: PLC0415 - Spark is optional, and slow to import
+
+    catalog = catalog_of(spark)
+    chosen = choose_tables(spark, catalog, tables, config)
+    if not chosen:
+        raise PipelineError("there is no change table to mirror")
+    with _progress(len(chosen), shown=once) as on_merge:
+        run = MirrorRun(spark, catalog, chosen, config, on_merge=on_merge)
+        with _stopping_on_signals(run.stop):
+            return run.run(once=once)
+
+
+def choose_tables(spark: SparkSession, catalog: str, names: Sequence[str], config: MirrorConfig) -> list[TableName]:
+    """Find the tables to mirror: those named, or all change tables but those that are left out.
+
+    Raises: PipelineError.
+    """
+    if not names:
+        return [table for table in change_tables(spark, catalog) if not config.settings_of(str(table)).skip]
+    chosen = [TableName.parse(name) for name in names]
+    for table in chosen:
+        if not is_change_table(properties(spark, table.sql(catalog))):
+            raise PipelineError(f"only change tables can be mirrored, and this is none: table={table}")
+    return chosen
+
+
+@contextmanager
+def _stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C end the batches in order; a second Ctrl-C ends at once."""
+
+    def ask(_number: int, _frame: Any) -> None:
+        stop()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _progress(tables: int, *, shown: bool) -> Iterator[Callable[[MirrorNames, Merged], None]]:
+    """Show how much was merged, on a terminal."""
+    console = Console(stderr=True)
+    bars = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TextColumn("{task.completed:,} changes"),
+        TextColumn("{task.fields[keys]:,} rows merged"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not (shown and console.is_terminal),
+    )
+    with bars:
+        task = bars.add_task(f"{tables} tables", total=None, keys=0)
+
+        def on_merge(names: MirrorNames, merged: Merged) -> None:
+            keys = bars.tasks[0].fields["keys"] + merged.keys
+            bars.update(task, advance=merged.rows, keys=keys, description=str(names.table))
+
+        yield on_merge
+
+
+@mirror.command("status")
+@click.argument("tables", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@spark_options
+def status_command(tables: tuple[str, ...], *, as_json: bool, **options: Any) -> None:
+    """Show how far each mirror is behind its table.
+
+    \b
+      lakefeed mirror status
+      lakefeed mirror status sales.orders --json
+    """
+    from pipeline.mirrors.status import load_status  # noqa: PLC0415 - Spark is optional, and slow to import
+
+    config = load_section(options.get("config_path"), os.environ, "mirror", MirrorConfig)
+    with opened_session(options, job_kind=JobKind.SHORT) as spark:
+        catalog = catalog_of(spark)
+        found = load_status(spark, catalog, choose_tables(spark, catalog, tables, config), config)
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
+    else:
+        _print_status(found)
+
+
+def _print_status(found: Sequence[MirrorStatus]) -> None:
+    table = Table(box=None)
+    for heading in ("table", "mirror", "mode", "snapshots behind", "changes behind", "seconds behind"):
+        table.add_column(heading, justify="right" if "behind" in heading else "left")
+    for each in found:
+        numbers = (each.snapshots_behind, each.rows_behind, each.seconds_behind)
+        table.add_row(each.table, each.mirror, each.mode, *("-" if n is None else f"{n:,}" for n in numbers))
+    Console(highlight=False).print(table)

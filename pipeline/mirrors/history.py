@@ -1,0 +1,194 @@
+"""Every version of each row, with the time in which it held (SCD type 2). Owns how versions follow from changes.
+
+    events of a key, in order      insert@1   update@4   delete@6   insert@9
+    versions                       [1, 4)     [4, 6)                [9, open)
+
+A version ends at the next event of its key, or at a truncate of its source. All versions of the keys that a batch
+touches are looked at together: those that are stored, those that the batch brings, and every end that is known. So late
+changes find their place between others, and a repeated batch finds all as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
+
+from pipeline.mirrors.layout import ENDED_BY, IS_CURRENT, POSITION_COLUMNS, VALID_FROM, VALID_TO, Layout
+from pipeline.mirrors.positions import READ, Truncate, text_literal
+from pipeline.mirrors.transforms import DELETE, ORDER_COLUMNS, carried, column, ordered
+from pipeline.tables import quoted
+from writer import columns
+
+_IS_VERSION = "_cdc_is_version"
+_IS_STORED = "_cdc_is_stored"
+_STORED_END = "_cdc_stored_end"
+_PLACE = "_cdc_place"
+_END_TYPE = "struct<source: string, epoch: int, sequence: bigint, timestamp: timestamp>"
+_END_FIELDS = {
+    columns.SOURCE: "source",
+    columns.EPOCH: "epoch",
+    columns.SEQUENCE: "sequence",
+    columns.TIMESTAMP: "timestamp",
+}
+
+
+def versions_of(
+    events: DataFrame,
+    *,
+    stored: DataFrame,
+    stones: DataFrame | None,
+    layout: Layout,
+    unchanged: Collection[str],
+    truncates: Sequence[Truncate],
+) -> DataFrame:
+    """Find the versions that are new, and those that end otherwise than is stored. `events` are without truncates."""
+    known = _touched(stored, events, layout, truncates)
+    rows = _stored_versions(known, layout).unionByName(_stored_ends(known, layout))
+    rows = rows.unionByName(_new_events(events, layout))
+    if stones is not None:
+        touched = stones.join(_keys(events, layout), on=_same_key("stone", "key", layout), how="left_semi")
+        rows = rows.unionByName(_enders(touched, layout))
+    filled = carried(ordered(_once(rows, layout), layout, sources_differ=True), layout, unchanged)
+    ended = _ended(filled, layout, truncates).where(column(_IS_VERSION))
+    is_news = ~column(_IS_STORED) | ~column(ENDED_BY).eqNullSafe(column(_STORED_END))
+    return ended.where(is_news).select(*map(column, layout.schema.names))
+
+
+def _touched(stored: DataFrame, events: DataFrame, layout: Layout, truncates: Sequence[Truncate]) -> DataFrame:
+    """Read the stored versions of all keys in the batch, and the open ones of sources that emptied the table."""
+    same = _same_key("version", "key", layout)
+    of_keys = stored.alias("version").join(_keys(events, layout), on=same, how="left_semi")
+    sources = sorted({each.source for each in truncates})
+    if not sources:
+        return of_keys
+    emptied = column(IS_CURRENT) & column(columns.SOURCE).isin(sources)
+    others = stored.alias("version").join(_keys(events, layout), on=same, how="left_anti")
+    return of_keys.unionByName(others.where(emptied))
+
+
+def _keys(events: DataFrame, layout: Layout) -> DataFrame:
+    return events.select(*map(column, layout.key)).distinct().alias("key")
+
+
+def _same_key(one: str, other: str, layout: Layout) -> Column:
+    return F.expr(" AND ".join(f"{one}.{quoted(name)} = {other}.{quoted(name)}" for name in layout.key))
+
+
+def _new_events(events: DataFrame, layout: Layout) -> DataFrame:
+    return events.select(
+        *map(column, layout.columns),
+        column(columns.UNCHANGED),
+        (column(columns.OPERATION) != DELETE).alias(_IS_VERSION),
+        F.lit(False).alias(_IS_STORED),
+        F.lit(None).cast(_END_TYPE).alias(_STORED_END),
+    )
+
+
+def _stored_versions(known: DataFrame, layout: Layout) -> DataFrame:
+    return known.select(
+        *map(column, layout.columns),
+        F.lit(None).cast("array<string>").alias(columns.UNCHANGED),
+        F.lit(True).alias(_IS_VERSION),
+        F.lit(True).alias(_IS_STORED),
+        column(ENDED_BY).alias(_STORED_END),
+    )
+
+
+def _stored_ends(known: DataFrame, layout: Layout) -> DataFrame:
+    """Read the stored ends as events: a version that was deleted stays so, whatever is put before its end."""
+    ended = known.where(column(ENDED_BY).isNotNull()).select(
+        *map(column, layout.key),
+        *(column(ENDED_BY)[field].alias(name) for name, field in _END_FIELDS.items() if name not in layout.key),
+    )
+    return _enders(ended, layout)
+
+
+def _enders(rows: DataFrame, layout: Layout) -> DataFrame:
+    kept = {*layout.key, *_END_FIELDS}
+    return rows.select(
+        *(
+            F.lit(DELETE).alias(name)
+            if name == columns.OPERATION
+            else (column(name) if name in kept else F.lit(None).cast(layout.schema[name].dataType)).alias(name)
+            for name in layout.columns
+        ),
+        F.lit(None).cast("array<string>").alias(columns.UNCHANGED),
+        F.lit(False).alias(_IS_VERSION),
+        F.lit(False).alias(_IS_STORED),
+        F.lit(None).cast(_END_TYPE).alias(_STORED_END),
+    )
+
+
+def _once(rows: DataFrame, layout: Layout) -> DataFrame:
+    """Keep one of what is stored and comes again."""
+    is_read = column(columns.OPERATION) == READ
+    position = [column(name) for name in POSITION_COLUMNS if name != columns.OPERATION]
+    same = Window.partitionBy(*map(column, layout.key), *position, is_read, column(_IS_VERSION))
+    place = F.row_number().over(same.orderBy(F.desc(_IS_STORED)))
+    return rows.withColumn(_PLACE, place).where(column(_PLACE) == 1).drop(_PLACE)
+
+
+def _ended(rows: DataFrame, layout: Layout, truncates: Sequence[Truncate]) -> DataFrame:
+    # Where a version begins at the end of another, that end comes first: it is not its own.
+    order = (*ORDER_COLUMNS, _IS_VERSION)
+    in_order = Window.partitionBy(*map(column, layout.key)).orderBy(*map(F.asc, order))
+    here = F.struct(*(column(name).alias(field) for name, field in _END_FIELDS.items())).cast(_END_TYPE)
+    end = _earlier(F.lead(here).over(in_order), F.expr(_next_truncate(truncates)).cast(_END_TYPE))
+    ended = rows.withColumn(ENDED_BY, end)
+    valid_to = column(ENDED_BY)["timestamp"]
+    return (
+        ended.withColumn(VALID_TO, valid_to)
+        # A READ has the time at which it was read, which may be later than changes behind its position.
+        .withColumn(VALID_FROM, F.least(column(columns.TIMESTAMP), valid_to))
+        .withColumn(IS_CURRENT, column(ENDED_BY).isNull())
+    )
+
+
+def _earlier(following: Column, emptied: Column) -> Column:
+    same_source = following["source"] == emptied["source"]
+    by_position = F.struct(following["epoch"], following["sequence"]) <= F.struct(emptied["epoch"], emptied["sequence"])
+    by_time = following["timestamp"] <= emptied["timestamp"]
+    comes_first = F.when(same_source, by_position).otherwise(by_time)
+    return F.when(emptied.isNull() | (following.isNotNull() & comes_first), following).otherwise(emptied)
+
+
+def _next_truncate(truncates: Sequence[Truncate]) -> str:
+    """Find the first truncate of a row's source behind it, among those given as literals."""
+    if not truncates:
+        return "NULL"
+    literals = ", ".join(
+        f"named_struct('epoch', {each.epoch}, 'sequence', CAST({each.sequence} AS bigint), "
+        f"'source', {text_literal(each.source)}, 'timestamp', CAST({_text_or_null(each.time)} AS timestamp))"
+        for each in truncates
+    )
+    behind = (
+        f"x.source = {columns.SOURCE} AND (x.epoch > {columns.EPOCH} "
+        f"OR (x.epoch = {columns.EPOCH} AND x.sequence > {columns.SEQUENCE}))"
+    )
+    first = f"array_min(filter(array({literals}), x -> {behind}))"
+    named = ", ".join(f"'{field}', truncate_.{field}" for field in _END_FIELDS.values())
+    return f"transform(array({first}), truncate_ -> IF(truncate_ IS NULL, NULL, named_struct({named})))[0]"
+
+
+def _text_or_null(text: str | None) -> str:
+    return "NULL" if text is None else text_literal(text)
+
+
+def merge_history(layout: Layout, *, target: str, view: str) -> str:
+    """Write the statement that adds new versions and ends others."""
+    is_read = f"({{}}.{columns.OPERATION} = '{READ}')"
+    place = [name for name in POSITION_COLUMNS if name != columns.OPERATION]
+    conditions = [
+        *(f"t.{quoted(name)} = s.{quoted(name)}" for name in dict.fromkeys((*layout.key, *place))),
+        f"{is_read.format('t')} = {is_read.format('s')}",
+    ]
+    ends = ", ".join(f"{name} = s.{name}" for name in (VALID_FROM, VALID_TO, IS_CURRENT, ENDED_BY))
+    names = ", ".join(map(quoted, layout.schema.names))
+    values = ", ".join(f"s.{quoted(name)}" for name in layout.schema.names)
+    return (
+        f"MERGE INTO {target} t USING {view} s ON {' AND '.join(conditions)}\n"
+        f"WHEN MATCHED THEN UPDATE SET {ends}\n"
+        f"WHEN NOT MATCHED THEN INSERT ({names}) VALUES ({values})"
+    )

@@ -1,0 +1,79 @@
+"""A mirror as a table: made, checked, and brought to the columns and storage that it needs. Owns how."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from pipeline.errors import PipelineError
+from pipeline.mirrors.evolution import columns_sql, plan_evolution
+from pipeline.mirrors.layout import Layout, storage_properties
+from pipeline.mirrors.lineage import load_lineage
+from pipeline.mirrors.markers import MIRROR_KEY, MIRROR_MODE, MIRROR_OF, Marker, find_marker
+from pipeline.mirrors.names import MirrorNames
+from pipeline.mirrors.positions import text_literal
+from pipeline.mirrors.settings import MirrorSettings
+from pipeline.tables import exists, properties, quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class NotAMirror(PipelineError):
+    """A table with the mirror's name is something else: a person has to name another target."""
+
+
+def load_built_key(spark: SparkSession, names: MirrorNames) -> tuple[str, ...]:
+    """Read the key that the mirror was built with; empty if there is no mirror yet.
+
+    Raises: NotAMirror.
+    """
+    if not exists(spark, names.mirror_sql):
+        return ()
+    found = properties(spark, names.mirror_sql)
+    if found.get(MIRROR_OF) != str(names.table):
+        raise NotAMirror(
+            "the table exists and is no mirror of this one, set target for another name: "
+            f"table={names.table} target={names.mirror} mirror_of={found.get(MIRROR_OF)}"
+        )
+    return tuple(json.loads(found[MIRROR_KEY]))
+
+
+def prepare_mirror(spark: SparkSession, names: MirrorNames, layout: Layout, settings: MirrorSettings) -> None:
+    """Create the mirror, or bring the one that is there to the layout and the mode.
+
+    Raises: ColumnMismatch.
+    """
+    wanted = storage_properties(settings) | {MIRROR_MODE: settings.mode.value}
+    if not exists(spark, names.mirror_sql):
+        own = {MIRROR_OF: str(names.table), MIRROR_KEY: json.dumps(layout.key)}
+        spark.sql(_create(names, layout, settings, wanted | own))
+        return
+    for statement in plan_evolution(names.mirror_sql, has=spark.table(names.mirror_sql).schema, needs=layout.schema):
+        spark.sql(statement)
+    present = properties(spark, names.mirror_sql)
+    changed = {key: value for key, value in wanted.items() if present.get(key) != value}
+    # A table's format never goes back.
+    if int(present.get("format-version", "2")) > int(wanted["format-version"]):
+        changed.pop("format-version", None)
+    if changed:
+        spark.sql(f"ALTER TABLE {names.mirror_sql} SET TBLPROPERTIES ({_pairs(changed)})")
+
+
+def _create(names: MirrorNames, layout: Layout, settings: MirrorSettings, table_properties: dict[str, str]) -> str:
+    parts = f" PARTITIONED BY (bucket({settings.buckets}, {quoted(layout.key[0])}))" if settings.buckets else ""
+    return (
+        f"CREATE TABLE {names.mirror_sql} ({columns_sql(layout.schema)}) USING iceberg{parts} "
+        f"TBLPROPERTIES ({_pairs(table_properties)})"
+    )
+
+
+def _pairs(table_properties: dict[str, str]) -> str:
+    return ", ".join(f"'{key}' = {text_literal(value)}" for key, value in table_properties.items())
+
+
+def load_marker(spark: SparkSession, names: MirrorNames) -> Marker | None:
+    """Read how far the mirror has come."""
+    lineage = load_lineage(spark, names.mirror_sql)
+    marker = find_marker(lineage, {})
+    return marker or find_marker((), properties(spark, names.mirror_sql))

@@ -1,0 +1,105 @@
+"""All mirrors of one application. Owns their threads: one per table, each failing alone.
+
+Tables share Spark by fair turns; at most `parallel_tables` merge at a time. With `once` a table that fails is reported
+at the end. Otherwise it is tried again after a pause that grows, for as long as the application runs.
+
+One application owns a mirror. Two would write the same rows twice where both insert; the markers tell each of the other
+(follower.py), and one of them stops.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pipeline.errors import PipelineError
+from pipeline.mirrors.follower import Follower, FollowOptions
+from pipeline.mirrors.merging import Merged
+from pipeline.mirrors.names import MirrorNames, mirror_names
+from pipeline.mirrors.settings import MirrorConfig
+from pipeline.spark_errors import is_spark_error, message_of
+from pipeline.tables import TableName
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_log = logging.getLogger(__name__)
+
+RETRY_FIRST_S = 5.0
+RETRY_MAX_S = 300.0
+# How often the threads are looked at; nothing waits for it.
+_POLL_S = 0.5
+
+
+class MirrorRun:
+    """One application's mirrors, from start to end."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        catalog: str,
+        tables: Sequence[TableName],
+        config: MirrorConfig,
+        *,
+        on_merge: Callable[[MirrorNames, Merged], None] = lambda _names, _merged: None,
+    ) -> None:
+        self._spark = spark
+        self._catalog = catalog
+        self._tables = tables
+        self._config = config
+        self._stopping = threading.Event()
+        self._failures: dict[str, str] = {}
+        self._options = FollowOptions(
+            checkpoints=config.checkpoints,
+            interval_s=config.interval_s,
+            run=uuid.uuid4().hex,
+            slots=threading.Semaphore(config.parallel_tables),
+            stopping=self._stopping,
+            on_merge=on_merge,
+        )
+
+    def stop(self) -> None:
+        """Ask all tables to finish their batch and end."""
+        self._stopping.set()
+
+    def run(self, *, once: bool) -> Mapping[str, str]:
+        """Keep all mirrors; the tables that failed, with the reason."""
+        from pyspark import InheritableThread  # noqa: PLC0415 - optional, as all of Spark
+
+        threads = [
+            InheritableThread(target=self._keep, args=(table, once), name=f"mirror-{table}", daemon=True)
+            for table in self._tables
+        ]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            for thread in threads:
+                thread.join(_POLL_S / len(threads))
+        return self._failures
+
+    def _keep(self, table: TableName, once: bool) -> None:
+        pause_s = RETRY_FIRST_S
+        while not self._stopping.is_set():
+            names = mirror_names(table, self._config.settings_of(str(table)), self._catalog)
+            follower = Follower(self._spark, names, self._config.settings_of(str(table)), self._options)
+            try:
+                follower.run(once=once)
+            except Exception as error:  # noqa: BLE001 - a table's boundary: the others go on
+                self._report(table, error)
+                if once:
+                    return
+                self._stopping.wait(pause_s)
+                pause_s = min(RETRY_MAX_S, pause_s * 2) if not follower.has_merged else RETRY_FIRST_S
+            else:
+                if once:
+                    return
+
+    def _report(self, table: TableName, error: Exception) -> None:
+        foreseen = isinstance(error, PipelineError) or is_spark_error(error)
+        reason = message_of(error) if is_spark_error(error) else f"{type(error).__name__}: {error}"
+        self._failures[str(table)] = reason if not isinstance(error, PipelineError) else str(error)
+        facts = {"table": str(table), "reason": self._failures[str(table)]}
+        _log.error("mirror_failed", extra=facts, exc_info=None if foreseen else error)

@@ -1,0 +1,105 @@
+"""What a mirror remembers of rows that are gone. Owns the table of tombstones.
+
+A deleted row has no place of its own to keep its position, so a row read before the delete and written after it, or one
+replayed from the quarantine, would come back. Each batch appends its deletes and truncates here *before* it changes the
+mirror: a crash in between leaves tombstones of rows that are still there, and the batch is merged again.
+
+Appending costs one small file. Tombstones beyond the horizon are removed now and then, truncates are kept: the last one
+of a source stands for all its rows before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from pipeline.mirrors.layout import POSITION_COLUMNS, Layout
+from pipeline.mirrors.markers import MIRROR_OF
+from pipeline.mirrors.names import MirrorNames
+from pipeline.mirrors.positions import Truncate, latest_truncates, text_literal
+from pipeline.tables import exists, quoted
+from writer import columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_DELETED_AT = "_cdc_deleted_at"
+# Small files that are worth one rewrite.
+_FILES_MAX = 64
+
+
+class Tombstones:
+    """The tombstones of one mirror. `truncates` are the last ones of each source that are known."""
+
+    def __init__(self, names: MirrorNames, layout: Layout) -> None:
+        self._table = names.tombstones_sql
+        self._of = str(names.table)
+        self._layout = layout
+        self._is_empty = True
+        self.truncates: tuple[Truncate, ...] = ()
+
+    def load(self, spark: SparkSession) -> None:
+        """Find the table or create it, and read its truncates."""
+        if not exists(spark, self._table):
+            self._create(spark)
+        rows = spark.sql(
+            f"SELECT DISTINCT {columns.SOURCE}, {columns.EPOCH}, {columns.SEQUENCE}, "
+            f"CAST({columns.TIMESTAMP} AS string) FROM {self._table} "
+            f"WHERE {columns.OPERATION} = 'TRUNCATE'"
+        ).collect()
+        self.truncates = latest_truncates(Truncate(*row) for row in rows)
+        self._is_empty = not spark.table(self._table).limit(1).collect()
+
+    def _create(self, spark: SparkSession) -> None:
+        from pipeline.mirrors.evolution import type_sql  # noqa: PLC0415 - with the rest of Spark
+
+        fields = dict.fromkeys((*self._layout.key, *POSITION_COLUMNS))
+        shown = ", ".join(f"{quoted(name)} {type_sql(self._layout.schema[name].dataType)}" for name in fields)
+        spark.sql(
+            f"CREATE TABLE {self._table} ({shown}, {_DELETED_AT} timestamp) USING iceberg "
+            f"PARTITIONED BY (days({_DELETED_AT})) "
+            f"TBLPROPERTIES ('format-version' = '2', '{MIRROR_OF}' = {text_literal(self._of)})"
+        )
+
+    def deletes(self, spark: SparkSession) -> DataFrame | None:
+        """Read the tombstones of single rows; None if there are none."""
+        return None if self._is_empty else spark.table(self._table).where(f"{columns.OPERATION} = 'DELETE'")
+
+    def add(self, deletes: DataFrame, truncates: Sequence[Truncate], *, now: float) -> None:
+        """Append the deletes of a batch and its truncates."""
+        from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+        spark = deletes.sparkSession
+        names = list(dict.fromkeys((*self._layout.key, *POSITION_COLUMNS)))
+        deleted_at = datetime.fromtimestamp(now, UTC).isoformat()
+        rows = deletes.select(*(F.col(quoted(name)) for name in names))
+        for each in truncates:
+            rows = rows.unionByName(self._truncate_row(spark, each, names))
+        rows.withColumn(_DELETED_AT, F.lit(deleted_at).cast("timestamp")).writeTo(self._table).append()
+        self._is_empty = False
+        self.truncates = latest_truncates((*self.truncates, *truncates))
+
+    def _truncate_row(self, spark: SparkSession, truncate: Truncate, names: list[str]) -> DataFrame:
+        values = {
+            columns.SOURCE: text_literal(truncate.source),
+            columns.EPOCH: str(truncate.epoch),
+            columns.SEQUENCE: str(truncate.sequence),
+            columns.TIMESTAMP: "NULL" if truncate.time is None else text_literal(truncate.time),
+            columns.OPERATION: "'TRUNCATE'",
+        }
+        kinds = {name: self._layout.schema[name].dataType.simpleString() for name in names}
+        shown = (f"CAST({values.get(name, 'NULL')} AS {kinds[name]}) AS {quoted(name)}" for name in names)
+        return spark.sql(f"SELECT {', '.join(shown)}")
+
+    def purge(self, spark: SparkSession, *, horizon_s: float, now: float) -> None:
+        """Forget what is beyond the horizon and make the small files few, once there are many of them."""
+        if self._is_empty or spark.sql(f"SELECT count(*) FROM {self._table}.files").collect()[0][0] <= _FILES_MAX:
+            return
+        until = (datetime.fromtimestamp(now, UTC) - timedelta(seconds=horizon_s)).isoformat()
+        spark.sql(
+            f"DELETE FROM {self._table} WHERE {columns.OPERATION} = 'DELETE' "
+            f"AND {_DELETED_AT} < CAST('{until}' AS timestamp)"
+        )
+        catalog, _, name = self._table.partition(".")
+        spark.sql(f"CALL {catalog}.system.rewrite_data_files(table => {text_literal(name)})")

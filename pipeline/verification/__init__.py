@@ -1,0 +1,1 @@
+"""Checks tables in Spark: change tables against what their snapshots recorded, mirrors against their change tables."""

@@ -1,0 +1,154 @@
+"""`lakefeed verify --spark`, and the same for spark-submit. Owns options and exit codes; verifier.py does the work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+
+from pipeline.command_errors import readable_errors
+from pipeline.config import JobKind
+from pipeline.errors import ConfigError, PipelineError
+from pipeline.options import cluster_options, opened_session, spark_options
+from writer.errors import WriterError
+from writer.verification.report_texts import report_document, report_lines
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from writer.verification.findings import Report
+
+__all__ = ["Selection", "cluster_options", "run_verification", "verify_all", "verify_tables"]
+
+# Exit codes, as grep's: found, and could not look.
+DIFFERENT = 1
+NOT_VERIFIED = 2
+
+
+@click.command()
+@click.argument("tables", nargs=-1, metavar="[TABLE]...")
+@click.option("--from", "after_id", type=int, metavar="SNAPSHOT", help="Only what came after this snapshot.")
+@click.option("--to", "to_id", type=int, metavar="SNAPSHOT", help="The table as of this snapshot  [the newest]")
+@click.option("--mirrors/--no-mirrors", default=True, show_default=True, help="Compare the tables' mirrors too.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@spark_options
+def verify_tables(
+    tables: tuple[str, ...],
+    *,
+    after_id: int | None,
+    to_id: int | None,
+    mirrors: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Check in Spark that TABLES, or all change tables, hold exactly the rows that their snapshots recorded.
+
+    Exit codes: 0 all is as it was recorded, 1 something is not, 2 that could not be found out.
+
+    \b
+      spark-submit pipeline/jobs/verify_tables.py sales.orders
+    """
+    selection = Selection(tables=tables, after_id=after_id, to_id=to_id, mirrors=mirrors)
+    run_verification(selection, options, as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What to verify: tables, or all; of one the versions; and whether mirrors too."""
+
+    tables: Sequence[str]
+    after_id: int | None = None
+    to_id: int | None = None
+    mirrors: bool = True
+
+    @property
+    def is_range(self) -> bool:
+        """Whether a part of a table's history was asked for."""
+        return self.after_id is not None or self.to_id is not None
+
+
+def run_verification(selection: Selection, options: Mapping[str, Any], *, as_json: bool) -> None:
+    """Verify tables and print what was found; ends the command with its exit code."""
+    context = click.get_current_context()
+    try:
+        with readable_errors(), _writer_errors():
+            reports = _verified(selection, options)
+    except click.UsageError:
+        raise
+    except click.ClickException as error:
+        error.show()
+        context.exit(NOT_VERIFIED)
+    _print(reports, as_json=as_json, is_one=len(selection.tables) == 1)
+    if not all(report.is_sound for report in reports):
+        context.exit(DIFFERENT)
+
+
+@contextmanager
+def _writer_errors() -> Iterator[None]:
+    """Show errors of records that cannot be read, and of snapshots that are not there, as the pipeline's own."""
+    try:
+        yield
+    except WriterError as error:
+        raise PipelineError(str(error)) from error
+
+
+def _verified(selection: Selection, options: Mapping[str, Any]) -> list[Report]:
+    if len(selection.tables) != 1 and selection.is_range:
+        raise ConfigError("--from and --to are snapshots of one table: name it")
+    with opened_session(options, job_kind=JobKind.LONG, app_name="lakefeed verify") as spark, _steps() as on_step:
+        return verify_all(spark, selection, options, on_step=on_step)
+
+
+def verify_all(
+    spark: SparkSession,
+    selection: Selection,
+    options: Mapping[str, Any],
+    *,
+    on_step: Callable[[str], object] = lambda _: None,
+) -> list[Report]:
+    """Verify tables one after the other.
+
+    Raises: PipelineError, WriterError; what Spark says of tables that are not there.
+    """
+    from pipeline.tables import TableName, catalog_of, change_tables  # noqa: PLC0415 - as all that needs Spark
+    from pipeline.verification.mirrors import compare_mirror  # noqa: PLC0415
+    from pipeline.verification.verifier import open_verifier  # noqa: PLC0415
+
+    catalog = catalog_of(spark)
+    names = [TableName.parse(table) for table in selection.tables] or change_tables(spark, catalog)
+    reports = []
+    for name in names:
+        on_step(f"verifying {name}")
+        verifier = open_verifier(spark, name, catalog, on_step=on_step)
+        report = verifier.run(after_id=selection.after_id, to_id=selection.to_id)
+        if selection.mirrors and not selection.is_range:
+            on_step(f"comparing the mirror of {name}")
+            compare_mirror(spark, name, catalog, report=report, options=options)
+        reports.append(report)
+    return reports
+
+
+@contextmanager
+def _steps() -> Iterator[Callable[[str], object]]:
+    """Show what is being done, on a terminal; nothing elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status("starting") as status:
+        yield status.update
+
+
+def _print(reports: Sequence[Report], *, as_json: bool, is_one: bool) -> None:
+    if as_json:
+        documents = [report_document(report) for report in reports]
+        click.echo(json.dumps(documents[0] if is_one else documents, indent=2, ensure_ascii=False))
+        return
+    for report in reports:
+        for line in report_lines(report):
+            click.echo(line)

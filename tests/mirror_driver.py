@@ -1,0 +1,63 @@
+"""A process that keeps mirrors and is killed at a moment that a test has chosen: `python -m tests.mirror_driver JSON`.
+
+It kills its whole process group, Spark's JVM with it, after the n-th time that a merge has reached a certain step. The
+product knows nothing of it: the steps are wrapped here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from pipeline.config import CatalogConfig, SessionConfig
+from pipeline.logs import set_up_logging
+from pipeline.mirrors import follower, merging
+from pipeline.mirrors.runner import MirrorRun
+from pipeline.mirrors.settings import MirrorConfig, MirrorMode, TableMirror
+from pipeline.session import build_session
+from pipeline.tables import TableName
+
+# Where a merge can be cut off: its tombstones are written and it is not; it is committed and not in the checkpoint.
+STEPS = ("before the merge", "behind the merge")
+
+
+def mirror_config(modes: dict[str, str], checkpoints: str) -> MirrorConfig:
+    tables = {table: TableMirror(key=("id",), mode=MirrorMode(mode)) for table, mode in modes.items()}
+    return MirrorConfig(checkpoints=checkpoints, interval_s=0.5, tables=tables)
+
+
+def killing(action: Callable[..., Any], *, before: bool, countdown: int) -> Callable[..., Any]:
+    left = [countdown]
+    lock = threading.Lock()
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        result = None if before else action(*args, **kwargs)
+        with lock:
+            left[0] -= 1
+            if left[0] == 0:
+                os.killpg(0, signal.SIGKILL)
+        return action(*args, **kwargs) if before else result
+
+    return wrapped
+
+
+def main(order: dict[str, Any]) -> None:
+    set_up_logging("info")
+    countdown = order["countdown"]
+    if order["step"] == STEPS[0]:
+        merging.commit_marked = killing(merging.commit_marked, before=True, countdown=countdown)
+    else:
+        follower.merge_changes = killing(follower.merge_changes, before=False, countdown=countdown)
+    conf = {"spark.log.level": "ERROR", "spark.scheduler.mode": "FAIR"}
+    spark = build_session(SessionConfig(master="local[2]", catalog=CatalogConfig(uri=order["url"]), extra_conf=conf))
+    tables = [TableName.parse(name) for name in order["modes"]]
+    MirrorRun(spark, "lake", tables, mirror_config(order["modes"], order["checkpoints"])).run(once=False)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
