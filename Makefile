@@ -5,6 +5,9 @@ ENV_PYTHON := .venv/bin/python
 COMPILE := $(ENV_PYTHON) -m uv pip compile --universal --python-version 3.11 --no-header --no-emit-index-url --quiet \
     --annotation-style line
 
+# Each takes up to 3 GB, with Spark and the servers that its tests start.
+TEST_WORKERS ?= 2
+
 .DEFAULT_GOAL := help
 .PHONY: help run test test-spark4 soak rck pyiceberg-suite check bench lock clean service everything
 
@@ -14,8 +17,9 @@ help: ## Show this list
 run: service ## Start the service
 	.venv/bin/lakefeed serve $(ARGS)
 
+# A file's tests stay together, because they share servers and Spark. TEST_WORKERS=0 runs all in one process.
 test: everything ## Run all tests
-	$(ENV_PYTHON) -m pytest $(ARGS)
+	$(ENV_PYTHON) -m pytest -n $(TEST_WORKERS) --dist loadfile $(ARGS)
 
 # Needs Java 17 or 21, PyPI and Maven Central; says so and ends with 3 where they are not.
 test-spark4: everything ## Run the Spark tests on Spark 4.1, in an environment of their own

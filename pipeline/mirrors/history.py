@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
 
-from pipeline.mirrors.layout import ENDED_BY, IS_CURRENT, POSITION_COLUMNS, VALID_FROM, VALID_TO, Layout
+from pipeline.mirrors.layout import ENDED_BY, IS_CURRENT, POSITION_COLUMNS, UNKNOWN, VALID_FROM, VALID_TO, Layout
 from pipeline.mirrors.positions import READ, Truncate, text_literal
 from pipeline.mirrors.transforms import DELETE, ORDER_COLUMNS, carried, column, ordered
 from pipeline.tables import quoted
@@ -53,6 +53,8 @@ def versions_of(
     filled = carried(ordered(_once(rows, layout), layout, sources_differ=True), layout, unchanged)
     ended = _ended(filled, layout, truncates).where(column(_IS_VERSION))
     is_news = ~column(_IS_STORED) | ~column(ENDED_BY).eqNullSafe(column(_STORED_END))
+    # A stored version names as unchanged what it never got: fewer names are values found before it.
+    is_news = is_news | (~column(UNKNOWN).eqNullSafe(column(columns.UNCHANGED)))
     return ended.where(is_news).select(*map(column, layout.schema.names))
 
 
@@ -89,7 +91,7 @@ def _new_events(events: DataFrame, layout: Layout) -> DataFrame:
 def _stored_versions(known: DataFrame, layout: Layout) -> DataFrame:
     return known.select(
         *map(column, layout.columns),
-        F.lit(None).cast("array<string>").alias(columns.UNCHANGED),
+        column(UNKNOWN).alias(columns.UNCHANGED),
         F.lit(True).alias(_IS_VERSION),
         F.lit(True).alias(_IS_STORED),
         column(ENDED_BY).alias(_STORED_END),
@@ -184,11 +186,11 @@ def merge_history(layout: Layout, *, target: str, view: str) -> str:
         *(f"t.{quoted(name)} = s.{quoted(name)}" for name in dict.fromkeys((*layout.key, *place))),
         f"{is_read.format('t')} = {is_read.format('s')}",
     ]
-    ends = ", ".join(f"{name} = s.{name}" for name in (VALID_FROM, VALID_TO, IS_CURRENT, ENDED_BY))
+    updates = ", ".join(f"{quoted(name)} = s.{quoted(name)}" for name in layout.schema.names)
     names = ", ".join(map(quoted, layout.schema.names))
     values = ", ".join(f"s.{quoted(name)}" for name in layout.schema.names)
     return (
         f"MERGE INTO {target} t USING {view} s ON {' AND '.join(conditions)}\n"
-        f"WHEN MATCHED THEN UPDATE SET {ends}\n"
+        f"WHEN MATCHED THEN UPDATE SET {updates}\n"
         f"WHEN NOT MATCHED THEN INSERT ({names}) VALUES ({values})"
     )

@@ -31,11 +31,16 @@ from writer import columns
 POSITION_COLUMNS = (columns.SOURCE, columns.EPOCH, columns.SEQUENCE, columns.TIMESTAMP, columns.OPERATION)
 _KEPT_COLUMNS = (columns.ROW_ID, *POSITION_COLUMNS, columns.RESCUED)
 
+# Names the columns of a row that no change has sent yet: a row read late may still bring them.
+UNKNOWN = "_cdc_unknown"
+
 # Columns of a history, beside those of a mirror.
 VALID_FROM = "valid_from"
 VALID_TO = "valid_to"
 IS_CURRENT = "is_current"
 ENDED_BY = "_cdc_ended_by"
+
+_MADE_HERE = frozenset((UNKNOWN, VALID_FROM, VALID_TO, IS_CURRENT, ENDED_BY))
 
 _FORMERLY = re.compile(r"(?:^|; )formerly (\[.*\])$", re.DOTALL)
 _KEY = re.compile(r"(?:^|; )key$")
@@ -64,7 +69,7 @@ class Layout:
     @property
     def columns(self) -> tuple[str, ...]:
         """Name the columns that come from a change."""
-        return tuple(name for name in self.schema.names if name not in (VALID_FROM, VALID_TO, IS_CURRENT, ENDED_BY))
+        return tuple(name for name in self.schema.names if name not in _MADE_HERE)
 
     @property
     def own_columns(self) -> tuple[str, ...]:
@@ -96,6 +101,7 @@ def plan_layout(changes: StructType, settings: MirrorSettings, *, built_key: tup
     _check_key(key, changes)
     own = [field for field in changes.fields if not field.name.startswith(columns.RESERVED_PREFIX)]
     kept = [_kept_field(name, changes) for name in _KEPT_COLUMNS]
+    kept.append(StructField(UNKNOWN, ArrayType(StringType())))
     history = _history_fields(own) if settings.keeps_history else []
     fields = [StructField(field.name, field.dataType, True, field.metadata) for field in (*own, *kept, *history)]
     return Layout(key, StructType(fields), frozenset(changes.names), settings.keeps_history)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from pipeline.mirrors.layout import Layout
+from pipeline.mirrors.layout import UNKNOWN, Layout
 from pipeline.mirrors.positions import Truncate, newer, text_literal, truncated
 from pipeline.mirrors.transforms import IS_DELETED, sent_at_column
 from pipeline.tables import quoted
 
 # A longer text is no help in a plan, and Iceberg's bounds of text are shorter than that anyway.
 _BOUND_MAX_CHARACTERS = 200
+_NO_NAMES = "CAST(array() AS array<string>)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,28 +48,57 @@ def merge_current(
     bounds: Sequence[Bounds] = (),
     unchanged: Collection[str] = (),
     truncates: Sequence[Truncate] = (),
+    fills: bool = False,
 ) -> str:
-    """Merge folded changes into the current rows. `unchanged` are columns that some of them did not send."""
+    """Merge folded changes into the current rows. `unchanged` are columns that some of them did not send.
+
+    With `fills`, older rows bring what newer ones have never sent.
+    """
     same_key = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in layout.key)
     gone = truncated(truncates, "t")
     applies = f"({newer('s', 't')} OR {gone})" if truncates else newer("s", "t")
-    updates = ", ".join(f"{quoted(name)} = {_value(name, unchanged, gone)}" for name in layout.columns)
-    names = ", ".join(map(quoted, layout.columns))
-    values = ", ".join(f"s.{quoted(name)}" for name in layout.columns)
+    stored = (*layout.columns, UNKNOWN)
     clauses = [
         f"MERGE INTO {target} t USING {view} s ON {same_key} AND {within(bounds, 't')}",
         f"WHEN MATCHED AND s.{IS_DELETED} AND {applies} THEN DELETE",
-        f"WHEN MATCHED AND NOT s.{IS_DELETED} AND {applies} THEN UPDATE SET {updates}",
-        f"WHEN NOT MATCHED AND NOT s.{IS_DELETED} THEN INSERT ({names}) VALUES ({values})",
+        f"WHEN MATCHED AND NOT s.{IS_DELETED} AND {applies} THEN UPDATE SET {_updates(layout, unchanged, gone)}",
     ]
+    if fills:
+        has_gaps = f"NOT s.{IS_DELETED} AND t.{UNKNOWN} IS NOT NULL"
+        clauses.append(f"WHEN MATCHED AND {has_gaps} THEN UPDATE SET {_fillings(layout)}")
+    names = ", ".join(map(quoted, stored))
+    values = ", ".join(f"s.{quoted(name)}" for name in stored)
+    clauses.append(f"WHEN NOT MATCHED AND NOT s.{IS_DELETED} THEN INSERT ({names}) VALUES ({values})")
     if truncates:
         clauses.append(f"WHEN NOT MATCHED BY SOURCE AND {gone} THEN DELETE")
     return "\n".join(clauses)
+
+
+def _updates(layout: Layout, unchanged: Collection[str], gone: str) -> str:
+    still_unknown = f"nullif(array_intersect(s.{UNKNOWN}, {_names_in('t')}), {_NO_NAMES})"
+    values = {name: _value(name, unchanged, gone) for name in layout.columns}
+    values[UNKNOWN] = f"CASE WHEN {gone} THEN s.{UNKNOWN} ELSE {still_unknown} END"
+    return ", ".join(f"{quoted(name)} = {value}" for name, value in values.items())
 
 
 def _value(name: str, unchanged: Collection[str], gone: str) -> str:
     if name not in unchanged:
         return f"s.{quoted(name)}"
     sent_at = f"s.{quoted(sent_at_column(name))}"
-    stays = f"({sent_at} IS NULL OR NOT {newer(sent_at, 't')}) AND NOT {gone}"
-    return f"CASE WHEN {stays} THEN t.{quoted(name)} ELSE s.{quoted(name)} END"
+    is_older = f"({sent_at} IS NULL OR NOT {newer(sent_at, 't')})"
+    is_known = f"NOT array_contains({_names_in('t')}, {text_literal(name)})"
+    return f"CASE WHEN {is_older} AND {is_known} AND NOT {gone} THEN t.{quoted(name)} ELSE s.{quoted(name)} END"
+
+
+def _fillings(layout: Layout) -> str:
+    values = {}
+    for name in layout.own_columns:
+        literal = text_literal(name)
+        fills = f"array_contains(t.{UNKNOWN}, {literal}) AND NOT array_contains({_names_in('s')}, {literal})"
+        values[name] = f"CASE WHEN {fills} THEN s.{quoted(name)} ELSE t.{quoted(name)} END"
+    values[UNKNOWN] = f"nullif(array_intersect(t.{UNKNOWN}, {_names_in('s')}), {_NO_NAMES})"
+    return ", ".join(f"{quoted(name)} = {value}" for name, value in values.items())
+
+
+def _names_in(alias: str) -> str:
+    return f"coalesce({alias}.{UNKNOWN}, {_NO_NAMES})"

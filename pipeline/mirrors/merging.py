@@ -28,7 +28,7 @@ from pipeline.mirrors.layout import Layout
 from pipeline.mirrors.markers import MARKER, Marker
 from pipeline.mirrors.merge_sql import Bounds, merge_current
 from pipeline.mirrors.names import MirrorNames
-from pipeline.mirrors.positions import Truncate, latest_truncates, text_literal
+from pipeline.mirrors.positions import READ, Truncate, latest_truncates, text_literal
 from pipeline.mirrors.settings import MirrorSettings, RowsWithoutKey
 from pipeline.mirrors.tombstones import Tombstones
 from pipeline.mirrors.transforms import (
@@ -74,6 +74,7 @@ class _Facts:
     unchanged: frozenset[str]
     truncates: tuple[Truncate, ...]
     without_key: int
+    has_reads: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,8 @@ def _plan_current(
         bounds=measured.bounds,
         unchanged=batch.facts.unchanged,
         truncates=batch.facts.truncates,
+        # A late row is nearly always one that was read; looking into every row for gaps would cost all batches.
+        fills=batch.facts.has_reads,
     )
 
 
@@ -187,13 +190,14 @@ def _look_at(events: DataFrame, layout: Layout) -> _Facts:
         F.array_distinct(F.flatten(F.collect_set(columns.UNCHANGED))),
         F.count_if(is_truncate),
         F.count_if(names_no_row(layout)),
+        F.count_if(column(columns.OPERATION) == READ) > 0,
     ).collect()[0]
     truncates: Sequence[Truncate] = ()
     if found[3]:
         time_text = column(columns.TIMESTAMP).cast("string")
         told = events.where(is_truncate).select(columns.SOURCE, columns.EPOCH, columns.SEQUENCE, time_text)
         truncates = [Truncate(*row) for row in told.distinct().collect()]
-    return _Facts(found[0], bool(found[1]), frozenset(found[2] or ()), tuple(truncates), found[4])
+    return _Facts(found[0], bool(found[1]), frozenset(found[2] or ()), tuple(truncates), found[4], found[5])
 
 
 def _check_keys(facts: _Facts, names: MirrorNames, settings: MirrorSettings) -> None:

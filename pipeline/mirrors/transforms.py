@@ -5,8 +5,8 @@
     fold         one row per key: the last by position, with values that were not sent taken from the changes before it
     unblocked    without rows that are older than a tombstone of their key
 
-Between fold and merge a row has columns more: IS_DELETED, and for each column that some change did not send, which
-change the value is from. If that is none of the batch, or one that the mirror is ahead of, the mirror's value stays.
+Between fold and merge a row has columns more: IS_DELETED, UNKNOWN, and for each column that some change did not send,
+which change the value is from. If that is none of the batch, or one that the mirror is ahead of, the mirror's stays.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
 from pyspark.sql.types import BinaryType, DataType, StringType
 
-from pipeline.mirrors.layout import POSITION_COLUMNS, Layout
+from pipeline.mirrors.layout import POSITION_COLUMNS, UNKNOWN, Layout
 from pipeline.mirrors.positions import READ, Truncate, newer, text_literal, truncated
 from pipeline.tables import quoted
 from writer import columns
@@ -151,7 +151,7 @@ def fold(
     latest_first = Window.partitionBy(*map(column, layout.key)).orderBy(*map(F.desc, ORDER_COLUMNS))
     last = rows.withColumn(_PLACE, F.row_number().over(latest_first)).where(column(_PLACE) == 1)
     sent_at = [column(sent_at_column(name)) for name in layout.own_columns if name in unchanged]
-    return last.select(*map(column, layout.columns), _is_delete().alias(IS_DELETED), *sent_at)
+    return last.select(*map(column, (*layout.columns, UNKNOWN)), _is_delete().alias(IS_DELETED), *sent_at)
 
 
 def carried(rows: DataFrame, layout: Layout, unchanged: Collection[str]) -> DataFrame:
@@ -171,7 +171,9 @@ def carried(rows: DataFrame, layout: Layout, unchanged: Collection[str]) -> Data
         # A delete keeps the image that came with it.
         found = column(sent_at_column(name))[_VALUE]
         rows = rows.withColumn(name, F.when(_is_delete(), column(name)).otherwise(found))
-    return rows
+    unsent = [F.when(column(sent_at_column(name)).isNull(), F.lit(name)) for name in names]
+    unknown = F.array_compact(F.array(*unsent)) if names else F.array()
+    return rows.withColumn(UNKNOWN, F.when(F.size(unknown) > 0, unknown.cast(_NO_COLUMNS)))
 
 
 def sent_at_column(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 from collections.abc import Callable
 
@@ -60,6 +61,21 @@ async def test_least_recently_used_answers_leave_at_the_limit():
     assert (first.count, second.count) == (2, 1)
 
 
+async def test_answer_larger_than_the_limit_drives_no_other_one_out():
+    small, large = Loads(stored("one")), Loads(stored("two", padding="x" * 10_000))
+    answers = LoadAnswers({}, max_bytes=5_000)
+    for loads in (small, large, large, small):
+        await answers.find_or_build(Key(loads.version.location, ALL, packed=False), loads.load)
+    assert (small.count, large.count) == (1, 2)
+
+
+async def test_those_who_ask_at_once_for_what_is_not_kept_wait_for_one_to_build_it():
+    loads = Loads(stored("one", padding="x" * GZIP_MIN_BYTES))
+    answers, key = LoadAnswers({}, max_bytes=10**6), Key("one", ALL, packed=True)
+    found = await asyncio.gather(*(answers.find_or_build(key, loads.load) for _ in range(20)))
+    assert (loads.count, len(set(found))) == (1, 1)
+
+
 def test_tags_differ_by_version_history_and_client_configuration():
     answers, others = LoadAnswers({}, max_bytes=0), LoadAnswers({"a": "b"}, max_bytes=0)
     tags = [answers.etag("one", ALL), answers.etag("two", ALL), answers.etag("one", REFS), others.etag("one", ALL)]
@@ -88,3 +104,11 @@ def test_packed_and_plain_loads_say_the_same_before_and_after_a_commit(
         assert client.send("GET", TABLE, params={"snapshots": shown}, headers=tag).status_code == 304
         seen.append(plain.json()["metadata"]["current-snapshot-id"])
     assert seen == [1, 2]
+
+
+@pytest.mark.parametrize("accepted", ["gzip;q=0", "identity, gzip; q=0.0", "gzipped", ""])
+def test_client_that_does_not_take_gzip_gets_none(client: Client, accepted: str):
+    client.post("namespaces", {"namespace": ["db"]})
+    client.post("namespaces/db/tables", create_body(properties={"padding": "x" * GZIP_MIN_BYTES}))
+    answer = client.send("GET", TABLE, headers={"Accept-Encoding": accepted})
+    assert "Content-Encoding" not in answer.headers

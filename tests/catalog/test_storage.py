@@ -114,6 +114,32 @@ async def test_document_larger_than_the_whole_cache_is_still_served(tmp_path: Pa
     await files.close()
 
 
+async def test_document_larger_than_the_cache_drives_no_other_one_out(tmp_path: Path):
+    files = LocalFiles()
+    metadata = MetadataFiles(files, parse=parse_document, max_bytes=10**6, cache_bytes=30_000)
+    small, large = (f"file://{tmp_path}/{number}.metadata.json" for number in range(2))
+    first = await metadata.write(small, new_table())
+    await metadata.write(large, new_table(properties={"padding": "x" * 10_000}))
+    assert await metadata.load(small) is first
+    await files.close()
+
+
+async def test_those_who_load_one_document_at_once_share_one_read(tmp_path: Path):
+    files, reads = LocalFiles(), []
+
+    def parse(raw: bytes) -> dict:
+        reads.append(raw)
+        return parse_document(raw)
+
+    location = f"file://{tmp_path}/0.metadata.json"
+    (tmp_path / "0.metadata.json").write_bytes(orjson.dumps(new_table()))
+    metadata = MetadataFiles(files, parse=parse, max_bytes=10**6, cache_bytes=10**6)
+    loaded = await asyncio.gather(*(metadata.load(location) for _ in range(20)))
+    assert len(reads) == 1
+    assert all(each is loaded[0] for each in loaded)
+    await files.close()
+
+
 def test_gzip_bomb_is_cut_off_at_the_limit():
     location = "file:///x/00000-a.gz.metadata.json"
     packed = gzip.compress(b" " * 1_000_000)

@@ -246,6 +246,28 @@ def test_register_can_overwrite_with_an_older_version(table: Client):
     assert table.get(TABLE)[1]["metadata-location"] == old
 
 
+def test_registering_reads_the_file_anew_though_one_of_its_name_was_known(table: Client):
+    """Writers without a catalog count v1, v2, v3: a table that is made again has the file names of the one before."""
+    loaded = table.get(TABLE)[1]
+    place = path_of(loaded["metadata-location"]).with_name("v1.metadata.json")
+    body = {"name": "hadoop", "metadata-location": f"file://{place}"}
+    for owner in ("first", "second"):
+        place.write_text(json.dumps(loaded["metadata"] | {"properties": {"owner": owner}}))
+        assert table.post("namespaces/db/register", body)[0] == 200
+        assert table.get("namespaces/db/tables/hadoop")[1]["metadata"]["properties"] == {"owner": owner}
+        assert table.delete("namespaces/db/tables/hadoop")[0] == 204
+
+
+def test_location_of_a_registered_table_may_end_in_a_slash(table: Client):
+    loaded = table.get(TABLE)[1]
+    place = path_of(loaded["metadata-location"]).with_name("v1.metadata.json")
+    place.write_text(json.dumps(loaded["metadata"] | {"location": loaded["metadata"]["location"] + "/"}))
+    assert table.post("namespaces/db/register", {"name": "u", "metadata-location": f"file://{place}"})[0] == 200
+    update = {"action": "set-properties", "updates": {"a": "b"}}
+    status, answer = table.post("namespaces/db/tables/u", {"requirements": [], "updates": [update]})
+    assert (status, "//metadata" in answer["metadata-location"]) == (200, False)
+
+
 def test_gzipped_metadata_of_other_writers_is_registered(table: Client):
     loaded = table.get(TABLE)[1]
     packed = path_of(loaded["metadata-location"]).with_name("00009-x.gz.metadata.json")

@@ -10,17 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from websockets.sync.client import connect
 
 from pipeline.config import SessionConfig
 from pipeline.session import find_jars, wanted_packages
 from pipeline.spark_versions import installed_version
-from tests.pushed_changes import push_rows
 from tests.service_process import ServiceProcess, service_process
 from tests.standalone_cluster import Cluster, standalone_cluster
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE")
 PACKAGES = ("catalog", "ingest", "pipeline", "writer")
+
+# Above what a compaction takes as worth its while.
+COMMITS = 6
 
 
 @pytest.fixture
@@ -32,7 +35,18 @@ def wheel(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, copy)
     for name in PACKAGES:
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", tmp_path, copy]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        tmp_path,
+        copy,
+    ]
     subprocess.run(command, check=True)
     return next(tmp_path.glob("lakefeed-*.whl"))
 
@@ -41,3 +55,48 @@ def wheel(tmp_path: Path) -> Path:
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with standalone_cluster(tmp_path, workers=2) as running:
         yield running
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ServiceProcess]:
+    """A service whose table has a small file of every commit."""
+    directory = tmp_path / "service"
+    directory.mkdir()
+    with service_process(directory) as running:
+        running.start()
+        with connect(running.ws_url) as socket:
+            for number in range(1, COMMITS + 1):
+                event = {"sequence": number, "operation": "INSERT", "table": "users", "after": {"id": number}}
+                socket.send(json.dumps({"type": "cdc_batch", "sourceDoId": "shop", "events": [event]}))
+                assert json.loads(socket.recv(timeout=60))["status"] == "ok"
+                assert running.flush()["success"]
+        yield running
+        assert running.stop() == 0
+
+
+def test_job_of_the_wheel_runs_on_a_standalone_cluster(cluster: Cluster, wheel: Path, service: ServiceProcess) -> None:
+    version = installed_version()
+    packages = wanted_packages(SessionConfig(), version)
+    ended = cluster.submit(
+        ROOT / "pipeline" / "jobs" / "maintain_tables.py",
+        *("default.users", "--only", "compact", "--json", "--url", service.http_url),
+        options=[
+            *("--py-files", str(wheel), "--jars", ",".join(map(str, find_jars(SessionConfig(), version)))),
+            *(("--packages", ",".join(packages)) if packages else ()),
+            *("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.executor.memory=512m"),
+            # Both workers have to come before the first task, or a fast one does it all.
+            *("--conf", "spark.scheduler.minRegisteredResourcesRatio=1.0", "--conf", "spark.ui.enabled=false"),
+        ],
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert _live_files(service) == 1
+    (application,) = cluster.finished_applications()
+    assert (application["state"], application["cores"]) == ("FINISHED", 2)
+
+
+def _live_files(service: ServiceProcess) -> int:
+    table = service.get("/v1/namespaces/default/tables/users")["metadata"]
+    current = next(each for each in table["snapshots"] if each["snapshot-id"] == table["current-snapshot-id"])
+    assert current["summary"]["total-records"] == str(COMMITS)
+    return int(current["summary"]["total-data-files"])

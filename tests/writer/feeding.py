@@ -74,19 +74,33 @@ class Running:
         row: Callable[[int], Any] = lambda n: {"id": n},
         declared: Mapping[str, Any] | None = None,
     ) -> None:
-        """Log one batch of inserts, as the intake would."""
+        """Log one batch of inserts into one table, as the intake would."""
+        inserts = [(n, table, row(n)) for n in sequences]
+        await self.append_inserts(
+            *inserts, source=source, epoch=epoch, declared=None if declared is None else {table: declared}
+        )
+
+    async def append_inserts(
+        self,
+        *inserts: tuple[int, str, Any],
+        source: str = "shop",
+        epoch: int = 0,
+        declared: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Log one batch of inserts, each given as its sequence, table and row."""
         events = [
-            {"sequence": n, "operation": "INSERT", "table": table, "rowId": str(n), "after": row(n)} for n in sequences
+            {"sequence": n, "operation": "INSERT", "table": table, "rowId": str(n), "after": row}
+            for n, table, row in inserts
         ]
         frame = Frame(
             source=SourceId(source),
             epoch=epoch,
             after_sequence=-1,
-            last_sequence=sequences[-1],
+            last_sequence=inserts[-1][0],
             received_at_us=1_794_800_000_000_000,
             encoding=Encoding.JSON_BATCH,
             body=orjson.dumps({"type": "cdc_batch", "events": events}),
-            declared="" if declared is None else orjson.dumps({table: declared}).decode(),
+            declared="" if declared is None else orjson.dumps(declared).decode(),
         )
         await self.log.append([encode_frame(frame)], head=lambda: b"{}")
 

@@ -1,0 +1,281 @@
+"""One run of a backfill, from the plan to the last chunk. Owns the order of its steps.
+
+Before the first chunk:
+
+    1. plan         the input is cut into chunks, its columns are fitted to the table's: errors end it here
+    2. look         what an earlier process has committed of the run is found out (records.py)
+    3. table        it is created, or its columns are changed
+
+Then, chunk by chunk, and a crash after each step leaves:
+
+    4. remember     chunk, position of main, moment            nothing: the next process does the chunk
+    5. take mark    and read the chunk, count it               nothing
+    6. append       one snapshot that names run and chunk      the chunk, which the next process finds by 4
+    7. go on        the next chunk's step 4 says so            nothing
+
+An append that fails may have been committed all the same: it is looked for before it is tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from pipeline import tables
+from pipeline.backfill.chunks import ChunkWriter, Written
+from pipeline.backfill.fitting import Fitting, fit_columns
+from pipeline.backfill.inputs import Input
+from pipeline.backfill.plan import Chunk, Plan, default_run
+from pipeline.backfill.positions import BEFORE_ALL, ReadAs
+from pipeline.backfill.reads import Reading, key_columns
+from pipeline.backfill.records import Fate, Looked, RunRecord, look_for_chunk
+from pipeline.backfill.settings import BackfillConfig
+from pipeline.backfill.target import Target
+from pipeline.errors import ConfigError, PipelineError
+from pipeline.spark_errors import is_spark_error, message_of
+from pipeline.table_documents import current_fields
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+logger = logging.getLogger(__name__)
+
+# Appends of one chunk: each is looked for before the next, so that more than one failure in a row is a reason to stop.
+ATTEMPTS_MAX = 3
+PAUSE_S = 2.0
+
+_US_PER_S = 1_000_000
+
+
+class NotFitting(PipelineError):
+    """Columns of the input do not fit the table: nothing was written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is asked for."""
+
+    source: str
+    key: Sequence[str]
+    read_as: ReadAs
+    run: str = ""
+    config: BackfillConfig = field(default_factory=BackfillConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run before its first step: its chunks, what the table has to change, and what an earlier process has done."""
+
+    run: str
+    plan: Plan
+    given: StructType
+    fitting: Fitting
+    record: RunRecord | None
+    is_new_table: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished run: rows in all, and those of this process."""
+
+    run: str
+    rows: int
+    chunks: int
+    own_rows: int
+    own_chunks: int
+
+
+class Backfill:
+    """One input, one table. `on_chunk` hears of every chunk that is done, with its number and rows."""
+
+    def __init__(
+        self,
+        target: Target,
+        source_input: Input,
+        request: Request,
+        *,
+        clock: Callable[[], float] = time.time,
+        on_chunk: Callable[[int, int], object] = lambda _number, _rows: None,
+    ) -> None:
+        self._target = target
+        self._input = source_input
+        self._request = request
+        self._clock = clock
+        self._on_chunk = on_chunk
+        self._owner = uuid.uuid4().hex
+
+    def prepare(self) -> Prepared:
+        """Plan the run and check that it can work. Nothing is changed.
+
+        Raises:
+            InputUnreadable: the input is not what it was said to be.
+            NotFitting: its columns do not fit the table.
+            ConfigError: what was asked for cannot be done.
+        """
+        target, request = self._target, self._request
+        is_new = not target.exists()
+        if not is_new:
+            target.check()
+        run = request.run or default_run(table=str(target.name), source=request.source, address=self._input.address)
+        record = None if is_new else target.load_record(run)
+        if record is not None and record.source != request.source:
+            raise ConfigError(f"the run is of another source, give it another name: run={run} source={record.source}")
+        facts = None if record is None else record.facts
+        plan = self._input.plan(target.spark, request.config, facts)
+        given = self._input.columns(target.spark, plan)
+        fitting = self._fit(given, is_new=is_new)
+        self._check_position(is_new=is_new)
+        return Prepared(run, plan, given, fitting, record, is_new)
+
+    def _fit(self, given: StructType, *, is_new: bool) -> Fitting:
+        from pyspark.sql.types import StructType  # noqa: PLC0415 - at the top it would be needed for --help
+
+        known = StructType() if is_new else self._target.columns()
+        uuids = set() if is_new else _uuids_of(self._target.document())
+        fitting = fit_columns(given, known, uuids=uuids, declared=self._input.declared)
+        if fitting.problems:
+            raise NotFitting("nothing was written: " + "; ".join(fitting.problems))
+        key_columns(fitting.columns, self._request.key)
+        return fitting
+
+    def _check_position(self, *, is_new: bool) -> None:
+        read_as = self._request.read_as
+        mark = None if is_new else self._target.mark(self._request.source)
+        position = read_as.position_for(mark)
+        if position == BEFORE_ALL and mark is not None and self._target.has_truncates(self._request.source):
+            raise ConfigError(
+                "the source has truncated the table, which would take away rows from before all changes: say with"
+                f" --position when the input was read: mark={mark.epoch}:{mark.sequence}"
+            )
+
+    def run(self, prepared: Prepared) -> Outcome:
+        """Do all chunks that are not done.
+
+        Raises:
+            ConfigError: another process has taken over the run.
+            PipelineError: a chunk could not be committed; running it again goes on with it.
+        """
+        record = self._begin(prepared)
+        before = record
+        chunks = prepared.plan.chunks
+        for number in range(record.next):
+            self._on_chunk(number, 0)
+        if not record.is_done:
+            self._alter(prepared)
+            writer = ChunkWriter(self._target, prepared.fitting.columns, with_ledger=self._request.config.ledger)
+            for chunk in chunks[record.next :]:
+                record = self._do_chunk(chunk, prepared, record, writer)
+            record = replace(record, is_done=True, after=None)
+            self._target.save_record(record)
+        own = record.next - before.next
+        return Outcome(record.run, record.rows, len(chunks), record.rows - before.rows, own)
+
+    def _begin(self, prepared: Prepared) -> RunRecord:
+        """Take the run over, and find out what is committed of the chunk that an earlier process was at."""
+        record = prepared.record
+        if record is None:
+            checksum = 0 if self._request.config.ledger else None
+            return RunRecord(
+                run=prepared.run,
+                source=self._request.source,
+                owner=self._owner,
+                facts=prepared.plan.facts,
+                checksum=checksum,
+            )
+        record = replace(record, owner=self._owner)
+        if record.is_done:
+            return record
+        # From here on an earlier process that still lives stops before its next chunk.
+        self._target.save_record(record)
+        found = self._look(record)
+        return record if found is None else record.counting(found.rows, found.checksum)
+
+    def _alter(self, prepared: Prepared) -> None:
+        if prepared.is_new_table:
+            self._target.create(prepared.fitting.columns, self._request.key)
+        else:
+            self._target.alter(prepared.fitting.changes)
+
+    # -- one chunk
+
+    def _do_chunk(self, chunk: Chunk, prepared: Prepared, record: RunRecord, writer: ChunkWriter) -> RunRecord:
+        record = self._remember(record)
+        written = self._append(chunk, prepared, record, writer)
+        self._on_chunk(chunk.number, written.rows)
+        facts = {"table": str(self._target.name), "run": record.run, "chunk": chunk.number, "rows": written.rows}
+        logger.info("chunk_committed", extra=facts)
+        return record.counting(written.rows, written.checksum)
+
+    def _remember(self, record: RunRecord) -> RunRecord:
+        """Write down what is about to be done, so that whoever comes next knows where to look for it."""
+        self._target.check_own(record)
+        head = tables.current_snapshot(self._target.spark, self._target.sql)
+        record = replace(
+            record,
+            after=None if head is None else head.snapshot_id,
+            # Chunks are told apart by it, so that two never have the same.
+            at_us=max(int(self._clock() * _US_PER_S), record.at_us + 1),
+        )
+        self._target.save_record(record)
+        return record
+
+    def _append(self, chunk: Chunk, prepared: Prepared, record: RunRecord, writer: ChunkWriter) -> Written:
+        failure: Exception | None = None
+        for attempt in range(ATTEMPTS_MAX):
+            if attempt:
+                time.sleep(PAUSE_S)
+                found = self._look(record)
+                if found is not None:
+                    return found
+            # The mark first: what is committed between it and the reading wins over what is read.
+            position = self._request.read_as.position_for(self._target.mark(self._request.source))
+            reading = Reading(source=self._request.source, key=self._request.key, position=position, at_us=record.at_us)
+            rows = self._input.read(self._target.spark, chunk, prepared.given)
+            try:
+                return writer.write(rows, reading, run=record.run, chunk=chunk.number, chunks=len(prepared.plan.chunks))
+            except Exception as error:
+                if not is_spark_error(error):
+                    raise
+                failure = error
+                logger.warning("chunk_retried", extra={"chunk": chunk.number, "reason": message_of(error)})
+        assert failure is not None
+        found = self._look(record)
+        if found is not None:
+            return found
+        raise PipelineError(
+            f"a chunk could not be committed, run it again to go on: run={record.run} chunk={chunk.number}:"
+            f" {message_of(failure)}"
+        ) from failure
+
+    def _look(self, record: RunRecord) -> Written | None:
+        """Find out whether the record's next chunk is committed, and what it holds; None if it is not."""
+        spark, table = self._target.spark, self._target.sql
+        head = tables.current_snapshot(spark, table)
+        looked: Looked = look_for_chunk(
+            tables.snapshots(spark, table),
+            None if head is None else head.snapshot_id,
+            run=record.run,
+            chunk=record.next,
+            after=record.after,
+        )
+        writer = ChunkWriter(self._target, (), with_ledger=record.checksum is not None)
+        if looked.fate is Fate.COMMITTED:
+            if len(looked.snapshots) > 1:
+                ids = ",".join(str(each.snapshot_id) for each in looked.snapshots)
+                raise PipelineError(
+                    f"two processes have committed one chunk: run={record.run} chunk={record.next} snapshots={ids}"
+                )
+            return writer.recorded_in(looked.snapshots[0])
+        if looked.fate is Fate.UNKNOWN and record.at_us:
+            return writer.found_in_rows(record.source, record.at_us)
+        return None
+
+
+def _uuids_of(document: Mapping[str, Any] | None) -> set[str]:
+    if document is None:
+        return set()
+    return {field["name"] for field in current_fields(document) if field["type"] == "uuid"}
