@@ -9,7 +9,7 @@ COMPILE := $(ENV_PYTHON) -m uv pip compile --universal --python-version 3.11 --n
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-spark4 soak rck pyiceberg-suite check bench lock clean service everything
+.PHONY: help run wheel test test-spark4 soak rck pyiceberg-suite check bench bench-spark lock clean service everything
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,13 +25,14 @@ test: everything ## Run all tests
 test-spark4: everything ## Run the Spark tests on Spark 4.1, in an environment of their own
 	$(ENV_PYTHON) -m tests.spark4 $(ARGS)
 
-# Random tests that the suite runs briefly. Seeds are printed: set CRASH_TEST_SEED, MODEL_SEED or FUZZ_SEED to see a
-# failure again.
+# Random tests that the suite runs briefly. Seeds are printed: set CRASH_TEST_SEED, MODEL_SEED, FUZZ_SEED or MIRROR_SEED
+# to see a failure again.
 soak: everything ## Search for defects of the data plane for about an hour
 	HYPOTHESIS_PROFILE=soak MODEL_CASES=$${MODEL_CASES:-100000} MODEL_SEED=$${MODEL_SEED:-random} CRASH_TEST_ROUNDS=$${CRASH_TEST_ROUNDS:-10} \
 	FUZZ_FRAMES=$${FUZZ_FRAMES:-100000} FUZZ_SEED=$${FUZZ_SEED:-random} AGED_COMMITS=$${AGED_COMMITS:-2000} \
+	MIRROR_ROUNDS=$${MIRROR_ROUNDS:-20} MIRROR_SEED=$${MIRROR_SEED:-random} \
 	$(ENV_PYTHON) -m pytest --timeout=0 -s -v tests/model tests/crash tests/integration/test_data_plane_faults.py \
-	tests/writer/test_expiring.py $(ARGS)
+	tests/writer/test_expiring.py tests/spark/test_mirror_kills.py $(ARGS)
 
 # Needs Java 17, Maven and Maven Central, for Iceberg's own tests and client; says so and ends with 3 where they are not.
 rck: everything ## Run Iceberg's REST compatibility kit against the catalog
@@ -51,11 +52,19 @@ bench: everything ## Measure throughput and latency, of the catalog too
 	$(ENV_PYTHON) -m tests.bench $(ARGS)
 	$(ENV_PYTHON) -m tests.bench.catalog
 
+bench-spark: everything ## Measure mirrors: merges, reads, following a live table
+	$(ENV_PYTHON) -m tests.bench.spark $(ARGS)
+
 # The service's versions are bound to those of everything, so that one .venv serves both.
 lock: everything ## Write the lock files anew (ARGS=--upgrade for newer versions)
 	$(ENV_PYTHON) -m pip install --quiet uv
 	$(COMPILE) $(ARGS) --extra dev --group spark-s3 -o requirements-dev.lock pyproject.toml
 	$(COMPILE) $(ARGS) -c requirements-dev.lock -o requirements.lock pyproject.toml
+
+# What an earlier build left behind would go into the wheel.
+wheel: service ## Build the project's wheel into dist/, for clusters
+	rm -rf build dist/lakefeed-*.whl
+	$(ENV_PYTHON) -m pip wheel --disable-pip-version-check --quiet --no-deps -w dist .
 
 clean: ## Remove .venv and what tools left behind; data stays
 	rm -rf .venv .spark4 .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist *.egg-info

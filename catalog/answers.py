@@ -19,6 +19,7 @@ import orjson
 
 from catalog.metadata.answers import only_referenced_snapshots
 from catalog.metadata_files import StoredMetadata
+from catalog.turns import Turns
 
 ALL, REFS = "all", "refs"
 
@@ -26,6 +27,8 @@ ALL, REFS = "all", "refs"
 _ETAG_BYTES = 16
 # Tags that are kept, a few hundred bytes each with their locations.
 _ETAGS_MAX = 4_096
+# Who may wait for one answer to be built; connections run out before.
+BUILDING_MAX = 100_000
 # Below a packet there is nothing to win.
 GZIP_MIN_BYTES = 1_400
 # A document of a thousand snapshots packs 8 to 1 at the lowest level, in a third of the default level's time.
@@ -49,6 +52,7 @@ class LoadAnswers:
         self._max_bytes = max_bytes
         self._kept: OrderedDict[Key, bytes] = OrderedDict()
         self._used_bytes = 0
+        self._building = Turns(waiting_max=BUILDING_MAX)
         # A load of a version that did not change asks for the same tag again and again.
         self.etag = functools.lru_cache(_ETAGS_MAX)(self._etag)
 
@@ -58,14 +62,29 @@ class LoadAnswers:
         return hashlib.sha256(facts).hexdigest()[: 2 * _ETAG_BYTES]
 
     async def find_or_build(self, key: Key, load: Callable[[], Awaitable[StoredMetadata]]) -> bytes:
-        """Give a finished answer, building it from the metadata if it is not kept. Two may build at once; both keep.
+        """Give a finished answer, building it from the metadata if it is not kept; who asks meanwhile waits for it.
 
-        Raises: what `load` raises.
+        Raises: what `load` raises; TooManyCommits.
         """
+        kept = self._find(key)
+        if kept is not None:
+            return kept
+        async with self._building.turn(key):
+            return self._find(key) or await self._build(key, load)
+
+    def forget(self, location: str) -> None:
+        """Forget what is kept of a file that is about to be read anew."""
+        for shown in (ALL, REFS):
+            for packed in (False, True):
+                self._used_bytes -= len(self._kept.pop(Key(location, shown, packed), b""))
+
+    def _find(self, key: Key) -> bytes | None:
         kept = self._kept.get(key)
         if kept is not None:
             self._kept.move_to_end(key)
-            return kept
+        return kept
+
+    async def _build(self, key: Key, load: Callable[[], Awaitable[StoredMetadata]]) -> bytes:
         answer = self.build(await load(), key.shown)
         if key.packed and len(answer) >= GZIP_MIN_BYTES:
             answer = await asyncio.to_thread(functools.partial(gzip.compress, answer, _GZIP_LEVEL, mtime=0))
@@ -81,6 +100,8 @@ class LoadAnswers:
         )
 
     def _keep(self, key: Key, answer: bytes) -> None:
+        if len(answer) > self._max_bytes:
+            return
         self._used_bytes += len(answer) - len(self._kept.pop(key, b""))
         self._kept[key] = answer
         while self._used_bytes > self._max_bytes:

@@ -123,7 +123,7 @@ def metadata_location(document: Mapping[str, Any], *, version: int, file_uuid: s
 def metadata_directory(document: Mapping[str, Any]) -> str:
     """Return where a table's metadata files go."""
     chosen = document["properties"].get(METADATA_PATH)
-    return chosen.rstrip("/") if chosen else f"{document['location']}/metadata"
+    return chosen.rstrip("/") if chosen else f"{document['location'].rstrip('/')}/metadata"
 
 
 def parent_path(location: str) -> str:

@@ -15,9 +15,12 @@ from catalog.errors import BadRequest, StorageFailed
 from catalog.fields import JsonObject
 from catalog.metadata.serialising import Serialised, serialise
 from catalog.storage import Files, missing
+from catalog.turns import Turns
 
 # Memory of a document and its bytes, per byte (measured with tables of 10 to 5,000 snapshots: 4.2).
 _MEMORY_PER_BYTE = 5
+# Who may wait for one document to be read; connections run out before.
+_READING_MAX = 100_000
 # zlib's code for "a gzip header follows".
 _GZIP_WINDOW_BITS = 31
 
@@ -50,19 +53,29 @@ class MetadataFiles:
         self._cache_bytes = cache_bytes
         self._cached: OrderedDict[str, StoredMetadata] = OrderedDict()
         self._used_bytes = 0
+        self._reading = Turns(waiting_max=_READING_MAX)
 
     async def load(self, location: str) -> StoredMetadata:
         """Return the document at a location.
 
-        Raises: FileMissing, StorageFailed; BadRequest if it is not what `parse` reads.
+        Raises: FileMissing, StorageFailed, TooManyCommits; BadRequest if it is not what `parse` reads.
         """
+        cached = self._find(location)
+        if cached is not None:
+            return cached
+        async with self._reading.turn(location):  # so that what many ask for is read, and held, once
+            return self._find(location) or await self._read(location)
+
+    def _find(self, location: str) -> StoredMetadata | None:
         cached = self._cached.get(location)
         if cached is not None:
             self._cached.move_to_end(location)
-            return cached
+        return cached
+
+    async def _read(self, location: str) -> StoredMetadata:
         raw = unpack(location, await self._files.read(location, max_bytes=self._max_bytes), self._max_bytes)
         stored = StoredMetadata(location, Serialised(self._parse(raw), raw, snapshots_at=None))
-        self._keep(stored)
+        self.keep(stored)
         return stored
 
     async def check_exists(self, location: str) -> None:
@@ -80,8 +93,23 @@ class MetadataFiles:
         """
         stored = StoredMetadata(location, serialise(document, base.content if base else None))
         await self._files.write(location, stored.raw)
-        self._keep(stored)
+        self.keep(stored)
         return stored
+
+    async def begin_write(
+        self, location: str, document: JsonObject, *, base: StoredMetadata
+    ) -> tuple[StoredMetadata, Callable[[], None] | None]:
+        """Write a document like `write`; or, where that takes a thread, return what the caller has to run in one.
+
+        The document is not kept: that is for `keep`, once it is written.
+
+        Raises: StorageFailed.
+        """
+        stored = StoredMetadata(location, serialise(document, base.content))
+        work = self._files.write_in_thread(location, stored.raw)
+        if work is None:
+            await self._files.write(location, stored.raw)
+        return stored, work
 
     async def delete(self, location: str) -> None:
         """Delete a file that nothing refers to.
@@ -100,13 +128,16 @@ class MetadataFiles:
             await self._files.prepare(directory)
 
     def forget(self, location: str) -> None:
-        """Drop a superseded version from the cache before its turn."""
+        """Drop from the cache what is superseded, or is to be read anew."""
         dropped = self._cached.pop(location, None)
         if dropped is not None:
             self._used_bytes -= _memory_bytes(dropped)
 
-    def _keep(self, stored: StoredMetadata) -> None:
+    def keep(self, stored: StoredMetadata) -> None:
+        """Keep in the cache what is in its file."""
         self.forget(stored.location)
+        if _memory_bytes(stored) > self._cache_bytes:
+            return  # it would drive out all others and then itself
         self._cached[stored.location] = stored
         self._used_bytes += _memory_bytes(stored)
         while self._used_bytes > self._cache_bytes:

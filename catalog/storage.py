@@ -10,7 +10,7 @@ import hashlib
 import io
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -59,6 +59,12 @@ class Files(Protocol):
     async def write(self, location: str, body: bytes) -> None:
         """Write a new file; when this returns the file survives a crash."""
 
+    def write_in_thread(self, location: str, body: bytes) -> Callable[[], None] | None:
+        """Return what writes a new file when it is run in a thread; None where writing needs no thread.
+
+        Raises, when it is run: StorageFailed.
+        """
+
     async def delete(self, location: str) -> None:
         """Delete a file; one that is gone already is fine."""
 
@@ -95,6 +101,16 @@ class LocalFiles:
         """Write a file. Cancelling this leaves the work going on in its thread."""
         await self._run(location, lambda path: _write(path, body))
 
+    def write_in_thread(self, location: str, body: bytes) -> Callable[[], None]:
+        """Return what writes a file."""
+        path = parse_location(location).path
+
+        def write() -> None:
+            with _storage_errors(location):
+                _write(Path(path), body)
+
+        return write
+
     async def delete(self, location: str) -> None:
         """Delete a file."""
         await self._run(location, lambda path: path.unlink(missing_ok=True))
@@ -109,12 +125,18 @@ class LocalFiles:
 
     async def _run(self, location: str, work: Callable[[Path], _T]) -> _T:
         path = Path(parse_location(location).path)
-        try:
+        with _storage_errors(location):
             return await asyncio.get_running_loop().run_in_executor(self._executor, work, path)
-        except FileNotFoundError as error:
-            raise missing(location) from error
-        except OSError as error:
-            raise StorageFailed(f"Storage failed: {error.strerror}: {location}") from error
+
+
+@contextlib.contextmanager
+def _storage_errors(location: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise missing(location) from error
+    except OSError as error:
+        raise StorageFailed(f"Storage failed: {error.strerror}: {location}") from error
 
 
 class S3Files:
@@ -164,6 +186,9 @@ class S3Files:
         await self._run(
             location, lambda bucket, key: self._client.put_object(Bucket=bucket, Key=key, Body=body, **digest)
         )
+
+    def write_in_thread(self, location: str, body: bytes) -> None:
+        """Return nothing: requests need no thread."""
 
     async def delete(self, location: str) -> None:
         """Delete an object."""

@@ -1,7 +1,7 @@
 """Operations on tables, one per method: load, apply the core, add a version.
 
-A commit: read pointer and document, check requirements, apply updates, add the version (versions.py), then delete the
-metadata files that fell out of the log, if the table asks for that.
+A commit: read pointer and document, check requirements, apply updates, add the version (versions.py), all of it in the
+table's turn; then delete the metadata files that fell out of the log, if the table asks for that.
 """
 
 from __future__ import annotations
@@ -34,6 +34,14 @@ class Commit:
 
     requirements: list[Requirement]
     updates: list[Update]
+
+
+@dataclass(frozen=True, slots=True)
+class _Committed:
+    """A version that became the table, and the metadata files to delete now."""
+
+    stored: StoredMetadata
+    expired_files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +115,18 @@ class Tables:
         Raises: NoSuchTable, CommitFailed, ValidationFailed, Forbidden, TooManyCommits; CommitStateUnknown.
         """
         async with self._turns.turn(table):
-            for _ in range(COMMIT_ATTEMPTS):
-                location = await self._store.load_pointer(table)
-                if location is None:
-                    return await self._commit_create(table, commit)
-                committed = await self._commit_once(table, commit, base=await self._files.load(location))
-                if committed is not None:
-                    return committed
+            committed = await self._commit_in_turn(table, commit)
+        await self._versions.discard_all(committed.expired_files)
+        return committed.stored
+
+    async def _commit_in_turn(self, table: TableId, commit: Commit) -> _Committed:
+        for _ in range(COMMIT_ATTEMPTS):
+            location = await self._store.load_pointer(table)
+            if location is None:
+                return _Committed(await self._commit_create(table, commit))
+            committed = await self._commit_once(table, commit, base=await self._files.load(location))
+            if committed is not None:
+                return committed
         raise CommitFailed(f"Commit lost the race {COMMIT_ATTEMPTS} times, try again: {table}")
 
     async def plan(self, table: TableId, commit: Commit) -> PlannedCommit:
@@ -140,6 +153,7 @@ class Tables:
         await self._store.load_namespace(table.namespace)
         if not overwrite:
             await self._check_free(table)
+        self._files.forget(location)  # a writer without a catalog may have made the file again under its old name
         stored = await self._files.load(location)
         check_document(stored.document)
         self._versions.check_places(stored.document)
@@ -247,14 +261,11 @@ class Tables:
                 raise  # a view took the name
             raise CommitFailed("Requirement failed: table already exists") from error
 
-    async def _commit_once(self, table: TableId, commit: Commit, *, base: StoredMetadata) -> StoredMetadata | None:
+    async def _commit_once(self, table: TableId, commit: Commit, *, base: StoredMetadata) -> _Committed | None:
         """Try one commit on top of `base`; None if somebody else moved the pointer first."""
         check_requirements(commit.requirements, base.document)
         applied = apply_updates(base.document, commit.updates, base_location=base.location, now_ms=self._clock_ms())
         if applied is None:
-            return await self._versions.keep(base)
+            return _Committed(await self._versions.keep(base))
         stored = await self._versions.replace(table, base, applied.document)
-        if stored is not None:
-            for expired in applied.expired_files:
-                await self._versions.discard(expired)
-        return stored
+        return None if stored is None else _Committed(stored, applied.expired_files)

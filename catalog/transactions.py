@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 
 from catalog.errors import AlreadyExists, CommitFailed
 from catalog.names import TableId
-from catalog.tables import COMMIT_ATTEMPTS, Commit, Tables
+from catalog.tables import COMMIT_ATTEMPTS, Commit, PlannedCommit, Tables
 from catalog.turns import Turns
 from catalog.versions import Change, Versions
 
@@ -38,12 +38,14 @@ class Transactions:
         async with AsyncExitStack() as held:
             for table in sorted(commits):
                 await held.enter_async_context(self._turns.turn(table))
-            for _ in range(COMMIT_ATTEMPTS):
-                planned = [await self._tables.plan(table, commit) for table, commit in commits.items()]
-                if await self._replace([plan.change for plan in planned]):
-                    for expired in (location for plan in planned for location in plan.expired_files):
-                        await self._versions.discard(expired)
-                    return
+            planned = await self._commit_in_turn(commits)
+        await self._versions.discard_all([location for plan in planned for location in plan.expired_files])
+
+    async def _commit_in_turn(self, commits: Mapping[TableId, Commit]) -> list[PlannedCommit]:
+        for _ in range(COMMIT_ATTEMPTS):
+            planned = [await self._tables.plan(table, commit) for table, commit in commits.items()]
+            if await self._replace([plan.change for plan in planned]):
+                return planned
         raise CommitFailed(f"Commit lost the race {COMMIT_ATTEMPTS} times, try again: {', '.join(map(str, commits))}")
 
     async def _replace(self, changes: Sequence[Change]) -> bool:

@@ -11,6 +11,7 @@ the file stays: it may be the table.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ from catalog.metadata_files import MetadataFiles, StoredMetadata
 from catalog.names import EntryId
 from catalog.store.claims import Outcome, current_claim
 from catalog.store.protocol import Move, Store, no_such_entry
+
+# The S3 client has ten connections, and commits need some.
+_PARALLEL_DELETES = 6
 
 _logger = logging.getLogger(__name__)
 
@@ -125,9 +129,9 @@ class Versions:
         if _places(document) != _places(base.document):
             self.check_places(document)
         location = metadata_location(document, version=next_version(base.location), file_uuid=self.new_uuid())
-        stored = await self.files.write(location, document, base=base)
+        stored, first = await self.files.begin_write(location, document, base=base)
         try:
-            swapped = await self.store.swap_pointer(entry, expected=base.location, new=location)
+            swapped = await self.store.swap_pointer(entry, expected=base.location, new=location, first=first)
         except StoreFailed as error:
             await self._check_landed(entry, location, error)
             swapped = True
@@ -137,6 +141,7 @@ class Versions:
         if not swapped:
             await self.discard(location)
             return None
+        self.files.keep(stored)
         self.files.forget(base.location)
         return stored
 
@@ -194,6 +199,11 @@ class Versions:
             found = None
         if found != location:
             raise CommitStateUnknown(f"Commit may or may not have happened: {entry}") from cause
+
+    async def discard_all(self, locations: Sequence[str]) -> None:
+        """Delete metadata files that nothing refers to, a few at a time."""
+        for first in range(0, len(locations), _PARALLEL_DELETES):
+            await asyncio.gather(*map(self.discard, locations[first : first + _PARALLEL_DELETES]))
 
     async def discard(self, location: str) -> None:
         """Delete a metadata file that nothing refers to, if it is ours to delete; failing is only untidy."""

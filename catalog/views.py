@@ -103,6 +103,7 @@ class Views:
         """
         self._versions.confinement.check(location)
         await self._store.load_namespace(view.namespace)
+        self._versions.files.forget(location)
         stored = await self._versions.files.load(location)
         self._versions.check_places(stored.document)
         await self._store.create_entry(view, location)

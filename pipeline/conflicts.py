@@ -1,7 +1,7 @@
-"""Commits that meet another writer's. Owns telling by Iceberg's words that nothing was changed, and trying again.
+"""Jobs that meet another writer's commit. Owns telling by Iceberg's words that they can be repeated, and doing so.
 
-A commit that is refused because somebody else was first can be repeated whole. One whose outcome is unknown cannot:
-it may have happened.
+A commit that is refused because somebody else was first can be repeated whole, and so can a job whose snapshot expired
+under it. A commit whose outcome is unknown cannot: it may have happened.
 """
 
 from __future__ import annotations
@@ -21,8 +21,13 @@ T = TypeVar("T")
 ATTEMPTS_MAX = 3
 _PAUSE_S = 0.2
 
-# What Iceberg says when somebody else was first.
-_CONFLICTS = ("CommitFailedException", "ValidationException", "Missing required files to delete")
+# What Iceberg says when somebody else was first, and when a snapshot has expired under a job that was reading it.
+_CONFLICTS = (
+    "CommitFailedException",
+    "ValidationException",
+    "Missing required files to delete",
+    "iceberg.exceptions.NotFoundException",
+)
 _UNKNOWN = "CommitStateUnknownException"
 
 
@@ -42,5 +47,5 @@ def repeat_on_conflict(action: Callable[[], T], *, what: str, attempts_max: int 
 
 
 def is_conflict(message: str) -> bool:
-    """Tell from Iceberg's words whether somebody else was first, and nothing was changed."""
+    """Tell from Iceberg's words whether somebody else was first, so that trying again is right."""
     return _UNKNOWN not in message and any(name in message for name in _CONFLICTS)

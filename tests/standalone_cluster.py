@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ from pipeline.spark_versions import installed_version
 from tests.service_process import free_ports
 
 SPARK_HOME = Path(pyspark.__file__).parent
+SUBMIT = Path(__file__).parent.parent / "deploy" / "spark" / "submit"
 
 _START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 20.0
@@ -36,12 +38,12 @@ class Cluster:
     master_url: str
     console_url: str
 
-    def submit(self, job: Path, *arguments: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-        """Run a job to its end, as an operator would."""
-        command = [SPARK_HOME / "bin" / "spark-submit", "--master", self.master_url, *options, job, *arguments]
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("LAKEFEED_")}
+    def submit(self, job: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a job to its end as an operator would, with deploy/spark/submit and its variables."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("LAKEFEED_")}
+        environ = {**_with_java(inherited), "SPARK_HOME": str(SPARK_HOME), "MASTER": self.master_url, **variables}
         return subprocess.run(
-            list(map(str, command)), capture_output=True, text=True, check=False, timeout=240, env=_with_java(environ)
+            [str(SUBMIT), job, *arguments], capture_output=True, text=True, check=False, timeout=240, env=environ
         )
 
     def finished_applications(self) -> list[dict[str, object]]:
@@ -101,4 +103,4 @@ def _wait_for_workers(cluster: Cluster, count: int) -> None:
 
 def _with_java(environ: dict[str, str] | os._Environ[str]) -> dict[str, str]:
     java = find_java_home(os.environ, installed_version())
-    return {**environ, "JAVA_HOME": str(java), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(SPARK_HOME)}
+    return {**environ, "JAVA_HOME": str(java), "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}

@@ -1,6 +1,7 @@
 """From the log to the tables: reads behind the log's end and hands each table its changes, in log order.
 
-Owns the tail's position, the tables' writers, the memory bound and the trim point. Its tasks keep cores busy:
+Owns the tail's position and the tables' writers; memory and log are kept by relief.py, and what others may know is in
+feed_status.py. Its tasks keep cores busy:
 
     reader:   tail -> decode threads (several runs at once) -> queue of futures, in log order
     applier:  awaits them in that order -> offers each table its changes, and waits for none of them
@@ -18,21 +19,19 @@ import functools
 import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from writer.buffer import FlushReason
-from writer.buffer_facts import BufferFacts, gather_facts
 from writer.catch_up import CatchUp, run_max_bytes
 from writer.changes import Position, SourceId, Span, TableName, table_name_of
 from writer.decoding import DecodedRun, Part, cut_run, cut_whole, decode_run, spans_of
+from writer.feed_status import FeedStatus
 from writer.flush_group import FlushGroups
 from writer.flush_report import FlushReport
-from writer.parking import FLOWING_MAX_SHARE, STUCK_MAX_SHARE, plan_move, plan_yields
+from writer.parking import STUCK_MAX_SHARE
 from writer.quarantine.names import is_quarantine
 from writer.set_aside import SetAside
 from writer.table_context import TableContext
 from writer.table_flush import Flushed
-from writer.table_status import describe_table, set_gauges
 from writer.table_writer import TableWriter
 from writer.transactions import Gate, Open, OpenTransactions, Split
 from writer.wal.log import Log
@@ -49,7 +48,7 @@ PAUSED_FLUSH_MAX_S = 1.0
 TRANSACTIONS_SHOWN = 10
 
 
-class Feed:
+class Feed(FeedStatus):
     """The writer as the rest of the service sees it."""
 
     def __init__(
@@ -61,31 +60,28 @@ class Feed:
         marks_at_start: Mapping[SourceId, Position],
         table_max_share: float,
     ) -> None:
-        self.tables: dict[str, TableWriter] = {}
-        self.applied_offset = log.first_offset
-        self._log = log
-        self._context = context
-        self._config = context.config
-        self._clock = context.clock
+        config = context.config
+        self._gate: Gate[DecodedRun] = Gate(
+            OpenTransactions(),
+            # The rest is for tables, so that there is always one that can give up memory.
+            max_bytes=min(config.transaction_max_bytes, int(config.buffer_max_bytes * STUCK_MAX_SHARE)),
+            max_wait_s=config.transaction_max_wait_s,
+        )
+        super().__init__(
+            log,
+            context,
+            marks_at_start=marks_at_start,
+            held_bytes=lambda: self._gate.held_bytes,
+            table_max_share=table_max_share,
+        )
         self._tasks = tasks
         self._tail = Tail(log, log.first_offset)
         self._table_tasks: list[asyncio.Task[None]] = []
         self._decoders = context.decoders
-        self._runs: asyncio.Queue[tuple[asyncio.Future[DecodedRun], Open]] = asyncio.Queue(self._config.decode_threads)
-        self._gate: Gate[DecodedRun] = Gate(
-            OpenTransactions(),
-            # The rest is for tables, so that there is always one that can give up memory.
-            max_bytes=min(self._config.transaction_max_bytes, int(self._config.buffer_max_bytes * STUCK_MAX_SHARE)),
-            max_wait_s=self._config.transaction_max_wait_s,
-        )
+        self._runs: asyncio.Queue[tuple[asyncio.Future[DecodedRun], Open]] = asyncio.Queue(config.decode_threads)
         # Behind what was applied or is held by the gate.
         self._met_offset = log.first_offset
         self._applied = asyncio.Condition()
-        self._applied_at = self._clock()
-        self._marks_at_start = marks_at_start
-        self._table_max_share = table_max_share
-        self._start_end = log.durable_end
-        self._applied_positions: dict[SourceId, Position] = {}
         self._buffers_changed = asyncio.Event()
         self._commits = 0
         self._table_commits = 0
@@ -190,9 +186,9 @@ class Feed:
             await asyncio.sleep(self._config.flush_check_interval_s)
             for table in self.tables.values():
                 table.maybe_flush()
-            self._relieve_memory()
-            self._relieve_log()
-            await self._log.trim(self._trim_point())
+            self._relief.relieve_memory()
+            self._relief.relieve_log()
+            await self._log.trim(self._relief.trim_point)
             self._set_gauges()
 
     def stop(self) -> None:
@@ -221,7 +217,7 @@ class Feed:
             str(each.name): self._flush_table(each, reason=reason, until=target) for each in chosen if each is not None
         }
         results = dict(zip(waits, await asyncio.gather(*waits.values()), strict=True))
-        await self._log.trim(self._trim_point())
+        await self._log.trim(self._relief.trim_point)
         return FlushReport(results, self._clock() - started)
 
     async def _flush_table(self, table: TableWriter, *, reason: FlushReason, until: int) -> Flushed:
@@ -234,22 +230,6 @@ class Feed:
                 return await answer
         except TimeoutError:
             return Flushed(table.columns.snapshot_id).refused(table.problem)
-
-    def knows(self, table: str) -> bool:
-        """Tell whether a table, by its own or its source's name, has been seen."""
-        return self._find(table) is not None
-
-    def explain_flush(self, table: str, *, now: float) -> dict[str, Any] | None:
-        """Say why a table was last flushed and when it will be; None if it has not been seen."""
-        writer = self._find(table)
-        return writer.explain_flush(now=now) if writer else None
-
-    def _find(self, name: str) -> TableWriter | None:
-        return self.tables.get(self._name_of(name))
-
-    def _name_of(self, source_table: str) -> str:
-        """Name the table of a source's table: two source names can mean one (`users` and `default.users`)."""
-        return str(table_name_of(source_table, self._config.default_namespace))
 
     def _table(self, name: str) -> TableWriter:
         return self.tables.get(name) or self._table_of(table_name_of(name, self._config.default_namespace))
@@ -291,33 +271,15 @@ class Feed:
             await self._committed.wait()
         return self._commits
 
-    def snapshots_of(self, source: SourceId) -> dict[str, int]:
-        """Name the tables that hold changes of a source, each with its newest snapshot of ours."""
-        found = {name: table.snapshot_with(source) for name, table in self.tables.items()}
-        return {name: snapshot for name, snapshot in found.items() if snapshot is not None}
-
-    # -- memory and log
+    # -- memory
 
     async def _wait_for_memory(self) -> None:
-        while not self._may_read_on():
+        while not self._relief.may_read_on():
             self._buffers_changed.clear()
-            if self._relieve_memory():
+            if self._relief.relieve_memory():
                 continue
-            largest = max(self.tables.values(), key=lambda table: table.open_bytes)
-            if largest.open_bytes:
-                largest.request_flush(FlushReason.MEMORY)
+            self._relief.flush_largest()
             await self._buffers_changed.wait()
-
-    def _may_read_on(self) -> bool:
-        """Tell whether there is room for the next run; a table that catches up has a share of its own, or never would.
-
-        Both would otherwise take what the other has just given back, and the one that is behind has the longer way.
-        """
-        now = self._clock()
-        if not any(table.standing.is_behind and not table.is_stuck(now=now) for table in self.tables.values()):
-            return self.has_memory
-        flowing = sum(table.buffered_bytes for table in self.tables.values() if not table.standing.is_behind)
-        return self.has_memory and flowing < self._config.buffer_max_bytes * FLOWING_MAX_SHARE
 
     @property
     def applying(self) -> asyncio.Condition:
@@ -327,159 +289,4 @@ class Feed:
     @property
     def has_memory(self) -> bool:
         """Tell whether there is room for more rows."""
-        return self._buffered_bytes() < self._config.buffer_max_bytes
-
-    def _buffered_bytes(self) -> int:
-        return sum(table.buffered_bytes for table in self.tables.values()) + self._gate.held_bytes
-
-    def _relieve_memory(self) -> bool:
-        """Take memory from tables that cannot be written, where they hold more than their share; tell if any did."""
-        now = self._clock()
-        is_stuck = {name: table.is_stuck(now=now) for name, table in self.tables.items()}
-        # A table that is only slow may have all memory while it is the only one at work: reading ahead gains nothing.
-        is_shared = any(table.buffered_bytes for name, table in self.tables.items() if not is_stuck[name])
-        stuck = {
-            name: table.holding
-            for name, table in self.tables.items()
-            if (table.is_failing or (is_shared and is_stuck[name]))
-            and not table.moves_away
-            and not is_quarantine(table.name)
-        }
-        yields = plan_yields(stuck, max_bytes=self._config.buffer_max_bytes)
-        for name in yields.waiting:
-            self.tables[name].park_waiting()
-        for name in yields.everything:
-            self.tables[name].park_everything()
-        return bool(yields.waiting or yields.everything)
-
-    def _relieve_log(self) -> None:
-        """Let the quarantine take the oldest rows of a table that cannot be written, where it would fill the log."""
-        own = {name: table for name, table in self.tables.items() if not is_quarantine(table.name)}
-        # In an outage of all, the log is what it is there for.
-        paused = {name: each for name, each in own.items() if each.trouble.is_paused and each.trouble.is_its_own}
-        needed = {name: offset for name, each in paused.items() if (offset := each.needed_offset) is not None}
-        others = [table for name, table in own.items() if name not in paused]
-        chosen = plan_move(
-            needed,
-            held_bytes=self._log_bytes_between(self._needed_by(paused.values()), self._needed_by(others)),
-            max_bytes=self._log.max_bytes * self._table_max_share,
-            is_moving=any(table.moves_away for table in paused.values()),
-        )
-        for name, table in own.items():
-            table.set_moving(moves_away=name == chosen)
-
-    def _log_bytes_between(self, start: int, end: int) -> int:
-        return max(0, self._log.bytes_below(end) - self._log.bytes_below(start))
-
-    def _trim_point(self) -> int:
-        """Tell which records are no longer needed."""
-        return self._needed_by(self.tables.values())
-
-    def _needed_by(self, tables: Iterable[TableWriter]) -> int:
-        needed = (table.needed_offset for table in tables)
-        return min([self.applied_offset, *(offset for offset in needed if offset is not None)])
-
-    # -- what others may know
-
-    def committed_position(self, source: SourceId) -> Position | None:
-        """Tell how far a source is committed; None while the log's old records are still being read."""
-        if self.applied_offset < self._start_end:
-            return None
-        waiting = [first for table in self.tables.values() if (first := table.first_waiting(source)) is not None]
-        if waiting:
-            first = min(waiting)
-            return Position(first.epoch, first.sequence - 1)
-        return self._applied_positions.get(source) or self._marks_at_start.get(source)
-
-    def log_bytes(self) -> int:
-        """Tell the log's size on disk."""
-        return self._log.size_bytes
-
-    def log_max_bytes(self) -> int:
-        """Tell the log's budget."""
-        return self._log.max_bytes
-
-    def log_status(self) -> dict[str, Any]:
-        """Describe the log for /status."""
-        return {
-            "bytes": self._log.size_bytes,
-            "maxBytes": self._log.max_bytes,
-            "firstOffset": self._log.first_offset,
-            "durableEnd": self._log.durable_end,
-            "appliedEnd": self.applied_offset,
-            "uncommittedRecords": self._log.durable_end - self._trim_point(),
-            "failed": self._log.failed,
-        }
-
-    def buffer_facts(self, *, now: float) -> BufferFacts:
-        """Tell in a few numbers what is durable and not committed."""
-        return gather_facts(
-            self.tables.values(), uncommitted_records=self._log.durable_end - self._trim_point(), now=now
-        )
-
-    def flush_max_age_s(self) -> float:
-        """Tell how old a buffered change gets at most, where its table has no setting of its own."""
-        return self._config.flush_max_age_s
-
-    def buffer_status(self) -> dict[str, Any]:
-        """Describe the buffers for /status, in the wire protocol's words."""
-        buffered = self._buffered_bytes()
-        return {
-            "eventCount": sum(table.buffered_rows for table in self.tables.values()),
-            "totalSizeBytes": buffered,
-            "maxSizeBytes": self._config.buffer_max_bytes,
-            "utilization": round(buffered / self._config.buffer_max_bytes, 4),
-            "pausedTables": sum(table.trouble.is_paused for table in self.tables.values()),
-            "tablesBehind": sum(table.standing.is_behind for table in self.tables.values()),
-        }
-
-    def table_status(self, *, now: float) -> list[dict[str, Any]]:
-        """Describe every table for /status."""
-        return [
-            {**describe_table(table, now=now), "logBytes": self._log_bytes_of(table)}
-            for table in sorted(self.tables.values(), key=lambda each: each.name)
-        ]
-
-    def _log_bytes_of(self, table: TableWriter) -> int:
-        """Tell how much of the log a table keeps from being trimmed."""
-        return 0 if table.needed_offset is None else self._log_bytes_between(table.needed_offset, self.applied_offset)
-
-    def problems(self, *, now: float, stalled_after_s: float) -> list[str]:
-        """List what is wrong, with the log or with single tables; empty when all is well."""
-        return self._log_problems(now=now, stalled_after_s=stalled_after_s) + [
-            text for _, text in self._table_problems(now=now, stalled_after_s=stalled_after_s)
-        ]
-
-    def stands_still(self, *, now: float, stalled_after_s: float) -> bool:
-        """Tell whether the service as a whole does not get on; a bad table beside others that commit is no reason."""
-        bad = self._table_problems(now=now, stalled_after_s=stalled_after_s)
-        return bool(self._log_problems(now=now, stalled_after_s=stalled_after_s)) or any(
-            not table.trouble.is_its_own for table, _ in bad
-        )
-
-    def _log_problems(self, *, now: float, stalled_after_s: float) -> list[str]:
-        found = [f"log has failed: {self._log.failed}"] if self._log.failed else []
-        behind = self._log.durable_end - self.applied_offset
-        if behind and now - self._applied_at > stalled_after_s:
-            found.append(f"reading the log stands still: records_behind={behind} seconds={now - self._applied_at:.0f}")
-        return found
-
-    def _table_problems(self, *, now: float, stalled_after_s: float) -> list[tuple[TableWriter, str]]:
-        found = []
-        for table in self.tables.values():
-            age_s, late_s = table.oldest_age_s(now=now), table.late_s(now=now)
-            if late_s is not None and late_s > stalled_after_s:
-                text = f"table is not committed: table={table.name} seconds={age_s:.0f} reason={table.problem}"
-                found.append((table, text))
-            elif table.trouble.is_paused:
-                found.append((table, f"table is paused: table={table.name} reason={table.problem}"))
-        return found
-
-    def _set_gauges(self) -> None:
-        metrics = self._context.metrics
-        metrics.log_bytes.set(self._log.size_bytes)
-        metrics.log_uncommitted_records.set(self._log.durable_end - self._trim_point())
-        metrics.buffered_bytes.set(self._buffered_bytes())
-        now = self._clock()
-        for table in self.tables.values():
-            set_gauges(table, metrics, now=now)
+        return self._relief.has_memory

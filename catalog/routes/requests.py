@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,6 +21,10 @@ from catalog.routes.routing import services
 from catalog.store.claims import Outcome
 
 _BODY = web.RequestKey("body", bytes)
+
+_ZERO_WEIGHT = re.compile(r"q\s*=\s*0(\.0*)?", re.IGNORECASE)
+# Each kind of client sends one and the same; a header is at most 8 KiB.
+_ENCODINGS_KEPT = 256
 
 MINIMAL = "return=minimal"
 
@@ -108,6 +114,15 @@ def prefers(request: web.Request, preference: str) -> bool:
     """Tell whether a request states a preference (RFC 7240)."""
     stated = ",".join(request.headers.getall("Prefer", []))
     return any(part.partition(";")[0].strip().lower() == preference for part in stated.split(","))
+
+
+@functools.lru_cache(_ENCODINGS_KEPT)
+def accepts_gzip(header: str) -> bool:
+    """Tell whether an Accept-Encoding header names gzip, and not with a weight of zero (RFC 9110, section 12.5.3)."""
+    weights = {
+        coding.strip().lower(): weight for coding, _, weight in (part.partition(";") for part in header.split(","))
+    }
+    return "gzip" in weights and _ZERO_WEIGHT.fullmatch(weights["gzip"].strip()) is None
 
 
 def page_answer(

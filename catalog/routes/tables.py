@@ -14,6 +14,7 @@ from catalog.metadata_files import StoredMetadata
 from catalog.names import TableId, check_name, table_from_json
 from catalog.routes.requests import (
     MINIMAL,
+    accepts_gzip,
     json_answer,
     no_content,
     page_answer,
@@ -64,7 +65,7 @@ async def load_table(request: web.Request) -> web.Response:
     headers = {"ETag": f'"{etag}"', "Vary": "Accept-Encoding"}
     if any(known.value in (etag, "*") for known in request.if_none_match or ()):
         return web.Response(status=304, headers=headers)
-    packed = "gzip" in request.headers.get("Accept-Encoding", "")
+    packed = accepts_gzip(request.headers.get("Accept-Encoding", ""))
     answer = await context.answers.find_or_build(
         Key(location, shown, packed), load=lambda: context.tables.load(location)
     )
@@ -105,10 +106,10 @@ async def rename_table(request: web.Request) -> web.Response:
 
 async def register_table(request: web.Request) -> web.Response:
     """Register a metadata file as a table."""
-    body = await read_json(request)
-    stored = await services(request).tables.register(
-        _named_table(request, body), read_text(body, "metadata-location"), overwrite=maybe_bool(body, "overwrite")
-    )
+    context, body = services(request), await read_json(request)
+    table, location = _named_table(request, body), read_text(body, "metadata-location")
+    stored = await context.tables.register(table, location, overwrite=maybe_bool(body, "overwrite"))
+    context.answers.forget(location)
     return _table_answer(request, stored)
 
 

@@ -5,8 +5,9 @@ No method awaits anything, so each is one step that no other request can see hal
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from catalog.errors import AlreadyExists, NamespaceNotEmpty, NoSuchNamespace
@@ -113,8 +114,12 @@ class MemoryStore:
         self._create(entry, location)
         self._record(Outcome(location=location))
 
-    async def swap_pointer(self, entry: EntryId, *, expected: str, new: str) -> bool:
+    async def swap_pointer(
+        self, entry: EntryId, *, expected: str, new: str, first: Callable[[], None] | None = None
+    ) -> bool:
         """Move a pointer if it still is where expected."""
+        if first is not None:
+            await asyncio.to_thread(first)
         return self._move([Move(entry, expected, new)], Outcome(location=new))
 
     async def move_pointers(self, moves: Sequence[Move]) -> bool:

@@ -14,7 +14,7 @@ asked to, under a lock that all processes take; a new database goes through all 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar
 
@@ -221,8 +221,12 @@ class PostgresStore:
             await _create_entry(db, entry, location)
             await _record(db, Outcome(location))
 
-    async def swap_pointer(self, entry: EntryId, *, expected: str, new: str) -> bool:
+    async def swap_pointer(
+        self, entry: EntryId, *, expected: str, new: str, first: Callable[[], None] | None = None
+    ) -> bool:
         """Move a pointer if it still is where expected."""
+        if first is not None:
+            await asyncio.to_thread(first)
         async with self._change() as db:
             swapped = await _swap_pointer(db, Move(entry, expected, new))
             if swapped:

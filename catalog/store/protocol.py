@@ -9,7 +9,7 @@ outcome already, nothing changes and KeyTaken is raised.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -161,8 +161,13 @@ class Store(Protocol):
         Raises: AlreadyExists, NoSuchNamespace.
         """
 
-    async def swap_pointer(self, entry: EntryId, *, expected: str, new: str) -> bool:
-        """Move a pointer if it still is where expected; tell whether it was."""
+    async def swap_pointer(
+        self, entry: EntryId, *, expected: str, new: str, first: Callable[[], None] | None = None
+    ) -> bool:
+        """Move a pointer if it still is where expected; tell whether it was.
+
+        `first` is done before, in a thread, because it blocks. If it fails its error is raised, and nothing has moved.
+        """
 
     async def move_pointers(self, moves: Sequence[Move]) -> bool:
         """Make all moves in one transaction if every pointer still is where expected; tell whether they were made.

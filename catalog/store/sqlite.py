@@ -170,11 +170,14 @@ class SqliteStore:
         """Create a table or view that points at its first metadata."""
         await self._write(lambda db: _create_entry(db, entry, location), lambda _: Outcome(location))
 
-    async def swap_pointer(self, entry: EntryId, *, expected: str, new: str) -> bool:
+    async def swap_pointer(
+        self, entry: EntryId, *, expected: str, new: str, first: Callable[[], None] | None = None
+    ) -> bool:
         """Move a pointer if it still is where expected."""
         return await self._write(
             lambda db: _swap_pointer(db, entry, expected=expected, new=new),
             lambda swapped: Outcome(new) if swapped else None,
+            first=first,
         )
 
     async def move_pointers(self, moves: Sequence[Move]) -> bool:
@@ -217,12 +220,15 @@ class SqliteStore:
             raise store_failed(error) from error
 
     async def _write(
-        self, work: Callable[[sqlite3.Connection], _T], done: Callable[[_T], Outcome | None] = lambda _: Outcome()
+        self,
+        work: Callable[[sqlite3.Connection], _T],
+        done: Callable[[_T], Outcome | None] = lambda _: Outcome(),
+        first: Callable[[], None] | None = None,
     ) -> _T:
         """Make a change and, for a request with a key, record in the same transaction what was done, if anything."""
         claim = current_claim()
         if claim is None:
-            return await self._writer.run(work)
+            return await self._writer.run(work, first)
 
         def claimed_work(db: sqlite3.Connection) -> _T:
             result = work(db)
@@ -231,7 +237,7 @@ class SqliteStore:
                 _record_outcome(db, claim, outcome)
             return result
 
-        return await self._writer.run(claimed_work)
+        return await self._writer.run(claimed_work, first)
 
 
 def _prepare_schema(db: sqlite3.Connection) -> int:

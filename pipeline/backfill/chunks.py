@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sql
 
@@ -42,6 +42,15 @@ class Written:
     checksum: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A chunk that is read; without facts its rows are not recorded."""
+
+    changes: DataFrame
+    rows: int
+    facts: Facts | None
+
+
 class ChunkWriter:
     """Appends chunks to one table."""
 
@@ -50,35 +59,47 @@ class ChunkWriter:
         self._columns = columns
         self._with_ledger = with_ledger
 
-    def write(self, rows: DataFrame, reading: Reading, *, run: str, chunk: int, chunks: int) -> Written:
-        """Append a chunk as one snapshot; one without rows is none.
+    def stage(self, rows: DataFrame, reading: Reading) -> Staged:
+        """Read a chunk and count it. Nothing is written to the table.
 
         Raises:
             KeyMissing: rows have no key.
-            What Spark raises: it may be committed all the same.
+            What Spark raises of an input that cannot be read.
         """
         document = self._target.document()
-        changes = as_changes(rows, self._columns, self._target.columns(), reading).localCheckpoint()
-        counts = changes.agg(sql.count(sql.lit(1)).alias("rows"), sql.count(cdc.ROW_ID).alias("keyed")).collect()[0]
-        if counts["keyed"] != counts["rows"]:
-            without = counts["rows"] - counts["keyed"]
-            raise KeyMissing(f"rows have no key: key={','.join(reading.key)} rows={without} chunk={chunk}")
-        if not counts["rows"]:
-            return Written(0, 0 if self._with_ledger else None)
-        summary = {BACKFILL_KEY: ChunkMark(run, chunk, chunks).to_text()}
-        facts: Facts = {}
-        if self._with_ledger and document is not None:
-            facts = facts_of(tally_rows(changes, current_fields(document)).collect())
-            summary[LEDGER_KEY] = Ledger(facts, {}).to_text()
-        self._append(changes, summary, document)
-        return Written(counts["rows"], _checksum(facts) if facts else None)
+        changes = as_changes(rows, self._columns, self._target.columns(), reading)
+        if document is not None:
+            changes = changes.localCheckpoint()
+        count, keyed = changes.agg(sql.count(sql.lit(1)), sql.count(cdc.ROW_ID)).collect()[0]
+        if keyed != count:
+            raise KeyMissing(f"rows have no key: key={','.join(reading.key)} rows={count - keyed}")
+        if not self._with_ledger or document is None:
+            return Staged(changes, count, None)
+        return Staged(changes, count, facts_of(tally_rows(changes, current_fields(document)).collect()))
 
-    def _append(self, changes: DataFrame, summary: dict[str, str], document: dict[str, Any] | None) -> None:
+    def commit(self, staged: Staged, mark: ChunkMark) -> Written:
+        """Append a chunk as one snapshot; one without rows is none.
+
+        Raises:
+            What Spark raises: it may be committed all the same.
+        """
+        summary = {BACKFILL_KEY: mark.to_text()}
+        if staged.facts is not None:
+            summary[LEDGER_KEY] = Ledger(staged.facts, {}).to_text()
+        if staged.rows:
+            self._append(staged.changes, summary)
+        return Written(staged.rows, None if staged.facts is None else _checksum(staged.facts))
+
+    def _append(self, changes: DataFrame, summary: dict[str, str]) -> None:
+        # Columns that somebody has added since the rows were read.
+        new = [field for field in self._target.columns().fields if field.name not in changes.columns]
+        for field in new:
+            changes = changes.withColumn(field.name, sql.lit(None).cast(field.dataType))
         writer = changes.writeTo(self._target.sql)
         for key, value in summary.items():
             writer = writer.option(_SUMMARY + key, value)
-        if document is not None and not self._target.is_spread_by_rows(document):
-            # All rows are of one partition: brought together by it, one task would write them all.
+        if self._target.is_one_partition():
+            # Brought together by their partition, one task would write them all.
             writer = writer.option("distribution-mode", "none").option("fanout-enabled", "true")
         writer.append()
 
@@ -89,7 +110,7 @@ class ChunkWriter:
         return Written(rows, None if ledger is None else _checksum(ledger.facts))
 
     def found_in_rows(self, source: str, at_us: int) -> Written | None:
-        """Tell what a committed chunk holds, from its rows, which were received at one moment; None if there are none."""
+        """Tell what a committed chunk holds, by its rows, which have one moment of receipt; None if there are none."""
         moment = sql.timestamp_micros(sql.lit(at_us).cast("long"))
         rows = self._target.spark.table(self._target.sql).where(
             (sql.col(cdc.OPERATION) == Operation.READ.value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from pipeline.backfill.inputs import InputUnreadable
@@ -26,11 +27,15 @@ _ALIAS = "lakefeed_chunk"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JdbcInput:
-    """A table, or a query in brackets, of a database; cut by a column, or one chunk without one."""
+    """A table, or a query in brackets, of a database; cut by a column, or one chunk without one.
+
+    `must_split` tells that somebody has named the column, so that one which cannot be used is an error.
+    """
 
     url: str
     table: str
     column: str = ""
+    must_split: bool = True
     properties: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -57,14 +62,14 @@ class JdbcInput:
     def _range(self, spark: SparkSession) -> KeyRange:
         if not self.column:
             return KeyRange()
-        query = (
-            f"SELECT min({self.column}) AS low, max({self.column}) AS high, count(*) AS row_count FROM {self.table} t"
-        )
-        row = self._options(spark).option("query", query).load().collect()[0]
-        low, high, rows = row
+        ends = f"min({self.column}) AS low, max({self.column}) AS high, count(*) AS row_count"
+        query = f"SELECT {ends} FROM {self.table} {_ALIAS}"
+        low, high, rows = self._options(spark).option("query", query).load().collect()[0]
         if low is None:
             return KeyRange()
-        if int(low) != low or int(high) != high or isinstance(low, bool):
+        if not isinstance(low, int | Decimal) or int(low) != low or int(high) != high:
+            if not self.must_split:
+                return KeyRange()
             raise InputUnreadable(f"chunks are cut by a column of whole numbers: column={self.column} lowest={low}")
         return KeyRange(self.column, int(low), int(high), int(rows))
 

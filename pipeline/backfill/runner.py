@@ -38,6 +38,7 @@ from pipeline.backfill.target import Target
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.spark_errors import is_spark_error, message_of
 from pipeline.table_documents import current_fields
+from writer.verification.backfills import ChunkMark
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -224,32 +225,26 @@ class Backfill:
         return record
 
     def _append(self, chunk: Chunk, prepared: Prepared, record: RunRecord, writer: ChunkWriter) -> Written:
-        failure: Exception | None = None
-        for attempt in range(ATTEMPTS_MAX):
-            if attempt:
-                time.sleep(PAUSE_S)
-                found = self._look(record)
-                if found is not None:
-                    return found
-            # The mark first: what is committed between it and the reading wins over what is read.
-            position = self._request.read_as.position_for(self._target.mark(self._request.source))
-            reading = Reading(source=self._request.source, key=self._request.key, position=position, at_us=record.at_us)
-            rows = self._input.read(self._target.spark, chunk, prepared.given)
+        # The mark first: what is committed between it and the reading wins over what is read.
+        position = self._request.read_as.position_for(self._target.mark(self._request.source))
+        reading = Reading(source=self._request.source, key=self._request.key, position=position, at_us=record.at_us)
+        staged = writer.stage(self._input.read(self._target.spark, chunk, prepared.given), reading)
+        mark = ChunkMark(record.run, chunk.number, len(prepared.plan.chunks))
+        for _ in range(ATTEMPTS_MAX):
             try:
-                return writer.write(rows, reading, run=record.run, chunk=chunk.number, chunks=len(prepared.plan.chunks))
+                return writer.commit(staged, mark)
             except Exception as error:
                 if not is_spark_error(error):
                     raise
-                failure = error
-                logger.warning("chunk_retried", extra={"chunk": chunk.number, "reason": message_of(error)})
-        assert failure is not None
-        found = self._look(record)
-        if found is not None:
-            return found
+                reason = message_of(error)
+                logger.warning("append_failed", extra={"chunk": chunk.number, "reason": reason})
+            time.sleep(PAUSE_S)  # a request that is still under way comes to its end
+            found = self._look(record)
+            if found is not None:
+                return found
         raise PipelineError(
-            f"a chunk could not be committed, run it again to go on: run={record.run} chunk={chunk.number}:"
-            f" {message_of(failure)}"
-        ) from failure
+            f"a chunk could not be committed, run it again to go on: run={record.run} chunk={chunk.number}: {reason}"
+        )
 
     def _look(self, record: RunRecord) -> Written | None:
         """Find out whether the record's next chunk is committed, and what it holds; None if it is not."""

@@ -67,11 +67,16 @@ class NotAChangeTable(PipelineError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The table, by its name and as SQL has it."""
+    """The table, which may not be there yet."""
 
     spark: SparkSession
+    catalog: str
     name: TableName
-    sql: str
+
+    @property
+    def sql(self) -> str:
+        """Its name in SQL."""
+        return self.name.sql(self.catalog)
 
     def exists(self) -> bool:
         """Tell whether the table is there."""
@@ -115,8 +120,9 @@ class Target:
 
     def create(self, columns: Sequence[FittedColumn], key: Sequence[str]) -> None:
         """Create it for some columns; nothing is done if somebody else was first."""
-        namespace = ".".join(sql for sql in self.sql.split(".")[:-1])
-        self.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
+        for depth in range(1, len(self.name.namespace) + 1):
+            namespace = map(quoted, (self.catalog, *self.name.namespace[:depth]))
+            self.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {'.'.join(namespace)}")
         folded = {name.lower() for name in key}
         lines = [f"{quoted(name)} {type_} NOT NULL" for name, type_ in _REQUIRED.items()]
         lines += [f"{quoted(name)} {type_}" for name, type_ in _OPTIONAL.items()]
@@ -146,12 +152,15 @@ class Target:
         )
         return bool(rows.limit(1).count())
 
-    def is_spread_by_rows(self, document: dict[str, Any]) -> bool:
-        """Tell whether rows of one chunk belong to different partitions."""
+    def is_one_partition(self) -> bool:
+        """Tell whether all rows of a chunk belong to one partition, as far as that is known."""
+        document = self.document()
+        if document is None:
+            return False
         names = {field["id"]: field["name"] for field in current_fields(document)}
         spec = next(each for each in document["partition-specs"] if each["spec-id"] == document["default-spec-id"])
         sources = (names.get(each.get("source-id"), "") for each in spec["fields"] if each["transform"] != "void")
-        return not all(name.startswith(cdc.RESERVED_PREFIX) for name in sources)
+        return all(name.startswith(cdc.RESERVED_PREFIX) for name in sources)
 
     # -- the run's record
 

@@ -1,7 +1,7 @@
 """Registering consumers and finding them, through Spark SQL. Owns the statements; what they mean is tags.py's.
 
-A tag is a commit to the table's metadata that leaves `main` alone, so it never disturbs the writer. Spark refuses to set
-one if the table moves while it does so, whatever moved: then it is tried again.
+A tag is a commit to the table's metadata that leaves `main` alone, so it never disturbs the writer. Spark refuses to
+set one if the table moves while it does so, whatever moved: then it is tried again.
 """
 
 from __future__ import annotations
@@ -109,5 +109,5 @@ def _load_refs(spark: SparkSession, table: str) -> list[Ref]:
 def _load_moments(spark: SparkSession, table: str, *, only: set[int] | None = None) -> list[Moment]:
     """Load snapshots; their times as numbers, because Spark would turn others into the driver's own zone."""
     which = "" if only is None else f" WHERE snapshot_id IN ({', '.join(map(str, sorted(only)))})"
-    columns = "snapshot_id, parent_id, unix_millis(committed_at)"
+    columns = "snapshot_id, parent_id, unix_millis(committed_at), operation"
     return [Moment(*row) for row in spark.sql(f"SELECT {columns} FROM {table}.snapshots{which}").collect()]

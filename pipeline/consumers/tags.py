@@ -40,11 +40,12 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A snapshot's place in time."""
+    """A snapshot's place in time. `operation` is Iceberg's word for what it did."""
 
     snapshot_id: int
     parent_id: int | None
     committed_ms: int
+    operation: str = "append"
 
 
 @dataclass(frozen=True, slots=True)

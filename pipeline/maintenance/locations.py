@@ -9,20 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pipeline.errors import PipelineError
-from pipeline.tables import TableName
 
 
 class SharedLocation(PipelineError):
     """Another table's files lie below this one's location: nothing there may be taken for an orphan."""
 
 
-def check_location_is_own(name: TableName, locations: Mapping[TableName, str]) -> str:
+def check_location_is_own(name: str, locations: Mapping[str, str]) -> str:
     """Give a table's location.
 
     Raises: SharedLocation.
     """
     own = _directory(locations[name])
-    shared = sorted(str(each) for each, at in locations.items() if each != name and _directory(at).startswith(own))
+    shared = sorted(each for each, at in locations.items() if each != name and _directory(at).startswith(own))
     if shared:
         raise SharedLocation(f"not removed, files of other tables lie there: location={own} tables={', '.join(shared)}")
     return locations[name]

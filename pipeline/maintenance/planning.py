@@ -41,6 +41,10 @@ _FILES_PER_MANIFEST = 10_000
 _MANIFESTS_TOO_MANY = 4
 
 
+# What Iceberg calls a snapshot that only puts rows into other files.
+_REWRITE = "replace"
+
+
 @dataclass(frozen=True, slots=True)
 class Compaction:
     """Files that are to be rewritten, and about how many will be in their place."""
@@ -144,7 +148,7 @@ def plan_expiry(facts: TableFacts, settings: MaintenanceSettings, *, now_ms: int
         elif (since_ms := _oldest_ms(chain[: depth + 1])) < limit_ms:
             holders.append(consumer.name)
             cut_ms = min(cut_ms, since_ms)
-    depth = next((i for i, m in enumerate(chain) if m.snapshot_id == facts.newest_write_id), 0)
+    depth = next((position for position, moment in enumerate(chain) if moment.operation != _REWRITE), 0)
     cut_ms = min(cut_ms, _oldest_ms(chain[: depth + 1]))
     expired = _count_expired(facts, chain, cut_ms)
     return Expiry(cut_ms, expired, tuple(holders), tuple(passed_over)) if expired else None

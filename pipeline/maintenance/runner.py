@@ -64,7 +64,7 @@ class Maintenance:
     is_dry_run: bool = False
     clock: Callable[[], float] = time.time
     _known: Mapping[TableName, Mapping[str, str]] | None = field(default=None, init=False)
-    _locations: Mapping[TableName, str] | None = field(default=None, init=False)
+    _locations: Mapping[str, str] | None = field(default=None, init=False)
 
     def choose_tables(self) -> list[TableName]:
         """Pick the tables of ours: change tables, the quarantine, mirrors; without those that are set to be skipped."""
@@ -102,7 +102,7 @@ class Maintenance:
         results: list[StepResult] = []
         for step in settings.run:
             on_step(name, step)
-            if results and not self.is_dry_run:
+            if results and not self.is_dry_run and step is not Step.ORPHANS:  # which go by their age alone
                 plan, facts = self._plan(name, settings)
             if plan.has(step):
                 result = self._run_step(name, step, plan=plan, facts=facts)
@@ -126,7 +126,7 @@ class Maintenance:
         location = ""
         if step is Step.ORPHANS:
             try:
-                location = check_location_is_own(name, self._all_locations())
+                location = check_location_is_own(str(name), self._all_locations())
             except SharedLocation as error:
                 return StepResult(step, problem=str(error))
         elif self.is_dry_run:
@@ -147,10 +147,12 @@ class Maintenance:
             self._known = all_tables(self.spark, self.catalog)
         return self._known
 
-    def _all_locations(self) -> Mapping[TableName, str]:
+    def _all_locations(self) -> Mapping[str, str]:
         if self._locations is None:
             self._locations = {
-                name: location_of(self.spark, name.sql(self.catalog)) for name, own in self._tables().items() if own
+                str(name): location_of(self.spark, name.sql(self.catalog))
+                for name, own in self._tables().items()
+                if own
             }
         return self._locations
 

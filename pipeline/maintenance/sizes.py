@@ -47,4 +47,3 @@ class TableFacts:
     wrong_sizes: Sequence[PartitionFiles]
     position_deletes: int
     history: History
-    newest_write_id: int | None

@@ -64,7 +64,8 @@ def run_command(tables: tuple[str, ...], *, once: bool, checkpoints: str | None,
             "mirrors need a driver of their own, which Spark Connect has not: use --master, or spark-submit"
         )
     set_up_logging("warning" if once and sys.stderr.isatty() else "info")
-    logging.getLogger("py4j").setLevel(logging.WARNING)
+    # It shows each error of a batch with its traceback, and we tell of them ourselves.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     options["conf"] = (_FAIR, *options["conf"])
     kind = JobKind.SHORT if once else JobKind.LONG
     with opened_session(options, job_kind=kind, app_name="lakefeed-mirror") as spark:

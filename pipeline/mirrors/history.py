@@ -48,7 +48,9 @@ def versions_of(
     rows = _stored_versions(known, layout).unionByName(_stored_ends(known, layout))
     rows = rows.unionByName(_new_events(events, layout))
     if stones is not None:
-        touched = stones.join(_keys(events, layout), on=_same_key("stone", "key", layout), how="left_semi")
+        touched = stones.alias("stone").join(
+            _keys(events, layout), on=_same_key("stone", "key", layout), how="left_semi"
+        )
         rows = rows.unionByName(_enders(touched, layout))
     filled = carried(ordered(_once(rows, layout), layout, sources_differ=True), layout, unchanged)
     ended = _ended(filled, layout, truncates).where(column(_IS_VERSION))

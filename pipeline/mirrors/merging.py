@@ -24,7 +24,7 @@ from pyspark.sql.types import BinaryType
 from pipeline.commit_properties import commit_with_properties
 from pipeline.errors import PipelineError
 from pipeline.mirrors.history import merge_history, versions_of
-from pipeline.mirrors.layout import Layout
+from pipeline.mirrors.layout import UNKNOWN, Layout
 from pipeline.mirrors.markers import MARKER, Marker
 from pipeline.mirrors.merge_sql import Bounds, merge_current
 from pipeline.mirrors.names import MirrorNames
@@ -172,8 +172,10 @@ def _plan_history(
     events = without_truncated(batch.events, ())
     stored = events.sparkSession.table(names.mirror_sql)
     truncates = (*batch.facts.truncates, *batch.truncates)
+    gaps = stored.where(column(UNKNOWN).isNotNull()).select(F.explode(UNKNOWN)).distinct().collect()
+    unchanged = batch.facts.unchanged | {row[0] for row in gaps}
     versions = versions_of(
-        events, stored=stored, stones=stones, layout=layout, unchanged=batch.facts.unchanged, truncates=truncates
+        events, stored=stored, stones=stones, layout=layout, unchanged=unchanged, truncates=truncates
     )
     return versions, merge_history(layout, target=names.mirror_sql, view=_view(names))
 

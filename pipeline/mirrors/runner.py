@@ -51,7 +51,7 @@ class MirrorRun:
         self._tables = tables
         self._config = config
         self._stopping = threading.Event()
-        self._failures: dict[str, str] = {}
+        self.failures: dict[str, str] = {}
         self._options = FollowOptions(
             checkpoints=config.checkpoints,
             interval_s=config.interval_s,
@@ -78,7 +78,7 @@ class MirrorRun:
         while any(thread.is_alive() for thread in threads):
             for thread in threads:
                 thread.join(_POLL_S / len(threads))
-        return self._failures
+        return self.failures
 
     def _keep(self, table: TableName, once: bool) -> None:
         pause_s = RETRY_FIRST_S
@@ -100,6 +100,6 @@ class MirrorRun:
     def _report(self, table: TableName, error: Exception) -> None:
         foreseen = isinstance(error, PipelineError) or is_spark_error(error)
         reason = message_of(error) if is_spark_error(error) else f"{type(error).__name__}: {error}"
-        self._failures[str(table)] = reason if not isinstance(error, PipelineError) else str(error)
-        facts = {"table": str(table), "reason": self._failures[str(table)]}
+        self.failures[str(table)] = reason if not isinstance(error, PipelineError) else str(error)
+        facts = {"table": str(table), "reason": self.failures[str(table)]}
         _log.error("mirror_failed", extra=facts, exc_info=None if foreseen else error)

@@ -103,13 +103,17 @@ class TroubledStore(SqliteStore):
         self.fail_before_swap = False
         self.fail_after_swap = False
 
-    async def swap_pointer(self, table: TableId, *, expected: str, new: str) -> bool:
+    async def swap_pointer(
+        self, table: TableId, *, expected: str, new: str, first: Callable[[], None] | None = None
+    ) -> bool:
         if self.competitor is not None:
             competitor, self.competitor = self.competitor, None
             await super().swap_pointer(table, expected=expected, new=competitor(table, expected))
         if self.fail_before_swap:
+            if first is not None:
+                await asyncio.to_thread(first)
             raise StoreFailed("injected")
-        swapped = await super().swap_pointer(table, expected=expected, new=new)
+        swapped = await super().swap_pointer(table, expected=expected, new=new, first=first)
         if self.fail_after_swap:
             raise StoreFailed("injected")
         return swapped

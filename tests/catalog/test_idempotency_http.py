@@ -301,13 +301,15 @@ class SilentStore(SqliteStore):
     lands: bool | None = None
     is_silent = False
 
-    async def swap_pointer(self, table: TableId, *, expected: str, new: str) -> bool:
+    async def swap_pointer(
+        self, table: TableId, *, expected: str, new: str, first: Callable[[], None] | None = None
+    ) -> bool:
         if self.lands is not None:
             if self.lands:
-                await super().swap_pointer(table, expected=expected, new=new)
+                await super().swap_pointer(table, expected=expected, new=new, first=first)
             self.is_silent = True
             raise StoreFailed("injected")
-        return await super().swap_pointer(table, expected=expected, new=new)
+        return await super().swap_pointer(table, expected=expected, new=new, first=first)
 
     async def load_pointer(self, entry: EntryId) -> str | None:
         if self.is_silent:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +263,31 @@ def wait_for(is_true: Callable[[], bool]) -> None:
                 await asyncio.sleep(0.01)
 
     asyncio.run(poll())
+
+
+@pytest.mark.parametrize("path", [TABLE, "transactions/commit"])
+def test_others_commit_while_the_old_metadata_files_of_a_commit_are_deleted(
+    warehouse: Warehouse, start_server: Callable[..., Server], connect: Connect, slow_files: SlowFiles, path: str
+):
+    server = start_server(build_app(CatalogConfig(), warehouse, store=MemoryStore(), files=slow_files))
+    client = connect(server)
+    client.post("namespaces", {"namespace": ["db"]})
+    keep_one = {"write.metadata.previous-versions-max": "1", "write.metadata.delete-after-commit.enabled": "true"}
+    client.post(TABLES, create_body(properties=keep_one))
+
+    def commit(number: int) -> int:
+        update = {"action": "set-properties", "updates": {"number": str(number)}}
+        change = {"identifier": {"namespace": ["db"], "name": "t"}, "requirements": [], "updates": [update]}
+        body = change if path == TABLE else {"table-changes": [change]}
+        return connect(server).post(path, body)[0]
+
+    with ThreadPoolExecutor() as committers:
+        answers = []
+        for number in range(1, 4):  # the second and the third have a file to delete, which waits
+            answers.append(committers.submit(commit, number))
+            wait_for(lambda number=number: client.get(TABLE)[1]["metadata"]["properties"].get("number") == str(number))
+        slow_files.let_through()
+        assert {answer.result(30) for answer in answers} <= {200, 204}
 
 
 def test_shutdown_stops_a_purge_and_tells_what_is_left(

@@ -120,7 +120,7 @@ STEPS: dict[str, dict[str, Step]] = {
     },
     "commit": {
         "before the request": _before("writer.iceberg.catalog_client:CatalogClient.commit_table", only=_has_rows),
-        "metadata file written, pointer not swapped": _before("catalog.store.sqlite:SqliteStore.swap_pointer"),
+        "metadata file written, pointer not swapped": _before("catalog.store.sqlite:_swap_pointer"),
         "pointer swapped, transaction open": _after("catalog.store.sqlite:_swap_pointer"),
         "pointer swapped, not answered": _after("catalog.store.sqlite:SqliteStore.swap_pointer"),
         "answered, log not trimmed": _after("writer.committer:Committer.commit"),

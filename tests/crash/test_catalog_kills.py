@@ -20,7 +20,7 @@ pytestmark = pytest.mark.crash
 STORE = "catalog.store.sqlite"
 # The metadata is written; the change and its outcome are written, not yet durable; they are durable, nobody knows.
 MOMENTS = (
-    ("before", f"{STORE}:SqliteStore.{{method}}"),
+    ("before", f"{STORE}:_{{method}}"),
     ("after", f"{STORE}:_record_outcome"),
     ("after", f"{STORE}:SqliteStore.{{method}}"),
 )

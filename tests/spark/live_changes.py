@@ -12,7 +12,7 @@ from websockets.sync.client import connect
 
 from tests.service_process import ServiceProcess
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 BATCH_ROWS = 20
 
 # 2026-11-16 in ms.

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from websockets.sync.client import connect
 
-from pipeline.config import SessionConfig
-from pipeline.session import find_jars, wanted_packages
+from pipeline.runtime import find_iceberg_jar
 from pipeline.spark_versions import installed_version
 from tests.service_process import ServiceProcess, service_process
 from tests.standalone_cluster import Cluster, standalone_cluster
@@ -21,6 +20,15 @@ from tests.standalone_cluster import Cluster, standalone_cluster
 ROOT = Path(__file__).parents[2]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE")
 PACKAGES = ("catalog", "ingest", "pipeline", "writer")
+
+FAST_AND_SMALL = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.executor.memory": "512m",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+}
 
 # Above what a compaction takes as worth its while.
 COMMITS = 6
@@ -74,25 +82,28 @@ def service(tmp_path: Path) -> Iterator[ServiceProcess]:
         assert running.stop() == 0
 
 
-def test_job_of_the_wheel_runs_on_a_standalone_cluster(cluster: Cluster, wheel: Path, service: ServiceProcess) -> None:
-    version = installed_version()
-    packages = wanted_packages(SessionConfig(), version)
+def test_job_of_the_wheel_runs_on_a_standalone_cluster(
+    cluster: Cluster, wheel: Path, service: ServiceProcess, tmp_path: Path
+) -> None:
+    conf = tmp_path / "spark.conf"
+    conf.write_text("\n".join(f"{key} {value}" for key, value in FAST_AND_SMALL.items()))
+
     ended = cluster.submit(
-        ROOT / "pipeline" / "jobs" / "maintain_tables.py",
-        *("default.users", "--only", "compact", "--json", "--url", service.http_url),
-        options=[
-            *("--py-files", str(wheel), "--jars", ",".join(map(str, find_jars(SessionConfig(), version)))),
-            *(("--packages", ",".join(packages)) if packages else ()),
-            *("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.executor.memory=512m"),
-            # Both workers have to come before the first task, or a fast one does it all.
-            *("--conf", "spark.scheduler.minRegisteredResourcesRatio=1.0", "--conf", "spark.ui.enabled=false"),
-        ],
+        *("maintain_tables", "default.users", "--only", "compact", "--json", "--url", service.http_url),
+        WHEEL=str(wheel),
+        ICEBERG=_iceberg(),
+        SUBMIT_OPTIONS=f"--properties-file {conf}",
     )
 
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode == 0, ended.stdout + ended.stderr
     assert _live_files(service) == 1
     (application,) = cluster.finished_applications()
     assert (application["state"], application["cores"]) == ("FINISHED", 2)
+
+
+def _iceberg() -> str:
+    version = installed_version()
+    return str(find_iceberg_jar(None)) if version.has_jar_on_pypi else version.iceberg_package
 
 
 def _live_files(service: ServiceProcess) -> int:

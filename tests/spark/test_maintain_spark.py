@@ -6,21 +6,22 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.consumers import consumers, follow
 from pipeline.maintenance.runner import Maintenance, TableReport
 from pipeline.maintenance.settings import MaintenanceConfig, Step
+from pipeline.s3_settings import catalog_properties
 from pipeline.tables import TableName, properties
-from tests.s3_server import S3Server, run_s3_server
+from tests.s3_server import S3Server
 from tests.service_process import LAKEFEED, ServiceProcess, service_process
 from tests.spark.conftest import OpenSpark
 from tests.spark.live_changes import live_changes, wait_for
+from writer.storage.local import local_path
 
 USERS = TableName(("default",), "users")
 # Commits often, so that rewrites meet them, and the writer looks for old snapshots of its own.
@@ -42,82 +43,56 @@ class Reader:
         self.table = table
         self.checkpoint = checkpoint
         self.batches: dict[int, list[int]] = {}
+        self.query: Any = None
 
     @property
     def seen(self) -> list[int]:
         return [sequence for batch in self.batches.values() for sequence in batch]
 
     @contextlib.contextmanager
-    def running(self, name: str) -> Iterator[Any]:
+    def running(self) -> Iterator[None]:
         def note(batch: DataFrame, number: int) -> None:
             self.batches[number] = [row[0] for row in batch.select("_cdc_sequence").collect()]
 
         stream = self.spark.readStream.format("iceberg").load(self.table)
-        query = (
+        self.query = (
             stream.writeStream.foreachBatch(note)
             .option("checkpointLocation", str(self.checkpoint))
-            .trigger(processingTime="200 milliseconds")
+            .trigger(processingTime="500 milliseconds")
             .start()
         )
         try:
-            with follow(query, spark=self.spark, table=self.table, name=name, every_s=0.5):
-                yield query
+            with follow(self.query, spark=self.spark, table=self.table, name=self.checkpoint.name, every_s=1.0):
+                yield
         finally:
-            query.stop()
+            self.query.stop()
+
+    def wait_for(self, count: int) -> None:
+        wait_for(lambda: len(self.seen) >= count or self.query.exception() is not None, f"{count} changes in a stream")
+        assert self.query.exception() is None
 
 
-def check(reports: list[TableReport]) -> None:
-    assert [problem for report in reports for problem in report.problems] == []
+def commits(service: ServiceProcess) -> int:
+    return sum(table["commits"] for table in service.get("/status")["tables"])
+
+
+def problems(reports: list[TableReport]) -> list[str]:
+    return [problem for report in reports for problem in report.problems]
 
 
 def told(reports: list[TableReport], step: Step, name: str) -> int:
     return sum(result.told[name] for report in reports for result in report.results if result.step is step)
 
 
-def verify(service: ServiceProcess, settings: dict[str, Any]) -> None:
+def sequences(spark: SparkSession, table: str) -> list[int]:
+    return sorted(row[0] for row in spark.sql(f"SELECT _cdc_sequence FROM {table}").collect())
+
+
+def verify(service: ServiceProcess, settings: Mapping[str, Any]) -> None:
     own = {f"LAKEFEED_{key.replace('.', '_').upper()}": str(value) for key, value in settings.items()}
-    done = subprocess.run(
-        [LAKEFEED, "verify", "default.users", "--url", service.http_url],
-        capture_output=True,
-        text=True,
-        cwd=service.directory,
-        env=os.environ | own,
-    )
+    command = [LAKEFEED, "verify", "default.users", "--url", service.http_url]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=os.environ | own)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def maintain_beside_everything(
-    service: ServiceProcess, spark: SparkSession, catalog: str, directory: Path
-) -> list[TableReport]:
-    """Maintain a table while it is written and read; ends with nobody writing, and everything seen once."""
-    table = USERS.sql(catalog)
-    maintenance = Maintenance(spark, catalog, EAGER)
-    sleeper, steady = (Reader(spark, table, directory / name) for name in ("sleeper", "steady"))
-    with live_changes(service) as changes:
-        wait_for(lambda: bool(service.get("/status")["tables"]), "a table")
-        wait_for(lambda: service.get("/status")["tables"][0]["commits"] > 3, "commits")
-        with sleeper.running("sleeper"):
-            wait_for(lambda: bool(sleeper.batches), "a first batch")
-        spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({SHORT})")
-        with steady.running("steady") as steady_query:
-            wait_for(lambda: '"snapshots_expired"' in service.log_text(), "expiry by the writer itself")
-            reports = [report for _ in range(2) for report in maintenance.run([USERS])]
-            [held] = [each for each in consumers(spark, table) if each.name == "sleeper"]
-            assert held.snapshots_behind is not None, "no snapshot between the sleeper's and the newest has gone"
-            assert held.snapshots_behind > 20
-            with sleeper.running("sleeper") as sleeper_query:
-                reports += maintenance.run([USERS])
-                everything = list(range(1, changes.stop() + 1))
-                wait_for(lambda: len(sleeper.seen) >= len(everything), f"sleeper: {sleeper_query.exception()}")
-                wait_for(lambda: len(steady.seen) >= len(everything), f"steady: {steady_query.exception()}")
-                assert (sleeper_query.exception(), steady_query.exception()) == (None, None)
-    assert sorted(sleeper.seen) == everything
-    assert sorted(steady.seen) == everything
-    reports += maintenance.run([USERS])
-    check(reports)
-    assert sorted(row[0] for row in spark.sql(f"SELECT _cdc_sequence FROM {table}").collect()) == everything
-    assert '"shop":[0,' in properties(spark, table)["lakefeed.progress"]
-    return reports
 
 
 def test_streams_see_every_change_once_while_their_table_is_written_and_maintained(
@@ -126,10 +101,119 @@ def test_streams_see_every_change_once_while_their_table_is_written_and_maintain
     with service_process(tmp_path, BUSY) as service:
         service.start()
         spark = open_spark(uri=service.http_url, name="maintained")
-        reports = maintain_beside_everything(service, spark, "maintained", tmp_path)
-        assert told(reports, Step.COMPACT, "files_rewritten") > 50
+        table = USERS.sql("maintained")
+        maintenance = Maintenance(spark, "maintained", EAGER)
+        sleeper, steady = (Reader(spark, table, tmp_path / name) for name in ("sleeper", "steady"))
+        with live_changes(service) as changes:
+            wait_for(lambda: commits(service) > 3, "commits")
+            with sleeper.running():
+                sleeper.wait_for(1)
+            spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({SHORT})")
+            wait_for(lambda: '"snapshots_expired"' in service.log_text(), "expiry by the writer itself")
+            with steady.running():
+                reports = maintenance.run([USERS])
+                [asleep] = [each for each in consumers(spark, table) if each.name == "sleeper"]
+                assert asleep.snapshots_behind is not None, "no snapshot after the one of the sleeper has gone"
+                assert asleep.snapshots_behind > 30
+                with sleeper.running():
+                    reports += maintenance.run([USERS])
+                    everything = list(range(1, changes.stop() + 1))
+                    sleeper.wait_for(len(everything))
+                    steady.wait_for(len(everything))
+        assert sorted(sleeper.seen) == everything
+        assert sorted(steady.seen) == everything
+        reports += maintenance.run([USERS])
+        assert problems(reports) == []
+        assert told(reports, Step.COMPACT, "files_rewritten") > 30
         assert told(reports, Step.MANIFESTS, "manifests_rewritten") > 1
-        assert told(reports[-1:], Step.EXPIRE, "data_files_deleted") > 50
-        assert reports[-1].after.snapshots < 20 < reports[-1].before.snapshots
+        assert told(reports[-1:], Step.EXPIRE, "data_files_deleted") > 30
+        assert reports[-1].before.snapshots > 30 > reports[-1].after.snapshots
+        assert sequences(spark, table) == everything
+        assert f'"shop":[0,{len(everything)}]' in properties(spark, table)["lakefeed.progress"]
         verify(service, {})
         assert service.stop() == 0
+
+
+def test_maintenance_works_on_s3_beside_a_writer_and_a_stream(
+    tmp_path: Path, open_spark: OpenSpark, s3_server: S3Server
+) -> None:
+    warehouse = s3_server.new_warehouse()
+    bucket = warehouse["storage.warehouse"].split("/")[2]
+    s3 = {key.removeprefix("storage."): value for key, value in warehouse.items() if key != "storage.warehouse"}
+    with service_process(tmp_path, BUSY | warehouse) as service:
+        service.start()
+        spark = open_spark(uri=service.http_url, name="stored", properties=catalog_properties(s3))
+        table = USERS.sql("stored")
+        maintenance = Maintenance(spark, "stored", EAGER)
+        reader = Reader(spark, table, tmp_path / "reader")
+        with live_changes(service) as changes:
+            wait_for(lambda: commits(service) > 3, "commits")
+            spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({SHORT})")
+            with reader.running():
+                reader.wait_for(1)
+                reports = maintenance.run([USERS])
+                everything = list(range(1, changes.stop() + 1))
+                reader.wait_for(len(everything))
+        assert sorted(reader.seen) == everything
+        reports += maintenance.run([USERS])
+        assert problems(reports) == []
+        assert told(reports, Step.COMPACT, "files_rewritten") > 3
+        assert told(reports, Step.EXPIRE, "data_files_deleted") > 3
+        orphan = plant_object(s3_server, bucket)
+        assert remove_orphans_of_any_age(spark, "stored") == [f"s3://{bucket}/{orphan}"]
+        assert orphan not in s3_server.keys(bucket)
+        assert sequences(spark, table) == everything
+        verify(service, warehouse)
+        assert service.stop() == 0
+
+
+def plant_object(server: S3Server, bucket: str) -> str:
+    """Put a file beside a table's data files, as a writer that was killed leaves it."""
+    beside = next(key for key in server.keys(bucket) if key.endswith(".parquet"))
+    orphan = f"{beside.rpartition('/')[0]}/left-behind.parquet"
+    with contextlib.closing(server.client()) as client:
+        client.put_object(Bucket=bucket, Key=orphan, Body=b"nobody names me")
+    return orphan
+
+
+def remove_orphans_of_any_age(spark: SparkSession, catalog: str) -> list[str]:
+    """Remove orphans however young: a store gives files the time at which they come, and the procedure wants a day."""
+    jvm = spark._jvm
+    table = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, f"{catalog}.default.users")
+    action = jvm.org.apache.iceberg.spark.actions.SparkActions.get(spark._jsparkSession).deleteOrphanFiles(table)
+    return list(
+        action.olderThan(int(time.time() * 1000) + 60_000).usePrefixListing(True).execute().orphanFileLocations()
+    )
+
+
+def test_only_old_files_that_nothing_names_are_orphans(tmp_path: Path, open_spark: OpenSpark) -> None:
+    with service_process(tmp_path, BUSY) as service:
+        service.start()
+        spark = open_spark(uri=service.http_url, name="tidied")
+        with live_changes(service) as changes:
+            wait_for(lambda: commits(service) > 3, "commits")
+            everything = list(range(1, changes.stop() + 1))
+        warehouse = local_path(service.data_dir.as_uri()) / "warehouse"
+        [data] = {path.parent for path in warehouse.rglob("*.parquet")}
+        [metadata] = {path.parent for path in warehouse.rglob("*.metadata.json")}
+        for path in (*data.iterdir(), *metadata.iterdir()):  # what lives is as old as what does not
+            os.utime(path, (LONG_AGO, LONG_AGO))
+        old = [data / "old.parquet", metadata / "old-m0.avro", metadata / "99999-old.metadata.json"]
+        young = data / "young.parquet"
+        for path in (*old, young):
+            path.write_text("nobody names me")
+        for path in old:
+            os.utime(path, (LONG_AGO, LONG_AGO))
+        counted = run_only(spark, "tidied", Step.ORPHANS, is_dry_run=True)
+        assert (told(counted, Step.ORPHANS, "orphans"), all(path.exists() for path in old)) == (3, True)
+        removed = run_only(spark, "tidied", Step.ORPHANS, is_dry_run=False)
+        assert problems([*counted, *removed]) == []
+        assert (told(removed, Step.ORPHANS, "orphans"), any(path.exists() for path in old)) == (3, False)
+        assert young.exists()
+        assert sequences(spark, USERS.sql("tidied")) == everything
+        verify(service, {})
+        assert service.stop() == 0
+
+
+def run_only(spark: SparkSession, catalog: str, step: Step, *, is_dry_run: bool) -> list[TableReport]:
+    return Maintenance(spark, catalog, EAGER, only=frozenset([step]), is_dry_run=is_dry_run).run([USERS])

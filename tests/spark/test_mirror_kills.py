@@ -91,12 +91,11 @@ class World:
             return
         schema = spark.table(name).schema
         rows = [_read_row(read, table, schema) for read in reads]
-        names = rows[0].keys()
-        selects = " UNION ALL ".join(f"SELECT {', '.join(row[each] for each in names)}" for row in rows)
-        spark.sql(f"INSERT INTO {name} ({', '.join(names)}) {selects}")
+        selects = (f"SELECT {', '.join(row)}" for row in rows)
+        spark.sql(f"INSERT INTO {name} {' UNION ALL '.join(selects)}")
 
 
-def _read_row(read: Change, table: str, schema: StructType) -> dict[str, str]:
+def _read_row(read: Change, table: str, schema: StructType) -> list[str]:
     """Write a row that was read as the values of an INSERT, in the columns that the table has by now."""
     home = f"'city', {_sql(read.row.get('city'))}"
     if "zip" in str(schema["home"].dataType):
@@ -116,7 +115,7 @@ def _read_row(read: Change, table: str, schema: StructType) -> dict[str, str]:
         "_cdc_operation": "'READ'",
         "_cdc_row_id": _sql(str(read.key)),
     }
-    return {name: value for name, value in values.items() if name in schema.names}
+    return [values.get(name, "NULL") for name in schema.names]
 
 
 def _source(number: int, table: str) -> str:

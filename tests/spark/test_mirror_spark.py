@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from pipeline.consumers import consumers
 from pipeline.mirrors.commands import run_mirrors
-from pipeline.mirrors.settings import MirrorConfig, MirrorMode, TableMirror
+from pipeline.mirrors.lineage import load_lineage
+from pipeline.mirrors.runner import MirrorRun
+from pipeline.mirrors.settings import MirrorConfig, MirrorMode, RowsWithoutKey, TableMirror
+from pipeline.mirrors.status import load_status
+from pipeline.tables import TableName, catalog_of
 from tests.mirror_events import Pusher
 from tests.service_process import ServiceProcess, service_process
 from tests.spark.conftest import OpenSpark
@@ -44,18 +52,132 @@ def keyed(config: MirrorConfig, table: str, **settings: Any) -> MirrorConfig:
     return dataclasses.replace(config, tables={table: TableMirror(key=("id",), **settings)})
 
 
-@pytest.mark.parametrize("mode", [MirrorMode.COPY_ON_WRITE, MirrorMode.MERGE_ON_READ, MirrorMode.DELETION_VECTORS])
-def test_a_mirror_shows_the_last_state_of_each_row(
-    service: ServiceProcess, spark: SparkSession, config: MirrorConfig, mode: MirrorMode
+def run_once(spark: SparkSession, table: str, config: MirrorConfig) -> None:
+    assert run_mirrors(spark, [table], config, once=True) == {}
+
+
+def test_a_mirror_shows_the_last_state_of_each_row_and_is_a_consumer_of_its_table(
+    service: ServiceProcess, spark: SparkSession, config: MirrorConfig
 ) -> None:
-    name = f"users_{mode.name.lower()}"
-    push = Pusher(service, f"shop-{name}", name)
+    push = Pusher(service, "shop", "users")
     push.insert(1, name="Ada").insert(2, name="Grace").insert(3, name="Edsger").commit()
-    settings = keyed(config, f"default.{name}", mode=mode)
-    assert run_mirrors(spark, [name], settings, once=True) == {}
+    settings = keyed(config, "default.users", mode=MirrorMode.MERGE_ON_READ, buckets=2)
+    run_once(spark, "users", settings)
     push.update(2, name="Hopper").delete(1).insert(4, name="Alan", age=41).commit()
-    assert run_mirrors(spark, [name], settings, once=True) == {}
-    rows = mirrored(spark, f"default.{name}_current", "id", "name", "age", "_cdc_sequence")
+    [behind] = load_status(spark, catalog_of(spark), [TableName.parse("users")], settings)
+    assert (behind.snapshots_behind, behind.rows_behind) == (1, 3)
+    run_once(spark, "users", settings)
+    rows = mirrored(spark, "default.users_current", "id", "name", "age", "_cdc_sequence")
     assert rows == [(2, "Hopper", None, 4), (3, "Edsger", None, 3), (4, "Alan", 41, 6)]
-    assert run_mirrors(spark, [name], settings, once=True) == {}
-    assert rows == mirrored(spark, f"default.{name}_current", "id", "name", "age", "_cdc_sequence")
+    [status] = load_status(spark, catalog_of(spark), [TableName.parse("users")], settings)
+    assert (status.snapshots_behind, status.seconds_behind) == (0, 0.0)
+    [consumer] = consumers(spark, "default.users")
+    assert (consumer.name, consumer.snapshot_id) == ("mirror_users_current", status.snapshot)
+    deletes = spark.sql("SELECT count(*) FROM default.users_current.delete_files").collect()[0][0]
+    assert deletes > 0, "merge-on-read writes delete files"
+
+
+def test_a_mirror_goes_on_from_its_marker_when_its_checkpoint_is_lost_or_wrong(
+    service: ServiceProcess, spark: SparkSession, config: MirrorConfig
+) -> None:
+    push = Pusher(service, "stock", "stock")
+    push.insert(1, n=1).insert(2, n=1).commit()
+    settings = keyed(config, "default.stock")
+    run_once(spark, "stock", settings)
+    push.update(1, n=2).commit()
+    run_once(spark, "stock", settings)
+    catalog = catalog_of(spark)
+    first, *_ = (version.snapshot_id for version in reversed(load_lineage(spark, "default.stock_current")))
+
+    shutil.rmtree(config.checkpoints)  # lost
+    push.insert(3, n=3).delete(2).commit()
+    run_once(spark, "stock", settings)
+    assert mirrored(spark, "default.stock_current", "id", "n") == [(1, 2), (3, 3)]
+
+    # Ahead of a mirror that was rolled back: the batches in between come again.
+    spark.sql(f"CALL {catalog}.system.rollback_to_snapshot('default.stock_current', {first})")
+    push.insert(4, n=4).commit()
+    run_once(spark, "stock", settings)
+    assert mirrored(spark, "default.stock_current", "id", "n") == [(1, 2), (3, 3), (4, 4)]
+
+    # At a snapshot that has expired: the table is read as a whole, and what was deleted meanwhile goes.
+    push.delete(1).commit()
+    push.insert(5, n=5).commit()
+    for name in [row[0] for row in spark.sql("SELECT name FROM default.stock.refs WHERE type = 'TAG'").collect()]:
+        spark.sql(f"ALTER TABLE default.stock DROP TAG `{name}`")
+    now = "TIMESTAMP '2100-01-01 00:00:00'"
+    spark.sql(
+        f"CALL {catalog}.system.expire_snapshots(table => 'default.stock', older_than => {now}, retain_last => 1)"
+    )
+    run_once(spark, "stock", settings)
+    assert mirrored(spark, "default.stock_current", "id", "n") == [(3, 3), (4, 4), (5, 5)]
+
+
+def test_rows_that_were_read_late_fill_what_was_never_sent_and_bring_back_nothing(
+    service: ServiceProcess, spark: SparkSession, config: MirrorConfig
+) -> None:
+    push = Pusher(service, "late", "late")
+    push.insert(3, n=3, big="y").truncate().update(1, n=10, unchanged=["big"])
+    push.insert(2, n=2, big="x").delete(2).insert(4, n=4, big="z").commit()
+    settings = keyed(config, "default.late")
+    run_once(spark, "late", settings)
+    push.update(1, n=11, unchanged=["big"]).commit()
+    names = spark.table("default.late").columns
+    rows = {"id": "id", "n": "n", "big": "'read'", "_cdc_operation": "'READ'", "_cdc_source": "'late'"}
+    position = {"_cdc_sequence": "position", "_cdc_row_id": "CAST(id AS string)", "_cdc_timestamp": "now()"}
+    values = rows | position | {"_cdc_ingested_at": "now()"}
+    late = "VALUES (CAST(1 AS bigint), CAST(9 AS bigint), 3), (2, 9, 4), (3, 9, 2) AS late(id, n, position)"
+    spark.sql(f"INSERT INTO default.late SELECT {', '.join(values.get(n, 'NULL') for n in names)} FROM {late}")
+    run_once(spark, "late", settings)
+    found = mirrored(spark, "default.late_current", "id", "n", "big", "_cdc_sequence")
+    assert found == [(1, 11, "read", 7), (4, 4, "z", 6)]
+
+
+def test_a_table_that_cannot_be_mirrored_stops_alone_and_says_why(
+    service: ServiceProcess, spark: SparkSession, config: MirrorConfig
+) -> None:
+    Pusher(service, "good", "good").insert(1, n=1).commit()
+    Pusher(service, "keyless", "keyless").change("INSERT", "", after={"n": 1}).commit()
+    Pusher(service, "taken", "taken").insert(1, n=1).commit()
+    spark.sql("CREATE TABLE default.taken_current (n bigint) USING iceberg")
+    failures = run_mirrors(spark, ["good", "keyless", "taken"], config, once=True)
+    assert failures.keys() == {"default.keyless", "default.taken"}
+    assert "rows_without_key" in failures["default.keyless"]
+    assert "no mirror" in failures["default.taken"]
+    assert mirrored(spark, "default.good_current", "id", "n") == [(1, 1)]
+    skipping = dataclasses.replace(config, rows_without_key=RowsWithoutKey.SKIP)
+    run_once(spark, "keyless", skipping)
+    assert mirrored(spark, "default.keyless_current", "n") == []
+
+
+def test_of_two_applications_on_one_mirror_one_stops(
+    service: ServiceProcess, spark: SparkSession, config: MirrorConfig
+) -> None:
+    push = Pusher(service, "pair", "pair")
+    push.insert(1, n=1).commit()
+    settings = dataclasses.replace(keyed(config, "default.pair"), interval_s=0.2)
+    run_once(spark, "pair", settings)
+    merged = threading.Event()
+    run = MirrorRun(spark, catalog_of(spark), [TableName.parse("pair")], settings, on_merge=lambda *_: merged.set())
+    thread = threading.Thread(target=run.run, kwargs={"once": False})
+    thread.start()
+    try:
+        push.insert(2, n=2).commit()
+        assert merged.wait(120)
+        other = dataclasses.replace(settings, checkpoints=f"{settings.checkpoints}-other")
+        push.insert(3, n=3).commit()
+        run_mirrors(spark, ["pair"], other, once=True)
+        push.insert(4, n=4).commit()
+        wait_until(lambda: "another application" in run.failures.get("default.pair", ""))
+    finally:
+        run.stop()
+        thread.join(120)
+    run_once(spark, "pair", settings)
+    assert mirrored(spark, "default.pair_current", "id") == [(1,), (2,), (3,), (4,)]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 240
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

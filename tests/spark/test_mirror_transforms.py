@@ -243,7 +243,7 @@ def test_a_late_change_finds_its_place_and_a_repeated_one_changes_nothing(spark:
 
 def test_a_late_row_behind_a_forgotten_delete_is_ended_by_its_tombstone(spark: SparkSession) -> None:
     layout = layout_of()
-    stones = prepare(frame(spark, change(6, "DELETE", 1)), layout).alias("stone")
+    stones = prepare(frame(spark, change(6, "DELETE", 1)), layout)
     assert spans(versions(spark, [change(5, "READ", 1, "r")], stones=stones)) == [(1, "r", 5, 6)]
 
 

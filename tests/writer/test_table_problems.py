@@ -44,7 +44,7 @@ async def test_rows_that_are_not_due_are_no_problem_however_long_they_may_wait(
 ) -> None:
     async with running_feed(tmp_path, local_lake, flush_max_age_s=300.0) as running:
         await running.append(range(1, 3))
-        await wait_for(lambda: running.feed.buffer_status()["eventCount"] == 2)
+        await wait_for(lambda: [table.open_rows for table in running.feed.tables.values()] == [2])
         now = time.monotonic()
         assert running.feed.problems(now=now + 290, stalled_after_s=120) == []
         assert not running.feed.stands_still(now=now + 419, stalled_after_s=120)

@@ -1,0 +1,230 @@
+"""`lakefeed backfill`. Owns arguments, help and what is printed; runner.py does the work."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from pipeline.backfill.inputs import FILE_FORMATS, FileInput, Input, check_options
+from pipeline.backfill.jdbc import JdbcInput
+from pipeline.backfill.positions import parse_read_as, shown
+from pipeline.backfill.settings import BackfillConfig
+from pipeline.config import JobKind
+from pipeline.errors import ConfigError
+from pipeline.options import opened_session, spark_options
+from pipeline.settings import load_section
+from pipeline.tables import TableName, catalog_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from pipeline.backfill.runner import Backfill, Outcome, Prepared, Request
+    from pipeline.backfill.target import Target
+
+JDBC = "jdbc"
+PASSWORD_VARIABLE = "LAKEFEED_JDBC_PASSWORD"  # noqa: S105 - the name of a variable, not what is in it
+
+# Chunks that a plan shows.
+SHOWN_MAX = 20
+
+
+@click.command()
+@click.argument("table")
+@click.argument("address", metavar="PATH|URL")
+@click.option("--from", "kind", required=True, type=click.Choice([*FILE_FORMATS, JDBC]), help="What is read.")
+@click.option("--source", required=True, help="The source whose changes come to the table, now or later.")
+@click.option("--key", "keys", multiple=True, required=True, help="Column that names a row; repeat it for several.")
+@click.option(
+    "--position",
+    metavar="mark|start|EPOCH:SEQUENCE",
+    help="As of when rows are: earlier changes lose against them, later ones win  [jdbc: mark, files: start]",
+)
+@click.option("--run", help="Name of the run, to go on with one or to start another  [from source, table and input]")
+@click.option("--option", "reader_options", multiple=True, metavar="NAME=VALUE", help="Option of Spark's reader.")
+@click.option("--schema", "schema_ddl", help="csv, jsonl: types of the columns, as `id BIGINT, name STRING`.")
+@click.option("--dbtable", help="jdbc: the table, or a query in brackets.")
+@click.option("--user", help="jdbc: user of the database.")
+@click.option(
+    "--password", envvar=PASSWORD_VARIABLE, show_envvar=True, help="jdbc: password; better as a variable than here."
+)
+@click.option("--driver", help="jdbc: class of the driver, if it is not found by the URL.")
+@click.option("--split-by", help="jdbc: column of whole numbers by which chunks are cut  [--key, if it is one]")
+@click.option("--chunk-rows", type=int, help="jdbc: rows of a chunk  [pipeline.backfill.chunk_max_rows]")
+@click.option("--ledger/--no-ledger", default=None, help="Record the rows for `lakefeed verify`.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@spark_options
+def backfill(table: str, *, address: str, dry_run: bool, as_json: bool, **options: Any) -> None:
+    """Fill TABLE with rows that are there already: files under PATH, or a table of the database at URL.
+
+    Each row becomes a change with the operation READ, as of a position of the source: changes that came later win
+    over it, also while the backfill runs. Rows are committed in chunks; the same command again, after whatever
+    has ended it, goes on with the chunk that is next. The table is created if it is missing.
+
+    \b
+      lakefeed backfill sales.orders s3a://exports/orders/ --from parquet --source shop --key id
+      lakefeed backfill sales.orders orders.csv --from csv --schema "id BIGINT, total DECIMAL(18, 2)" \\
+          --source shop --key id --position 0:4711
+      lakefeed backfill sales.orders jdbc:postgresql://db/shop --from jdbc --dbtable public.orders --user reader \\
+          --source shop --key id --packages org.postgresql:postgresql:42.7.8
+    """
+    config = _config(options)
+    read_as = parse_read_as(options["position"] or ("mark" if options["kind"] == JDBC else "start"))
+    with opened_session(options, job_kind=JobKind.LONG, app_name=f"lakefeed backfill {table}") as spark:
+        from pipeline.backfill.runner import Backfill, Request  # noqa: PLC0415 - as all that needs Spark
+        from pipeline.backfill.target import Target  # noqa: PLC0415
+
+        target = Target(spark, catalog_of(spark), TableName.parse(table))
+        request = Request(
+            source=options["source"], key=options["keys"], read_as=read_as, run=options["run"] or "", config=config
+        )
+        source_input = make_input(spark, address, options)
+        if dry_run:
+            _show_plan(target, Backfill(target, source_input, request).prepare(), request, as_json=as_json)
+            return
+        outcome = _run(target, source_input, request, show=not as_json)
+    _show_outcome(table, outcome, as_json=as_json)
+
+
+def _config(options: dict[str, Any]) -> BackfillConfig:
+    config = load_section(options["config_path"], os.environ, "backfill", BackfillConfig)
+    given = {"chunk_max_rows": options["chunk_rows"], "ledger": options["ledger"]}
+    try:
+        return replace(config, **{name: value for name, value in given.items() if value is not None})
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def make_input(spark: SparkSession, address: str, options: dict[str, Any]) -> Input:
+    """Build the input from the command's options.
+
+    Raises: ConfigError.
+    """
+    reader_options = check_options(options["reader_options"])
+    is_jdbc = options["kind"] == JDBC
+    for name in ("dbtable", "user", "driver", "split_by", "chunk_rows"):
+        if options[name] is not None and not is_jdbc:
+            raise ConfigError(f"--{name.replace('_', '-')} is for --from jdbc")
+    if is_jdbc:
+        return _jdbc_input(address, options, reader_options)
+    declared = options["schema_ddl"]
+    if declared and options["kind"] == "parquet":
+        raise ConfigError("--schema is for csv and jsonl: Parquet has types of its own")
+    # Spark's own paths are URLs; a path of this machine is told from here.
+    path = address if "://" in address else str(Path(address).absolute())
+    return FileInput(
+        format=options["kind"],
+        path=path,
+        options=reader_options,
+        declared=_parse_schema(spark, declared) if declared else None,
+    )
+
+
+def _jdbc_input(address: str, options: dict[str, Any], reader_options: dict[str, str]) -> JdbcInput:
+    if not options["dbtable"]:
+        raise ConfigError("--from jdbc needs --dbtable")
+    if options["schema_ddl"]:
+        raise ConfigError("--schema is for csv and jsonl: a database has types of its own")
+    keys = options["keys"]
+    login = {name: options[name] for name in ("user", "password", "driver") if options[name]}
+    column = options["split_by"] or (keys[0] if len(keys) == 1 else "")
+    return JdbcInput(
+        url=address,
+        table=options["dbtable"],
+        column=column,
+        must_split=options["split_by"] is not None,
+        properties={**login, **reader_options},
+    )
+
+
+def _parse_schema(spark: SparkSession, text: str) -> Any:
+    try:
+        return spark.createDataFrame([], text).schema
+    except Exception as error:
+        raise ConfigError(f"--schema is no list of columns and types: {text}") from error
+
+
+# -- what is shown
+
+
+def _run(target: Target, source_input: Input, request: Request, *, show: bool) -> Outcome:
+    from pipeline.backfill.runner import Backfill  # noqa: PLC0415 - as all that needs Spark
+
+    with _bar(show=show) as (begin, advance):
+        work: Backfill = Backfill(target, source_input, request, on_chunk=advance)
+        prepared = work.prepare()
+        begin(len(prepared.plan.chunks))
+        return work.run(prepared)
+
+
+@contextmanager
+def _bar(*, show: bool) -> Iterator[tuple[Callable[[int], None], Callable[[int, int], None]]]:
+    """Show chunks and rows, on a terminal; nothing elsewhere."""
+    console = Console(stderr=True)
+    columns = (
+        *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("chunks")),
+        *(TimeElapsedColumn(), TimeRemainingColumn()),
+    )
+    with Progress(*columns, console=console, disable=not (show and console.is_terminal)) as bar:
+        task = bar.add_task("planning", total=None)
+        rows = 0
+
+        def begin(chunks: int) -> None:
+            bar.update(task, total=chunks, description="0 rows")
+
+        def advance(_: int, new_rows: int) -> None:
+            nonlocal rows
+            rows += new_rows
+            bar.update(task, advance=1, description=f"{rows:,} rows")
+
+        yield begin, advance
+
+
+def _show_plan(target: Target, prepared: Prepared, request: Request, *, as_json: bool) -> None:
+    mark = None if prepared.is_new_table else target.mark(request.source)
+    done = prepared.record.next if prepared.record else 0
+    document = {
+        "run": prepared.run,
+        "table": str(target.name),
+        "isNewTable": prepared.is_new_table,
+        "changes": list(prepared.fitting.changes),
+        "mark": shown(mark),
+        "position": shown(request.read_as.position_for(mark)),
+        "chunks": [chunk.shown for chunk in prepared.plan.chunks],
+        "done": done,
+    }
+    if as_json:
+        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        return
+    click.echo(f"run {prepared.run}: {len(prepared.plan.chunks):,} chunks, {done:,} done")
+    click.echo(f"  table {target.name}{' (new)' if prepared.is_new_table else ''}")
+    for change in prepared.fitting.changes:
+        click.echo(f"  {change}")
+    click.echo(f"  mark of {request.source}: {document['mark']}, rows are as of {document['position']}")
+    for chunk in prepared.plan.chunks[:SHOWN_MAX]:
+        click.echo(f"  chunk {chunk.number}: {chunk.shown}")
+    if len(prepared.plan.chunks) > SHOWN_MAX:
+        click.echo(f"  and {len(prepared.plan.chunks) - SHOWN_MAX:,} more")
+
+
+def _show_outcome(table: str, outcome: Outcome, *, as_json: bool) -> None:
+    if as_json:
+        document = {"run": outcome.run, "table": table, "rows": outcome.rows, "chunks": outcome.chunks}
+        own = {"newRows": outcome.own_rows, "newChunks": outcome.own_chunks}
+        click.echo(json.dumps({**document, **own}, indent=2, ensure_ascii=False))
+    elif not outcome.own_chunks:
+        click.echo(f"run {outcome.run} was done already: {outcome.rows:,} rows in {outcome.chunks:,} chunks")
+    else:
+        click.echo(
+            f"committed {outcome.own_rows:,} rows in {outcome.own_chunks:,} chunks to {table};"
+            f" run {outcome.run} is done with {outcome.rows:,} rows in {outcome.chunks:,} chunks"
+        )

@@ -1,0 +1,81 @@
+"""What became of a chunk is told by the snapshots, and where they no longer tell, that is said."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+
+from pipeline.backfill.positions import BEFORE_ALL, ReadAs, parse_read_as
+from pipeline.backfill.records import Fate, RunRecord, look_for_chunk, record_from_text
+from pipeline.errors import ConfigError
+from pipeline.tables import Snapshot
+from writer.changes import Position
+from writer.verification.backfills import BACKFILL_KEY, ChunkMark, count_backfilled
+
+NOW = dt.datetime(2026, 11, 16, tzinfo=dt.UTC)
+RECORD = RunRecord(run="r", source="shop", owner="me", facts={"cut": 3}, next=1, after=1, at_us=7, rows=5, checksum=9)
+
+
+def snapshot(snapshot_id: int, chunk: int | None = None, run: str = "r") -> Snapshot:
+    summary = {} if chunk is None else {BACKFILL_KEY: ChunkMark(run, chunk, 3).to_text()}
+    return Snapshot(snapshot_id, snapshot_id - 1 or None, NOW, "append", summary)
+
+
+def fate(snapshots: list[Snapshot], *, after: int | None, chunk: int = 1) -> Fate:
+    return look_for_chunk(snapshots, snapshots[-1].snapshot_id, run="r", chunk=chunk, after=after).fate
+
+
+def test_a_chunk_is_found_behind_where_it_was_begun() -> None:
+    history = [snapshot(1), snapshot(2), snapshot(3, chunk=1), snapshot(4)]
+    assert fate(history, after=1) is Fate.COMMITTED
+    assert fate(history, after=3) is Fate.ABSENT
+    assert fate(history, after=1, chunk=2) is Fate.ABSENT
+    assert fate([snapshot(1), snapshot(2, chunk=1, run="another")], after=1) is Fate.ABSENT
+    assert fate([snapshot(1), snapshot(2, chunk=1)], after=None) is Fate.COMMITTED
+    assert look_for_chunk([], None, run="r", chunk=0, after=None).fate is Fate.ABSENT
+
+
+def test_what_is_expired_in_between_is_unknown_also_if_a_tag_keeps_the_start() -> None:
+    assert fate([snapshot(1), snapshot(3), snapshot(4)], after=1) is Fate.UNKNOWN
+    assert fate([snapshot(3), snapshot(4)], after=None) is Fate.UNKNOWN
+
+
+def test_a_record_is_read_back_whole() -> None:
+    assert record_from_text("r", RECORD.to_text()) == RECORD
+    bare = RunRecord(run="r", source="shop", owner="me", facts={}, checksum=None, is_done=True)
+    assert record_from_text("r", bare.to_text()) == bare
+    assert (
+        RECORD.counting(3, 2**64 - 1).to_text()
+        == record_from_text("r", RECORD.counting(3, 2**64 - 1).to_text()).to_text()
+    )
+    assert (RECORD.counting(3, 2**64 - 1).checksum, RECORD.counting(3, None).checksum) == (8, None)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"source":"shop"}'])
+def test_a_damaged_record_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - whatever is wrong with it
+        record_from_text("r", text)
+
+
+def test_rows_of_runs_are_counted_from_records_and_from_snapshots_that_they_do_not_speak_of_yet() -> None:
+    properties = {RECORD.property_name: RECORD.to_text(), "owner": "x"}
+    counted = count_backfilled(properties, [(ChunkMark("r", 0, 3), None), (None, None)])
+    assert (counted.is_known, {s: (t.rows, t.checksum) for s, t in counted.sources.items()}) == (True, {"shop": (5, 9)})
+    assert not count_backfilled(properties, [(ChunkMark("r", 1, 3), None)]).is_known
+    assert not count_backfilled({RECORD.property_name: "{"}, []).is_known
+
+
+def test_rows_are_as_of_the_mark_or_as_of_what_was_noted_but_never_ahead_of_the_table() -> None:
+    mark = Position(1, 50)
+    assert parse_read_as("mark").position_for(mark) == mark
+    assert parse_read_as("mark").position_for(None) == BEFORE_ALL
+    assert parse_read_as("start").position_for(mark) == BEFORE_ALL
+    assert parse_read_as("start").position_for(None) == BEFORE_ALL
+    assert parse_read_as("1:20").position_for(mark) == Position(1, 20)
+    assert parse_read_as("20") == ReadAs(Position(0, 20))
+    for ahead in ("1:51", "2:0"):
+        with pytest.raises(ConfigError, match="has not come to this position"):
+            parse_read_as(ahead).position_for(mark)
+    with pytest.raises(ConfigError, match="EPOCH:SEQUENCE"):
+        parse_read_as("yesterday")

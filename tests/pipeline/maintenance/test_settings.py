@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import ConfigError
+from pipeline.maintenance.commands import read_steps
+from pipeline.maintenance.locations import SharedLocation, check_location_is_own
+from pipeline.maintenance.settings import MaintenanceConfig, Step
+from pipeline.settings import load_section
+
+
+def load(tmp_path: Path, text: str, **environ: str) -> MaintenanceConfig:
+    path = tmp_path / "lakefeed.toml"
+    path.write_text(text)
+    return load_section(path, environ, "maintenance", MaintenanceConfig)
+
+
+def test_a_tables_own_settings_lie_over_those_of_all(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        """
+        [pipeline.maintenance]
+        target_file_bytes = "64MiB"
+        sort = "id"
+        run = ["compact", "expire"]
+        [pipeline.maintenance.tables."sales.orders"]
+        zorder = ["customer", "day"]
+        skip = true
+        """,
+        LAKEFEED_PIPELINE_MAINTENANCE_MIN_INPUT_FILES="7",
+    )
+    orders, others = config.settings_of("sales.orders"), config.settings_of("sales.lines")
+    assert (orders.target_file_bytes, others.target_file_bytes) == (64 << 20, 64 << 20)
+    assert (orders.sort, orders.zorder, orders.skip) == ("", ("customer", "day"), True)
+    assert (others.sort, others.zorder, others.skip) == ("id", (), False)
+    assert orders.run == (Step.COMPACT, Step.EXPIRE)
+    assert orders.min_input_files == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("orphan_age_s = 3600", "a day at least"),
+        ('sort = "a"\nzorder = ["b"]', "give one of them"),
+        ("min_input_files = 1", "above 1"),
+        ("target_file_bytes = 1", "at least 1 MiB"),
+        ('run = ["compress"]', "compact"),
+        ("[pipeline.maintenance.tables.a]\norphan_age_s = 1", "a day at least"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_with_its_rule(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load(tmp_path, f"[pipeline.maintenance]\n{text}")
+
+
+def test_steps_are_chosen_by_name() -> None:
+    assert read_steps(None) == frozenset(Step)
+    assert read_steps("expire, compact") == {Step.EXPIRE, Step.COMPACT}
+    for wrong in ("", "compress", "compact,"[:0], "expire;orphans"):
+        with pytest.raises(ConfigError, match="--only takes compact"):
+            read_steps(wrong)
+
+
+def test_every_setting_is_documented_with_its_default_and_reason() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "maintenance.md").read_text(encoding="utf-8")
+    table = page[page.index("| setting | default | why |") :].partition("\n\n")[0].splitlines()[2:]
+    config = MaintenanceConfig()
+    shown = {item.name: repr(getattr(config, item.name)) for item in fields(config)}
+    shown["run"] = ", ".join(step.value for step in config.run)
+    assert table == [f"| `{item.name}` | `{shown[item.name]}` | {item.metadata['why']} |" for item in fields(config)]
+
+
+A, B = "default.a", "default.a.b"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("s3://lake/a", "s3://lake/a/b"),
+        ("s3://lake/a", "s3://lake/a"),
+        ("file:///lake/a", "file:/lake/a/"),
+        ("file:/lake/a/", "file:///lake/a/b"),
+    ],
+)
+def test_no_orphans_are_looked_for_where_another_tables_files_lie(first: str, second: str) -> None:
+    with pytest.raises(SharedLocation, match=r"default\.a\.b"):
+        check_location_is_own(A, {A: first, B: second})
+
+
+@pytest.mark.parametrize("other", ["s3://lake/ab", "s3://lake", "s3://other/a"])
+def test_a_table_beside_or_above_does_not_matter(other: str) -> None:
+    assert check_location_is_own(A, {A: "s3://lake/a", B: other}) == "s3://lake/a"

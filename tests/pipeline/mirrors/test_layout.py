@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from pipeline.errors import PipelineError
+from pipeline.mirrors.evolution import ColumnMismatch, columns_sql, plan_evolution
+from pipeline.mirrors.layout import KeyUnknown, Layout, former_names, plan_layout, storage_properties
+from pipeline.mirrors.merge_sql import Bounds, merge_current, within
+from pipeline.mirrors.positions import Truncate, latest_truncates, text_literal, truncated
+from pipeline.mirrors.settings import MirrorMode, MirrorSettings
+
+
+def column(name: str, kind: Any = None, comment: str = "") -> StructField:
+    return StructField(name, kind or StringType(), True, {"comment": comment} if comment else {})
+
+
+def table(*own: StructField) -> StructType:
+    names = ("_cdc_sequence", "_cdc_timestamp", "_cdc_operation", "_cdc_row_id", "_cdc_source", "_cdc_metadata")
+    return StructType([*own, *(column(name) for name in names)])
+
+
+def layout(*own: StructField, **settings: Any) -> Layout:
+    return plan_layout(table(*own), MirrorSettings(**settings))
+
+
+def test_the_key_is_the_configured_one_then_the_built_then_the_declared_then_the_row_id() -> None:
+    own = (column("a", comment="key"), column("b", comment='of the shop; key; formerly ["c"]'), column("key"))
+    changes = table(*own)
+    assert plan_layout(changes, MirrorSettings(key=("b",))).key == ("b",)
+    assert plan_layout(changes, MirrorSettings(), built_key=("a",)).key == ("a",)
+    assert plan_layout(changes, MirrorSettings()).key == ("a", "b")
+    assert layout(column("a", comment="monkey")).key == ("_cdc_row_id",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "built_key", "reason"),
+    [
+        ({"key": ("x",)}, (), "column=x"),
+        ({"key": ("list",)}, (), "single values"),
+        ({"key": ("a",)}, ("_cdc_row_id",), "another key"),
+    ],
+)
+def test_a_key_that_cannot_be_is_refused(settings: dict[str, Any], built_key: tuple[str, ...], reason: str) -> None:
+    changes = table(column("a"), column("list", ArrayType(StringType())))
+    with pytest.raises(KeyUnknown, match=reason):
+        plan_layout(changes, MirrorSettings(**settings), built_key=built_key)
+
+
+def test_a_mirror_has_the_rows_own_columns_and_the_position_and_not_what_is_said_of_the_change() -> None:
+    found = layout(column("a"))
+    assert found.own_columns == ("a",)
+    assert set(found.columns) - {"a"} == {
+        *("_cdc_row_id", "_cdc_source", "_cdc_epoch", "_cdc_sequence", "_cdc_timestamp", "_cdc_operation"),
+        "_cdc_rescued",
+    }
+
+
+def test_a_history_refuses_a_table_that_has_its_columns_already() -> None:
+    with pytest.raises(PipelineError, match="column=valid_to"):
+        layout(column("valid_to"), mode=MirrorMode.HISTORY)
+
+
+def test_each_mode_is_stored_in_its_way() -> None:
+    stored = {mode: storage_properties(MirrorSettings(mode=mode)) for mode in MirrorMode}
+    assert {mode: (each["write.merge.mode"], each["format-version"]) for mode, each in stored.items()} == {
+        MirrorMode.COPY_ON_WRITE: ("copy-on-write", "2"),
+        MirrorMode.MERGE_ON_READ: ("merge-on-read", "2"),
+        MirrorMode.DELETION_VECTORS: ("merge-on-read", "3"),
+        MirrorMode.HISTORY: ("copy-on-write", "2"),
+    }
+
+
+def test_former_names_are_read_from_the_comment() -> None:
+    assert former_names(column("a", comment='text; key; formerly ["b", "c d"]')) == ("b", "c d")
+    assert former_names(column("a", comment="formerly [b]")) == ()
+
+
+def test_a_mirror_follows_new_wider_and_renamed_columns_at_any_depth() -> None:
+    has = StructType(
+        [
+            column("id", IntegerType()),
+            column("name"),
+            column("rate", FloatType()),
+            column("price", DecimalType(10, 2)),
+            column("home", StructType([column("zip", IntegerType())])),
+            column("lines", ArrayType(StructType([column("sku")]))),
+            column("rates", MapType(StringType(), FloatType())),
+            column("dropped"),
+        ]
+    )
+    needs = StructType(
+        [
+            column("id", LongType()),
+            column("la`bel", comment='formerly ["name"]'),
+            column("rate", DoubleType()),
+            column("price", DecimalType(12, 2)),
+            column("home", StructType([column("zip", LongType()), column("city")])),
+            column("lines", ArrayType(StructType([column("sku"), column("count", LongType())]))),
+            column("rates", MapType(StringType(), DoubleType())),
+            column("extra", StructType([column("a b")]), comment="it's"),
+        ]
+    )
+    assert plan_evolution("t", has=has, needs=needs) == [
+        "ALTER TABLE t ALTER COLUMN `id` TYPE bigint",
+        "ALTER TABLE t RENAME COLUMN `name` TO `la``bel`",
+        "ALTER TABLE t ALTER COLUMN `rate` TYPE double",
+        "ALTER TABLE t ALTER COLUMN `price` TYPE decimal(12,2)",
+        "ALTER TABLE t ALTER COLUMN `home`.`zip` TYPE bigint",
+        "ALTER TABLE t ADD COLUMN `home`.`city` string",
+        "ALTER TABLE t ADD COLUMN `lines`.`element`.`count` bigint",
+        "ALTER TABLE t ALTER COLUMN `rates`.`value` TYPE double",
+        "ALTER TABLE t ADD COLUMN `extra` STRUCT<`a b`: string> COMMENT 'it\\'s'",
+    ]
+    assert plan_evolution("t", has=needs, needs=needs) == []
+
+
+def test_a_mirror_that_is_wider_stays_and_another_type_is_refused() -> None:
+    wide, narrow = StructType([column("a", LongType())]), StructType([column("a", IntegerType())])
+    assert plan_evolution("t", has=wide, needs=narrow) == []
+    with pytest.raises(ColumnMismatch, match="column=a mirror=bigint table=string"):
+        plan_evolution("t", has=wide, needs=StructType([column("a")]))
+
+
+def test_columns_are_written_with_quotes_and_comments() -> None:
+    assert columns_sql(StructType([column("a`b", LongType(), "key")])) == "`a``b` bigint COMMENT 'key'"
+
+
+def test_text_is_quoted_so_that_it_ends_where_it_should() -> None:
+    assert text_literal("it's a \\ path") == "'it\\'s a \\\\ path'"
+
+
+def test_bounds_stand_in_the_condition_unless_they_are_long() -> None:
+    bounds = [Bounds("id", "bigint", "1", "9"), Bounds("name", "string", "a", "z" * 300)]
+    assert within(bounds, "t") == "t.`id` >= CAST('1' AS bigint) AND t.`id` <= CAST('9' AS bigint)"
+    assert within([], "t") == "true"
+
+
+def test_only_a_batch_with_truncates_looks_at_rows_that_it_does_not_name() -> None:
+    plain = layout(column("id", LongType()), key=("id",))
+    assert "BY SOURCE" not in merge_current(plain, target="t", view="v")
+    assert "BY SOURCE" in merge_current(plain, target="t", view="v", truncates=[Truncate("s", 0, 1)])
+
+
+def test_the_last_truncate_of_a_source_stands_for_those_before() -> None:
+    given = [Truncate("b", 0, 9), Truncate("a", 1, 2), Truncate("a", 0, 7), Truncate("b", 0, 3)]
+    assert latest_truncates(given) == (Truncate("a", 1, 2), Truncate("b", 0, 9))
+    assert truncated([]) == "false"

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import ConfigError
+from pipeline.mirrors.settings import MirrorConfig, MirrorMode, RowsWithoutKey, TableMirror
+from pipeline.settings import load_section
+
+FILE = """
+[pipeline.mirror]
+mode = "merge-on-read"
+buckets = 4
+
+[pipeline.mirror.tables."sales.orders"]
+mode = "history"
+key = ["region", "id"]
+rows_without_key = "skip"
+"""
+
+
+def load(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> MirrorConfig:
+    path = tmp_path / "lakefeed.toml"
+    path.write_text(text)
+    return load_section(path, environ or {}, "mirror", MirrorConfig)
+
+
+def test_a_tables_own_settings_lie_over_those_of_all(tmp_path: Path) -> None:
+    config = load(tmp_path, FILE, {"LAKEFEED_PIPELINE_MIRROR_BUCKETS": "8"})
+    orders, users = config.settings_of("sales.orders"), config.settings_of("default.users")
+    assert (orders.mode, orders.key, orders.buckets) == (MirrorMode.HISTORY, ("region", "id"), 8)
+    assert orders.rows_without_key is RowsWithoutKey.SKIP
+    assert (users.mode, users.key, users.buckets) == (MirrorMode.MERGE_ON_READ, (), 8)
+    assert (orders.target_name("orders"), users.target_name("users")) == ("orders_history", "users_current")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "batch_max_rows = 0",
+        'target = "mirror"',
+        'mode = "fast"',
+        "interval_s = 0",
+        'checkpoints = ""',
+        '[pipeline.mirror.tables."users"]\nbuckets = -1',
+        '[pipeline.mirror.tables."users"]\nkeys = ["id"]',
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_by_name(tmp_path: Path, wrong: str) -> None:
+    name = wrong.rpartition("\n")[2].split(" ")[0]
+    with pytest.raises(ConfigError, match=name):
+        load(tmp_path, f"[pipeline.mirror]\n{wrong}")
+
+
+def test_a_target_of_ones_own_names_the_mirror() -> None:
+    config = MirrorConfig(target="live_{table}", tables={"a.b": TableMirror(target="{table}_now")})
+    assert config.settings_of("a.c").target_name("c") == "live_c"
+    assert config.settings_of("a.b").target_name("b") == "b_now"

@@ -1,0 +1,93 @@
+"""Backfills for tests: a database that is part of Spark's JVM, the fold of a change table, and inputs that fail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+from websockets.sync.client import connect
+
+from pipeline.backfill.positions import parse_read_as
+from pipeline.backfill.runner import Backfill, Outcome, Request
+from pipeline.backfill.settings import BackfillConfig
+from pipeline.backfill.target import Target
+from pipeline.tables import TableName
+from tests.service_process import ServiceProcess
+
+SOURCE = "shop"
+
+
+class Derby:
+    """A database in memory, which Spark brings along; tables are read by JDBC like those of any other."""
+
+    def __init__(self, spark: SparkSession, name: str) -> None:
+        self.url = f"jdbc:derby:memory:{name};create=true"
+        jvm: Any = spark._jvm
+        jvm.java.lang.Class.forName("org.apache.derby.jdbc.EmbeddedDriver")
+        self._connection = jvm.java.sql.DriverManager.getConnection(self.url)
+
+    def run(self, *statements: str) -> None:
+        statement = self._connection.createStatement()
+        for text in statements:
+            statement.execute(text)
+        statement.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@dataclass(slots=True)
+class Pusher:
+    """A source that pushes changes, in order, each committed unless it is told not to."""
+
+    service: ServiceProcess
+    sequence: int = 0
+
+    def push(self, table: str, operation: str, row: Mapping[str, Any], *, flush: bool = True) -> None:
+        self.sequence += 1
+        image = "before" if operation == "DELETE" else "after"
+        event = {
+            "sequence": self.sequence,
+            "operation": operation,
+            "table": table,
+            "rowId": str(row["id"]),
+            image: dict(row),
+        }
+        with connect(self.service.ws_url) as socket:
+            message = {"type": "cdc_batch", "sourceDoId": SOURCE, "sequenceNumber": 0, "events": [event]}
+            socket.send(json.dumps(message))
+            ack = json.loads(socket.recv(timeout=60))
+        assert ack["type"] == "ack", ack
+        if flush:
+            assert self.service.flush()["success"]
+
+
+def target(spark: SparkSession, catalog: str, table: str) -> Target:
+    return Target(spark, catalog, TableName.parse(table))
+
+
+def request(*, position: str, run: str = "", key: tuple[str, ...] = ("id",), **config: Any) -> Request:
+    return Request(source=SOURCE, key=key, read_as=parse_read_as(position), run=run, config=BackfillConfig(**config))
+
+
+def backfill(into: Target, source_input: Any, wanted: Request, **hooks: Any) -> Outcome:
+    work = Backfill(into, source_input, wanted, **hooks)
+    return work.run(work.prepare())
+
+
+def rows_of(into: Target) -> list[dict[str, Any]]:
+    return [row.asDict() for row in into.spark.table(into.sql).collect()]
+
+
+def fold(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> dict[Any, tuple[Any, ...]]:
+    """Give the last state of each row: by position, and of equal positions the change after what was only read."""
+    state: dict[Any, tuple[Any, ...]] = {}
+    for row in sorted(rows, key=lambda each: (each["_cdc_sequence"], each["_cdc_operation"] != "READ")):
+        if row["_cdc_operation"] == "DELETE":
+            state.pop(row["id"], None)
+        else:
+            state[row["id"]] = tuple(row[name] for name in columns)
+    return state
