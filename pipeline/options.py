@@ -110,8 +110,8 @@ def opened_session(
     Raises: ConfigError, CatalogUnavailable, SparkUnavailable.
     """
     config = session_config(options, job_kind=job_kind, app_name=app_name)
-    if not config.remote:
-        # Where Spark is elsewhere, it may reach a catalog that this machine does not.
+    if not config.remote and not config.is_submitted:
+        # Where Spark is elsewhere, it may reach a catalog that this machine does not, or was told of another one.
         check_catalog_answers(config.catalog)
     spark = build_session(config)
     try:

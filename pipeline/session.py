@@ -93,8 +93,10 @@ def prepare_environment(config: SessionConfig, environ: MutableMapping[str, str]
 
 def _after_spark_submit(conf: Mapping[str, str]) -> dict[str, str]:
     """Let what spark-submit was told stand where ours is only a default."""
-    from pyspark import SparkConf  # noqa: PLC0415 - see above
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - see above
 
+    # Before that PySpark has no way to the JVM, and takes it that nothing was told.
+    SparkContext._ensure_initialized()  # noqa: SLF001 - as PySpark's own builder does, but later
     defaults = session_conf(SessionConfig(master=""), jars=(), scratch_dir=Path())
     told = dict(SparkConf().getAll())
     return {key: value for key, value in conf.items() if key not in told or defaults.get(key) != value}

@@ -38,3 +38,10 @@ def message_of(error: BaseException) -> str:
     if any(mark in str(error) for mark in _WITHOUT_S3_JARS):
         return f"tables on S3 need the AWS jars, {S3_INSTALL_HINT}, or --packages {SPARK_3_5.aws_package}: {message}"
     return message
+
+
+def root_cause_of(error: BaseException) -> str:
+    """Give what was wrong in the first place, where a job has failed for it: the last of Java's causes."""
+    lines = str(error).splitlines()
+    causes = [line for line in lines if line.startswith("Caused by: ")]
+    return causes[-1].removeprefix("Caused by: ")[:_MESSAGE_MAX_CHARS] if causes else message_of(error)

@@ -1,8 +1,8 @@
 """Google Cloud Storage for the tests, as far as it is like S3: its XML API, on the S3 server.
 
 Requests for objects and their parts are the same in both, so the client's own requests for Google meet a real server.
-What is Google's alone is not there: its tokens (a proxy signs for the S3 server instead) and its checks. The emulators
-that there are know the XML API in parts only, and none of them knows uploads in parts.
+What is Google's alone is not there: its tokens (a proxy signs for the S3 server instead) and its checks. Of three
+emulators that were tried (docs/storage.md) none takes uploads in parts by the XML API.
 """
 
 from __future__ import annotations

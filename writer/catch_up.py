@@ -1,8 +1,7 @@
 """Reads the log again for tables that are behind. Owns the second tail; who reads what next is parking.py's.
 
-One task, through the same decode threads as the feed's own, and with as many runs at once: a table that could keep up
-with its changes can also catch up with them. What that takes from the tables that flow is bounded by the threads, which
-both share. A table leaves it the moment it has read as far as the applier, at that very offset. Under steady
+One task, one run at a time, through the same decode threads as the feed's own: what it takes from the tables that flow
+is bounded by that. A table leaves it the moment it has read as far as the applier, at that very offset. Under steady
 changes the applier would have moved on each time, so the last run, which is as short as the one before it took, is read
 while the applier holds still.
 """
@@ -12,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
@@ -101,9 +99,8 @@ class CatchUp:
         well = [table for table in behind.values() if not table.is_stuck(now=now)]
         held_bytes = sum(table.buffered_bytes for table in well)
         if not self._flow.has_memory or held_bytes >= self._config.buffer_max_bytes * STUCK_MAX_SHARE:
-            # One flush at a time gives memory back: of many at once, each would be small.
             largest = max(well, key=lambda table: table.open_bytes, default=None)
-            if largest is not None and largest.open_bytes and not any(table.is_flushing for table in well):
+            if largest is not None and largest.open_bytes:
                 largest.request_flush(FlushReason.MEMORY)
             return None
         ready = {
@@ -132,34 +129,15 @@ class CatchUp:
         if self._tail is None or self._tail.offset != stretch.start:
             self.close()
             self._tail = Tail(self._log, stretch.start)
-        max_bytes, at_once = run_max_bytes(self._config), self._runs_at_once(stretch)
-        decoding: deque[tuple[int, asyncio.Future[DecodedRun]]] = deque()
+        max_bytes = run_max_bytes(self._config)
+        read = functools.partial(self._tail.read, until=stretch.until, max_bytes=max_bytes)
+        records = await loop.run_in_executor(self._context.decoders, read)
         start = stretch.start
-        for _ in range(at_once):
-            read = functools.partial(self._tail.read, until=stretch.until, max_bytes=max_bytes)
-            records = await loop.run_in_executor(self._context.decoders, read)
-            for part, next_offset in cut_run(records, max_bytes=max_bytes, next_offset=self._tail.offset):
-                if len(decoding) == at_once:
-                    await self._give_first(decoding, stretch.tables)
-                decode = self._decoding(part, next_offset, stretch.tables)
-                decoding.append((start, loop.run_in_executor(self._context.decoders, decode)))
-                start = next_offset
-            if self._tail.offset >= stretch.until:
-                break
-        while decoding:
-            await self._give_first(decoding, stretch.tables)
+        for part, next_offset in cut_run(records, max_bytes=max_bytes, next_offset=self._tail.offset):
+            decode = self._decoding(part, next_offset, stretch.tables)
+            self._give(await loop.run_in_executor(self._context.decoders, decode), stretch.tables, start)
+            start = next_offset
         self._end_seen = start if start == applied_offset else None
-
-    def _runs_at_once(self, stretch: Stretch[str]) -> int:
-        """Tell how many runs to read before the next look at the tables: one while a table does not work."""
-        now = self._context.clock()
-        tables = [self._flow.tables[name] for name in stretch.tables]
-        is_slow = any(table.is_stuck(now=now) or table.moves_away for table in tables)
-        return 1 if is_slow else self._config.decode_threads
-
-    async def _give_first(self, decoding: deque[tuple[int, asyncio.Future[DecodedRun]]], names: frozenset[str]) -> None:
-        start, run = decoding.popleft()
-        self._give(await run, names, start)
 
     def _decoding(self, records: Sequence[Record], next_offset: int, names: frozenset[str]) -> Callable[[], DecodedRun]:
         tables = [self._flow.tables[name] for name in names]

@@ -182,10 +182,10 @@ class WriterConfig:
         },
     )
     ledger: bool = field(
-        default=False,
+        default=True,
         metadata={
-            "why": "record counts and a checksum of the rows in every snapshot, for `lakefeed verify`; doubles the"
-            " processor time of a flush, see performance.md"
+            "why": "record counts and a checksum of the rows in every snapshot, for `lakefeed verify`; off saves"
+            " processor time, see performance.md"
         },
     )
     keep_before: bool = field(

@@ -143,20 +143,24 @@ class WriteLine(Line):
     def _commit_waiting(self, loop: asyncio.AbstractEventLoop) -> None:
         group = [self._waiting.popleft() for _ in range(min(len(self._waiting), GROUP_MAX))]
         if group:
-            failures = self._do_first([write.first for write in group if write.first is not None])
-            works = [write.work if write.first not in failures else _raising(failures[write.first]) for write in group]
+            failures = self._do_first([write.first for write in group])
+            works = [
+                write.work if failure is None else _raising(failure)
+                for write, failure in zip(group, failures, strict=True)
+            ]
             results = _commit_together(self._opened(), works)
             loop.call_soon_threadsafe(_answer, group, results)
 
-    def _do_first(self, firsts: Sequence[Callable[[], None]]) -> dict[Callable[[], None] | None, Exception]:
-        """Do what has to be done first; return what went wrong."""
-        done = map(_failure_of, firsts) if len(firsts) == 1 else self._helpers.map(_failure_of, firsts)
-        return {first: failure for first, failure in zip(firsts, done, strict=True) if failure is not None}
+    def _do_first(self, firsts: Sequence[Callable[[], None] | None]) -> list[Exception | None]:
+        """Do what has to be done first; return, for each, what went wrong."""
+        is_alone = len(firsts) - firsts.count(None) <= 1
+        return list(map(_failure_of, firsts) if is_alone else self._helpers.map(_failure_of, firsts))
 
 
-def _failure_of(first: Callable[[], None]) -> Exception | None:
+def _failure_of(first: Callable[[], None] | None) -> Exception | None:
     try:
-        first()
+        if first is not None:
+            first()
     except Exception as error:  # noqa: BLE001 - goes to whoever waits for this write, on the event loop
         return error
     return None

@@ -121,7 +121,8 @@ class FileInput:
         spark.conf.set("spark.sql.sources.partitionColumnTypeInference.enabled", "false")
         options: dict[str, str] = {"mode": "FAILFAST"} if self.format == "csv" or self.declared else {}
         if self.format == "csv":
-            options |= {"header": "true", "enforceSchema": "false"}
+            # As RFC 4180 has it: a quote is doubled inside quotes, and so may be a line's end.
+            options |= {"header": "true", "enforceSchema": "false", "escape": '"', "multiLine": "true"}
         elif self.format == "parquet":
             options |= {"mergeSchema": "true"}
         return spark.read.options(**{**options, **self.options})

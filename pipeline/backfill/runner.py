@@ -26,9 +26,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pipeline import tables
-from pipeline.backfill.chunks import ChunkWriter, Written
+from pipeline.backfill.chunks import ChunkWriter, Staged, Written
 from pipeline.backfill.fitting import Fitting, fit_columns
-from pipeline.backfill.inputs import Input
+from pipeline.backfill.inputs import Input, InputUnreadable
 from pipeline.backfill.plan import Chunk, Plan, default_run
 from pipeline.backfill.positions import BEFORE_ALL, ReadAs
 from pipeline.backfill.reads import Reading, key_columns
@@ -36,7 +36,7 @@ from pipeline.backfill.records import Fate, Looked, RunRecord, look_for_chunk
 from pipeline.backfill.settings import BackfillConfig
 from pipeline.backfill.target import Target
 from pipeline.errors import ConfigError, PipelineError
-from pipeline.spark_errors import is_spark_error, message_of
+from pipeline.spark_errors import is_spark_error, message_of, root_cause_of
 from pipeline.table_documents import current_fields
 from writer.verification.backfills import ChunkMark
 
@@ -228,7 +228,7 @@ class Backfill:
         # The mark first: what is committed between it and the reading wins over what is read.
         position = self._request.read_as.position_for(self._target.mark(self._request.source))
         reading = Reading(source=self._request.source, key=self._request.key, position=position, at_us=record.at_us)
-        staged = writer.stage(self._input.read(self._target.spark, chunk, prepared.given), reading)
+        staged = self._stage(chunk, prepared, reading, writer)
         mark = ChunkMark(record.run, chunk.number, len(prepared.plan.chunks))
         for _ in range(ATTEMPTS_MAX):
             try:
@@ -245,6 +245,14 @@ class Backfill:
         raise PipelineError(
             f"a chunk could not be committed, run it again to go on: run={record.run} chunk={chunk.number}: {reason}"
         )
+
+    def _stage(self, chunk: Chunk, prepared: Prepared, reading: Reading, writer: ChunkWriter) -> Staged:
+        try:
+            return writer.stage(self._input.read(self._target.spark, chunk, prepared.given), reading)
+        except Exception as error:
+            if not is_spark_error(error):
+                raise
+            raise InputUnreadable(f"a chunk cannot be read: chunk={chunk.number}: {root_cause_of(error)}") from error
 
     def _look(self, record: RunRecord) -> Written | None:
         """Find out whether the record's next chunk is committed, and what it holds; None if it is not."""

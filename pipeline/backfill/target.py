@@ -23,24 +23,21 @@ from writer import columns as cdc
 from writer.changes import Operation, Position, SourceId
 from writer.errors import WriterError
 from writer.iceberg.progress import progress_from_text
+from writer.iceberg.properties import UPKEEP_PROPERTIES
 from writer.verification.backfills import RUN_PROPERTY_PREFIX
 from writer.verification.ledger import TOTALS_PROPERTY, Totals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# What the service says of a new table: writer/committer.py, writer/iceberg/properties.py, writer/layout_plan.py.
+# What the service says of a new table: writer/committer.py, writer/layout_plan.py.
 NEW_TABLE_PROPERTIES = {
     "format-version": "2",
     tables.APPEND_ONLY: "true",
     "write.parquet.compression-codec": "zstd",
-    "write.metadata.delete-after-commit.enabled": "true",
-    "write.metadata.previous-versions-max": "20",
-    "history.expire.max-snapshot-age-ms": str(5 * 24 * 60 * 60 * 1000),
-    "history.expire.min-snapshots-to-keep": "100",
-    "lakefeed.snapshots-max": "500",
     "lakefeed.partition": "day(_cdc_timestamp)",
     "lakefeed.sort": "",
+    **UPKEEP_PROPERTIES,
 }
 _PARTITION = f"days({cdc.TIMESTAMP})"
 _KEY_COMMENT = "key"

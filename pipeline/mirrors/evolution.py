@@ -23,8 +23,7 @@ from pyspark.sql.types import (
 
 from pipeline.errors import PipelineError
 from pipeline.mirrors.layout import comment_of, former_names
-from pipeline.mirrors.positions import text_literal
-from pipeline.tables import quoted
+from pipeline.mirrors.sql_text import quoted, text_literal
 
 
 class ColumnMismatch(PipelineError):

@@ -16,21 +16,22 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
 
 from pipeline.mirrors.layout import ENDED_BY, IS_CURRENT, POSITION_COLUMNS, UNKNOWN, VALID_FROM, VALID_TO, Layout
-from pipeline.mirrors.positions import READ, Truncate, text_literal
-from pipeline.mirrors.transforms import DELETE, ORDER_COLUMNS, carried, column, ordered
-from pipeline.tables import quoted
+from pipeline.mirrors.positions import READ, Truncate
+from pipeline.mirrors.sql_text import quoted, text_literal
+from pipeline.mirrors.transforms import DELETE, ORDER_COLUMNS, TRUNCATE, carried, column, ordered
 from writer import columns
 
 _IS_VERSION = "_cdc_is_version"
 _IS_STORED = "_cdc_is_stored"
 _STORED_END = "_cdc_stored_end"
 _PLACE = "_cdc_place"
-_END_TYPE = "struct<source: string, epoch: int, sequence: bigint, timestamp: timestamp>"
+_END_TYPE = "struct<source: string, epoch: int, sequence: bigint, timestamp: timestamp, operation: string>"
 _END_FIELDS = {
     columns.SOURCE: "source",
     columns.EPOCH: "epoch",
     columns.SEQUENCE: "sequence",
     columns.TIMESTAMP: "timestamp",
+    columns.OPERATION: "operation",
 }
 
 
@@ -42,8 +43,12 @@ def versions_of(
     layout: Layout,
     unchanged: Collection[str],
     truncates: Sequence[Truncate],
+    earlier_truncates: Sequence[Truncate] = (),
 ) -> DataFrame:
-    """Find the versions that are new, and those that end otherwise than is stored. `events` are without truncates."""
+    """Find the versions that are new, and those that end otherwise than is stored. `events` are without truncates.
+
+    `truncates` are the batch's own; earlier ones matter to rows that come late.
+    """
     known = _touched(stored, events, layout, truncates)
     rows = _stored_versions(known, layout).unionByName(_stored_ends(known, layout))
     rows = rows.unionByName(_new_events(events, layout))
@@ -53,7 +58,7 @@ def versions_of(
         )
         rows = rows.unionByName(_enders(touched, layout))
     filled = carried(ordered(_once(rows, layout), layout, sources_differ=True), layout, unchanged)
-    ended = _ended(filled, layout, truncates).where(column(_IS_VERSION))
+    ended = _ended(filled, layout, (*truncates, *earlier_truncates)).where(column(_IS_VERSION))
     is_news = ~column(_IS_STORED) | ~column(ENDED_BY).eqNullSafe(column(_STORED_END))
     # A stored version names as unchanged what it never got: fewer names are values found before it.
     is_news = is_news | (~column(UNKNOWN).eqNullSafe(column(columns.UNCHANGED)))
@@ -102,23 +107,25 @@ def _stored_versions(known: DataFrame, layout: Layout) -> DataFrame:
 
 def _stored_ends(known: DataFrame, layout: Layout) -> DataFrame:
     """Read the stored ends as events: a version that was deleted stays so, whatever is put before its end."""
-    ended = known.where(column(ENDED_BY).isNotNull()).select(
-        *map(column, layout.key),
-        *(column(ENDED_BY)[field].alias(name) for name, field in _END_FIELDS.items() if name not in layout.key),
-    )
-    return _enders(ended, layout)
+    fields = {name: column(ENDED_BY)[field] for name, field in _END_FIELDS.items()}
+    fields |= {name: column(name) for name in layout.key}
+    ended = known.where(column(ENDED_BY).isNotNull())
+    return _enders(ended.select(*(value.alias(name) for name, value in fields.items())), layout)
 
 
 def _enders(rows: DataFrame, layout: Layout) -> DataFrame:
+    """Make events that end versions and are none. One that stands for the begin of another version has no values."""
     kept = {*layout.key, *_END_FIELDS}
+    values = {
+        name: column(name) if name in kept else F.lit(None).cast(layout.schema[name].dataType)
+        for name in layout.columns
+    }
+    is_gone = column(columns.OPERATION).isin(DELETE, TRUNCATE)
+    values[columns.OPERATION] = F.when(is_gone, DELETE).otherwise(column(columns.OPERATION))
+    sends_nothing = F.array(*map(F.lit, layout.own_columns)).cast("array<string>")
     return rows.select(
-        *(
-            F.lit(DELETE).alias(name)
-            if name == columns.OPERATION
-            else (column(name) if name in kept else F.lit(None).cast(layout.schema[name].dataType)).alias(name)
-            for name in layout.columns
-        ),
-        F.lit(None).cast("array<string>").alias(columns.UNCHANGED),
+        *(value.alias(name) for name, value in values.items()),
+        F.when(~is_gone, sends_nothing).alias(columns.UNCHANGED),
         F.lit(False).alias(_IS_VERSION),
         F.lit(False).alias(_IS_STORED),
         F.lit(None).cast(_END_TYPE).alias(_STORED_END),
@@ -164,7 +171,8 @@ def _next_truncate(truncates: Sequence[Truncate]) -> str:
         return "NULL"
     literals = ", ".join(
         f"named_struct('epoch', {each.epoch}, 'sequence', CAST({each.sequence} AS bigint), "
-        f"'source', {text_literal(each.source)}, 'timestamp', CAST({_text_or_null(each.time)} AS timestamp))"
+        f"'source', {text_literal(each.source)}, 'timestamp', CAST({_text_or_null(each.time)} AS timestamp), "
+        f"'operation', '{TRUNCATE}')"
         for each in truncates
     )
     behind = (

@@ -135,6 +135,7 @@ def _history_fields(own: list[StructField]) -> list[StructField]:
             StructField("epoch", IntegerType()),
             StructField("sequence", LongType()),
             StructField("timestamp", TimestampType()),
+            StructField("operation", StringType()),
         ]
     )
     return [
@@ -171,4 +172,7 @@ def storage_properties(settings: MirrorSettings) -> dict[str, str]:
         # One application writes a mirror; what it need not do is fail because a compaction has added files.
         "write.merge.isolation-level": "snapshot",
         "write.parquet.compression-codec": "zstd",
+        # A metadata file a merge would be left behind otherwise.
+        "write.metadata.delete-after-commit.enabled": "true",
+        "write.metadata.previous-versions-max": "20",
     }

@@ -13,9 +13,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from pipeline.mirrors.lineage import Version
+from pipeline.mirrors.lineage import MARKER, Version
 
-MARKER = "lakefeed.mirror.position"
 MIRROR_OF = "lakefeed.mirror.of"
 MIRROR_KEY = "lakefeed.mirror.key"
 MIRROR_MODE = "lakefeed.mirror.mode"

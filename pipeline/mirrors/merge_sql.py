@@ -10,9 +10,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pipeline.mirrors.layout import UNKNOWN, Layout
-from pipeline.mirrors.positions import Truncate, newer, text_literal, truncated
+from pipeline.mirrors.positions import Truncate, newer, truncated
+from pipeline.mirrors.sql_text import quoted, text_literal
 from pipeline.mirrors.transforms import IS_DELETED, sent_at_column
-from pipeline.tables import quoted
 
 # A longer text is no help in a plan, and Iceberg's bounds of text are shorter than that anyway.
 _BOUND_MAX_CHARACTERS = 200

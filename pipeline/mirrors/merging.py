@@ -25,11 +25,13 @@ from pipeline.commit_properties import commit_with_properties
 from pipeline.errors import PipelineError
 from pipeline.mirrors.history import merge_history, versions_of
 from pipeline.mirrors.layout import UNKNOWN, Layout
-from pipeline.mirrors.markers import MARKER, Marker
+from pipeline.mirrors.lineage import MARKER
+from pipeline.mirrors.markers import Marker
 from pipeline.mirrors.merge_sql import Bounds, merge_current
 from pipeline.mirrors.names import MirrorNames
-from pipeline.mirrors.positions import READ, Truncate, latest_truncates, text_literal
+from pipeline.mirrors.positions import READ, Truncate, latest_truncates
 from pipeline.mirrors.settings import MirrorSettings, RowsWithoutKey
+from pipeline.mirrors.sql_text import text_literal
 from pipeline.mirrors.tombstones import Tombstones
 from pipeline.mirrors.transforms import (
     IS_DELETED,
@@ -116,7 +118,7 @@ def merge_changes(
         events = events.where(~names_no_row(layout))
     batch = _Batch(events, facts, latest_truncates((*tombstones.truncates, *facts.truncates)))
     stones = tombstones.deletes(spark)
-    folded = _fold(batch, layout, stones).persist(StorageLevel.MEMORY_AND_DISK)
+    folded = source = _fold(batch, layout, stones).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         measured = _measure(folded, layout)
         if measured.deletes or facts.truncates:
@@ -124,12 +126,12 @@ def merge_changes(
                 f"{columns.TIMESTAMP} >= current_timestamp() - INTERVAL {int(settings.tombstone_horizon_s)} SECOND"
             )
             tombstones.add(folded.where(IS_DELETED).where(horizon), facts.truncates, now=time.time())
-        plan = _plan_history if layout.keeps_history else _plan_current
-        source, statement = plan(batch, folded, measured, stones, names, layout)
+        source = _versions(batch, stones, names, layout) if layout.keeps_history else folded
         source.createOrReplaceTempView(_view(names))
-        commit_marked(spark, statement, names.mirror_sql, marker)
+        commit_marked(spark, _statement(batch, measured, names, layout), names.mirror_sql, marker)
     finally:
         folded.unpersist()
+        source.unpersist()
         spark.catalog.dropTempView(_view(names))
     return Merged(facts.rows, measured.keys, measured.deletes)
 
@@ -141,15 +143,26 @@ def _fold(batch: _Batch, layout: Layout, stones: DataFrame | None) -> DataFrame:
     return folded if stones is None else unblocked(folded, stones, layout)
 
 
-def _plan_current(
-    batch: _Batch,
-    folded: DataFrame,
-    measured: _Measured,
-    _stones: DataFrame | None,
-    names: MirrorNames,
-    layout: Layout,
-) -> tuple[DataFrame, str]:
-    return folded, merge_current(
+def _versions(batch: _Batch, stones: DataFrame | None, names: MirrorNames, layout: Layout) -> DataFrame:
+    """Find what changes in a history. The result is kept, because a merge reads its source twice."""
+    stored = batch.events.sparkSession.table(names.mirror_sql)
+    gaps = stored.where(column(UNKNOWN).isNotNull()).select(F.explode(UNKNOWN)).distinct().collect()
+    versions = versions_of(
+        without_truncated(batch.events, ()),
+        stored=stored,
+        stones=stones,
+        layout=layout,
+        unchanged=batch.facts.unchanged | {row[0] for row in gaps},
+        truncates=batch.facts.truncates,
+        earlier_truncates=batch.truncates,
+    )
+    return versions.persist(StorageLevel.MEMORY_AND_DISK)
+
+
+def _statement(batch: _Batch, measured: _Measured, names: MirrorNames, layout: Layout) -> str:
+    if layout.keeps_history:
+        return merge_history(layout, target=names.mirror_sql, view=_view(names))
+    return merge_current(
         layout,
         target=names.mirror_sql,
         view=_view(names),
@@ -159,25 +172,6 @@ def _plan_current(
         # A late row is nearly always one that was read; looking into every row for gaps would cost all batches.
         fills=batch.facts.has_reads,
     )
-
-
-def _plan_history(
-    batch: _Batch,
-    _folded: DataFrame,
-    _measured: _Measured,
-    stones: DataFrame | None,
-    names: MirrorNames,
-    layout: Layout,
-) -> tuple[DataFrame, str]:
-    events = without_truncated(batch.events, ())
-    stored = events.sparkSession.table(names.mirror_sql)
-    truncates = (*batch.facts.truncates, *batch.truncates)
-    gaps = stored.where(column(UNKNOWN).isNotNull()).select(F.explode(UNKNOWN)).distinct().collect()
-    unchanged = batch.facts.unchanged | {row[0] for row in gaps}
-    versions = versions_of(
-        events, stored=stored, stones=stones, layout=layout, unchanged=unchanged, truncates=truncates
-    )
-    return versions, merge_history(layout, target=names.mirror_sql, view=_view(names))
 
 
 def _view(names: MirrorNames) -> str:

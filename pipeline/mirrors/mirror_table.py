@@ -11,9 +11,9 @@ from pipeline.mirrors.layout import Layout, storage_properties
 from pipeline.mirrors.lineage import load_lineage
 from pipeline.mirrors.markers import MIRROR_KEY, MIRROR_MODE, MIRROR_OF, Marker, find_marker
 from pipeline.mirrors.names import MirrorNames
-from pipeline.mirrors.positions import text_literal
 from pipeline.mirrors.settings import MirrorSettings
-from pipeline.tables import exists, properties, quoted
+from pipeline.mirrors.sql_text import quoted, text_literal
+from pipeline.tables import exists, properties
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

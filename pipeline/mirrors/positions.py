@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pipeline.mirrors.sql_text import text_literal
 from writer import columns
 
 READ = "READ"
@@ -67,9 +68,3 @@ def latest_truncates(truncates: Iterable[Truncate]) -> tuple[Truncate, ...]:
         if known is None or (each.epoch, each.sequence) > (known.epoch, known.sequence):
             latest[each.source] = each
     return tuple(latest[source] for source in sorted(latest))
-
-
-def text_literal(text: str) -> str:
-    """Write text as SQL does."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"

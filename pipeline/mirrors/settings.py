@@ -6,8 +6,6 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from pipeline.config import check
-
 
 class MirrorMode(enum.Enum):
     """How a mirror is stored, and what of a row it keeps."""
@@ -23,6 +21,11 @@ class RowsWithoutKey(enum.Enum):
 
     STOP = "stop"
     SKIP = "skip"
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
 
 
 _CURRENT_TARGET = "{table}_current"
@@ -91,9 +94,9 @@ class MirrorConfig:
     )
 
     def __post_init__(self) -> None:
-        check(self.interval_s > 0, f"interval_s must be above 0: {self.interval_s}")
-        check(bool(self.checkpoints), "checkpoints must name a directory")
-        check(self.parallel_tables > 0, f"parallel_tables must be above 0: {self.parallel_tables}")
+        _check(self.interval_s > 0, f"interval_s must be above 0: {self.interval_s}")
+        _check(bool(self.checkpoints), "checkpoints must name a directory")
+        _check(self.parallel_tables > 0, f"parallel_tables must be above 0: {self.parallel_tables}")
         for settings in (self.settings_of(""), *map(self.settings_of, self.tables)):
             settings.check()
 
@@ -129,11 +132,11 @@ class MirrorSettings:
 
         Raises: ValueError.
         """
-        check(self.batch_max_rows > 0, f"batch_max_rows must be above 0: {self.batch_max_rows}")
-        check(self.batch_max_files > 0, f"batch_max_files must be above 0: {self.batch_max_files}")
-        check(self.buckets >= 0, f"buckets must not be below 0: {self.buckets}")
-        check(self.tombstone_horizon_s >= 0, f"tombstone_horizon_s must not be below 0: {self.tombstone_horizon_s}")
-        check(not self.target or "{table}" in self.target, f"target needs {{table}} in it: {self.target}")
+        _check(self.batch_max_rows > 0, f"batch_max_rows must be above 0: {self.batch_max_rows}")
+        _check(self.batch_max_files > 0, f"batch_max_files must be above 0: {self.batch_max_files}")
+        _check(self.buckets >= 0, f"buckets must not be below 0: {self.buckets}")
+        _check(self.tombstone_horizon_s >= 0, f"tombstone_horizon_s must not be below 0: {self.tombstone_horizon_s}")
+        _check(not self.target or "{table}" in self.target, f"target needs {{table}} in it: {self.target}")
 
     def target_name(self, table: str) -> str:
         """Name the mirror of a table."""

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from pipeline.mirrors.layout import POSITION_COLUMNS, Layout
 from pipeline.mirrors.markers import MIRROR_OF
 from pipeline.mirrors.names import MirrorNames
-from pipeline.mirrors.positions import Truncate, latest_truncates, text_literal
-from pipeline.tables import exists, quoted
+from pipeline.mirrors.positions import Truncate, latest_truncates
+from pipeline.mirrors.sql_text import quoted, text_literal
+from pipeline.tables import exists
 from writer import columns
 
 if TYPE_CHECKING:

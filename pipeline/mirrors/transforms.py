@@ -18,8 +18,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
 from pyspark.sql.types import BinaryType, DataType, StringType
 
 from pipeline.mirrors.layout import POSITION_COLUMNS, UNKNOWN, Layout
-from pipeline.mirrors.positions import READ, Truncate, newer, text_literal, truncated
-from pipeline.tables import quoted
+from pipeline.mirrors.positions import READ, Truncate, newer, truncated
+from pipeline.mirrors.sql_text import quoted, text_literal
 from writer import columns
 
 IS_DELETED = "_cdc_is_deleted"

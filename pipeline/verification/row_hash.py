@@ -8,6 +8,7 @@ schema as its JSON has them, because the hash goes by field ids.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 from pyspark.sql import Column
@@ -15,6 +16,8 @@ from pyspark.sql import functions as sql
 
 # Longer values are hashed in parts.
 PART_BYTES = 256
+# Decimals of so many digits are hashed as one long.
+LONG_DIGITS = 18
 # Iceberg keeps the ids above for columns that tables do not list, such as row ids in files.
 LAST_FIELD_ID = 2_147_483_446
 
@@ -63,11 +66,9 @@ def _added_by_value(f: Column, type_: Any, value: Column) -> Column:
     if kind == "date":
         return sql.xxhash64(f, sql.unix_date(value).cast("long"))
     if kind.startswith("decimal"):
-        # Of more than 18 digits, so that Spark hashes the bytes of any.
-        scale = int(kind.rstrip(")").rpartition(",")[2])
-        return sql.xxhash64(f, value.cast(f"decimal(38, {scale})"))
+        return _added_by_decimal(f, kind, value)
     if kind == "uuid":
-        return sql.xxhash64(f, sql.unhex(sql.regexp_replace(value, "-", "")))
+        return sql.xxhash64(f, _whole_words(sql.unhex(sql.regexp_replace(value, "-", ""))))
     if kind in _BYTES or kind.startswith("fixed"):
         return _added_by_bytes(f, value)
     raise TypeUnknown(f"no hash in Spark for a column of this type: type={kind}")
@@ -80,9 +81,27 @@ def _added_by_bytes(f: Column, value: Column) -> Column:
     last = sql.floor((size - 1) / PART_BYTES).cast("int")
     parts = sql.transform(
         sql.sequence(sql.lit(0), sql.greatest(last, sql.lit(0))),
-        lambda i: sql.xxhash64(f, i.cast("long"), data.substr(i * PART_BYTES + 1, sql.lit(PART_BYTES))),
+        lambda i: sql.xxhash64(f, i.cast("long"), _whole_words(data.substr(i * PART_BYTES + 1, sql.lit(PART_BYTES)))),
     )
-    return sql.when(size <= PART_BYTES, sql.xxhash64(f, value)).otherwise(_xor_of(parts, _long(0)))
+    return sql.when(size <= PART_BYTES, sql.xxhash64(f, _whole_words(data))).otherwise(_xor_of(parts, _long(0)))
+
+
+def _whole_words(data: Column) -> Column:
+    """Make bytes up to words of eight: in front, how many the first one has, and zeros."""
+    leads = sql.array(*(sql.lit(bytes([odd]) + bytes(7 - odd)) for odd in range(8)))
+    return sql.concat(sql.element_at(leads, sql.octet_length(data) % 8 + 1), data)
+
+
+def _added_by_decimal(f: Column, kind: str, value: Column) -> Column:
+    """Hash a decimal. Of a type of up to 18 digits Spark takes the unscaled value as a long, of others its bytes."""
+    precision, scale = (int(part) for part in kind.rstrip(")").partition("(")[2].split(","))
+    as_long = sql.xxhash64(f, value.cast(f"decimal({LONG_DIGITS}, {min(scale, LONG_DIGITS)})"))
+    as_bytes = sql.xxhash64(f, value.cast(f"decimal(38, {scale})"))
+    if precision <= LONG_DIGITS:
+        return as_long
+    if scale > LONG_DIGITS:
+        return as_bytes
+    return sql.when(sql.abs(value) < sql.lit(Decimal(10 ** (LONG_DIGITS - scale))), as_long).otherwise(as_bytes)
 
 
 def _added_by_parts(f: Column, type_: Mapping[str, Any], value: Column) -> Column:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -274,8 +274,15 @@ async def measure_commits(bench: Bench, floor: Bench, client: Client) -> list[Fi
         await bench.measure(
             f"commit, {WRITERS} writers, a table each", WRITERS, lambda each, n: writers[n].append(each)
         ),
-        await bench.measure(f"commit, {WRITERS} writers, one table", WRITERS, shared.append_contended),
+        await measure_contended(bench, shared),
     ]
+
+
+async def measure_contended(bench: Bench, shared: Writer) -> Figure:
+    """Commit from several clients to one table: of those that saw the same version, one wins and the others look again."""
+    figure = await bench.measure(f"commit, {WRITERS} writers, one table", WRITERS, shared.append_contended)
+    lost = shared.conflicts / (figure.per_s * bench.seconds)
+    return replace(figure, name=f"{figure.name}, {lost:.1f} lost for each")
 
 
 async def measure_one_writer(bench: Bench, floor: Bench, client: Client, *, start: int) -> Figure:

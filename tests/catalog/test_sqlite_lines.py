@@ -8,9 +8,10 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 
-from catalog.errors import AlreadyExists, StoreFailed
+from catalog.errors import AlreadyExists, StorageFailed, StoreFailed
 from catalog.store.sqlite_lines import GROUP_MAX, WriteLine, connect
 
 HELD_MAX_S = 20.0
@@ -113,6 +114,46 @@ async def test_a_transaction_that_the_database_gave_up_fails_all_who_shared_it(l
     assert [str(answer) for answer in answers] == ["Catalog database failed: database or disk is full"] * 3
     assert stored(tmp_path / "numbers.db") == []
     assert await line.run(insert(3)) == 3
+
+
+async def test_what_has_to_be_done_first_is_done_before_the_transaction_and_fails_its_own_write_alone(
+    line: WatchedLine, tmp_path: Path
+):
+    seen: list[list[int]] = []
+
+    def look() -> None:
+        seen.append(stored(tmp_path / "numbers.db"))
+
+    def fail() -> None:
+        raise StorageFailed("disk full")
+
+    held = await line.hold()
+    firsts = (look, fail, None, look)
+    waiting = [asyncio.ensure_future(line.run(insert(number), first)) for number, first in enumerate(firsts)]
+    await asyncio.sleep(0)
+    line.gate.set()
+    await held
+    answers = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [int, StorageFailed, int, int]
+    assert seen == [[], []]
+    assert stored(tmp_path / "numbers.db") == [0, 2, 3]
+    with pytest.raises(StorageFailed):
+        await line.run(insert(4), fail)
+    assert stored(tmp_path / "numbers.db") == [0, 2, 3]
+
+
+async def test_what_those_who_wait_have_to_do_first_goes_on_at_once(line: WatchedLine):
+    meeting = threading.Barrier(2)
+
+    def meet() -> None:
+        meeting.wait(HELD_MAX_S)
+
+    held = await line.hold()
+    waiting = [asyncio.ensure_future(line.run(insert(number), meet)) for number in range(2)]
+    await asyncio.sleep(0)
+    line.gate.set()
+    await held
+    assert await asyncio.gather(*waiting) == [0, 1]
 
 
 async def test_a_write_whose_caller_has_gone_is_made_all_the_same(line: WatchedLine, tmp_path: Path):

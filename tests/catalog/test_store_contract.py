@@ -19,6 +19,7 @@ from catalog.errors import (
     NoSuchNamespace,
     NoSuchTable,
     NoSuchView,
+    StorageFailed,
     StoreUnusable,
 )
 from catalog.names import TableId, ViewId
@@ -30,6 +31,20 @@ from catalog.store.sqlite import SqliteStore
 
 DB = ("db",)
 TABLE, OTHER, VIEW = TableId(DB, "t"), TableId(DB, "u"), ViewId(DB, "v")
+
+
+async def test_pointer_moves_after_what_has_to_be_done_first_and_not_without_it(store: Store):
+    await store.create_entry(TABLE, "one")
+    done: list[int] = []
+
+    def fail() -> None:
+        raise StorageFailed("disk full")
+
+    with pytest.raises(StorageFailed):
+        await store.swap_pointer(TABLE, expected="one", new="two", first=fail)
+    assert await store.load_pointer(TABLE) == "one"
+    assert await store.swap_pointer(TABLE, expected="one", new="two", first=lambda: done.append(1))
+    assert (done, await store.load_pointer(TABLE)) == ([1], "two")
 
 
 async def test_entries_are_found_by_a_part_of_where_their_metadata_is(store: Store):

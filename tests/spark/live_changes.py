@@ -1,9 +1,10 @@
-"""Changes that keep coming while a test looks after the table: one client, batch after batch, each acked."""
+"""Changes that come while a test looks after the table: one client, batch after batch, each acked."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,20 +15,26 @@ from tests.service_process import ServiceProcess
 
 WAIT_S = 120.0
 BATCH_ROWS = 20
+PACE_S = 0.15
 
 # 2026-11-16 in ms.
 _DAY_MS = 1_794_787_200_000
 
 
 class LiveChanges:
-    """Pushes inserts numbered from 1 to `default.users` until it is stopped."""
+    """Pushes inserts numbered from 1 to `default.users`, some a second, until it is stopped."""
 
     def __init__(self, service: ServiceProcess) -> None:
         self._service = service
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="live-changes")
+        self._limit = math.inf
         self.failure: BaseException | None = None
         self.pushed = 0
+
+    def push_at_most(self, batches: float) -> None:
+        """Push so many more. On a slow machine nobody is helped by a table that grows for as long as it takes."""
+        self._limit = self.pushed // BATCH_ROWS + batches
 
     def start(self) -> None:
         self._thread.start()
@@ -49,9 +56,10 @@ class LiveChanges:
         try:
             with connect(self._service.ws_url) as socket:
                 number = 0
-                while not self._ended.wait(0.05):
-                    self._push(socket, number)
-                    number += 1
+                while not self._ended.wait(PACE_S):
+                    if number < self._limit:
+                        self._push(socket, number)
+                        number += 1
         except BaseException as error:  # noqa: BLE001 - raised where the test waits
             self.failure = error
 

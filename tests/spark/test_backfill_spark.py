@@ -112,8 +112,8 @@ def test_a_new_table_is_the_one_that_the_service_would_have_made_and_goes_on_wit
     check_sound(spark, "people")
     # The same command again is a run that was done.
     assert backfill(into, source, request(position="start", chunk_max_bytes=1)).own_chunks == 0
+    pq.write_table(people(1, 99), tmp_path / "in" / "part-9.parquet")
     with pytest.raises(InputUnreadable, match="files have changed"):
-        pq.write_table(people(1, 99), tmp_path / "in" / "part-9.parquet")
         backfill(into, source, request(position="start", chunk_max_bytes=1))
 
 
@@ -182,8 +182,8 @@ def test_json_lines_are_fitted_to_the_table_that_is_there(pusher: Pusher, spark:
     before = rows_of(into)
     (tmp_path / "wrong.json").write_text('{"id": 4, "text": {"no": "text"}}\n', encoding="utf-8")
     (tmp_path / "broken.json").write_text('{"id": 4}\nno json\n', encoding="utf-8")
+    wrong = FileInput(format="jsonl", path=str(tmp_path / "wrong.json"))
     with pytest.raises(PipelineError, match=r"column=text type=struct<no:string> table_type=string"):
-        wrong = FileInput(format="jsonl", path=str(tmp_path / "wrong.json"))
         backfill(into, wrong, request(position="mark"))
     with pytest.raises(InputUnreadable, match="no JSON objects"):
         backfill(into, FileInput(format="jsonl", path=str(tmp_path / "broken.json")), request(position="mark"))

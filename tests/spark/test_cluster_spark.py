@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE")
 PACKAGES = ("catalog", "ingest", "pipeline", "writer")
 
+FROM_THE_WHEEL = "imported from the wheel"
+
 FAST_AND_SMALL = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -85,17 +87,20 @@ def service(tmp_path: Path) -> Iterator[ServiceProcess]:
 def test_job_of_the_wheel_runs_on_a_standalone_cluster(
     cluster: Cluster, wheel: Path, service: ServiceProcess, tmp_path: Path
 ) -> None:
+    # Where the catalog is, spark-submit is told: the job has only a default for it, which gives way.
+    told = {**FAST_AND_SMALL, "spark.sql.catalog.lake.uri": service.http_url}
     conf = tmp_path / "spark.conf"
-    conf.write_text("\n".join(f"{key} {value}" for key, value in FAST_AND_SMALL.items()))
+    conf.write_text("\n".join(f"{key} {value}" for key, value in told.items()))
 
     ended = cluster.submit(
-        *("maintain_tables", "default.users", "--only", "compact", "--json", "--url", service.http_url),
+        *("maintain_tables", "default.users", "--only", "compact", "--json"),
         WHEEL=str(wheel),
         ICEBERG=_iceberg(),
         SUBMIT_OPTIONS=f"--properties-file {conf}",
     )
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert FROM_THE_WHEEL in ended.stdout
     assert _live_files(service) == 1
     (application,) = cluster.finished_applications()
     assert (application["state"], application["cores"]) == ("FINISHED", 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import subprocess
 import time
@@ -25,7 +26,7 @@ from writer.storage.local import local_path
 
 USERS = TableName(("default",), "users")
 # Commits often, so that rewrites meet them, and the writer looks for old snapshots of its own.
-BUSY = {"writer.flush_max_age_s": 0.2, "writer.flush_check_interval_s": 0.02, "writer.ledger": "true"}
+BUSY = {"writer.flush_max_age_s": 0.1, "writer.flush_check_interval_s": 0.02, "writer.ledger": "true"}
 # As little history as there can be: what stays, stays for a reader.
 SHORT = (
     "'history.expire.max-snapshot-age-ms' = '1', 'history.expire.min-snapshots-to-keep' = '1', "
@@ -105,16 +106,21 @@ def test_streams_see_every_change_once_while_their_table_is_written_and_maintain
         maintenance = Maintenance(spark, "maintained", EAGER)
         sleeper, steady = (Reader(spark, table, tmp_path / name) for name in ("sleeper", "steady"))
         with live_changes(service) as changes:
+            changes.push_at_most(30)
             wait_for(lambda: commits(service) > 3, "commits")
             with sleeper.running():
                 sleeper.wait_for(1)
-            spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({SHORT})")
-            wait_for(lambda: '"snapshots_expired"' in service.log_text(), "expiry by the writer itself")
             with steady.running():
+                steady.wait_for(1)
+                changes.push_at_most(math.inf)
+                spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({SHORT})")
+                wait_for(lambda: '"snapshots_expired"' in service.log_text(), "expiry by the writer itself")
+                changes.push_at_most(60)
                 reports = maintenance.run([USERS])
                 [asleep] = [each for each in consumers(spark, table) if each.name == "sleeper"]
                 assert asleep.snapshots_behind is not None, "no snapshot after the one of the sleeper has gone"
-                assert asleep.snapshots_behind > 30
+                assert asleep.snapshots_behind > 20
+                changes.push_at_most(60)
                 with sleeper.running():
                     reports += maintenance.run([USERS])
                     everything = list(range(1, changes.stop() + 1))
@@ -147,6 +153,7 @@ def test_maintenance_works_on_s3_beside_a_writer_and_a_stream(
         maintenance = Maintenance(spark, "stored", EAGER)
         reader = Reader(spark, table, tmp_path / "reader")
         with live_changes(service) as changes:
+            changes.push_at_most(60)
             wait_for(lambda: commits(service) > 3, "commits")
             spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({SHORT})")
             with reader.running():

@@ -34,6 +34,7 @@ MODES = {"default.cow": "copy-on-write", "default.dv": "deletion-vectors", "defa
 KILLED_WITHIN_S = 600.0
 # Changes, small enough for the table's own history to be read again and again.
 ROUNDS_MAX = 400
+REPEATED_MAX = 100
 
 
 @dataclass
@@ -82,7 +83,8 @@ class World:
         for table in MODES:
             name = f"{spark.catalog.currentCatalog()}.{table}"
             share = self.random.random() * 0.3
-            spark.sql(f"INSERT INTO {name} SELECT * FROM {name} WHERE rand({self.random.randrange(1000)}) < {share}")
+            again = f"SELECT * FROM {name} WHERE rand({self.random.randrange(1000)}) < {share} LIMIT {REPEATED_MAX}"
+            spark.sql(f"INSERT INTO {name} {again}")
             self._append_reads(spark, name, table, late)
         self.said += late
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
+from ingest.cli import main
 from pipeline.consumers import consumers
 from pipeline.mirrors.commands import run_mirrors
 from pipeline.mirrors.lineage import load_lineage
 from pipeline.mirrors.runner import MirrorRun
-from pipeline.mirrors.settings import MirrorConfig, MirrorMode, RowsWithoutKey, TableMirror
+from pipeline.mirrors.settings import MirrorConfig, MirrorMode, TableMirror
 from pipeline.mirrors.status import load_status
 from pipeline.tables import TableName, catalog_of
 from tests.mirror_events import Pusher
@@ -134,20 +138,37 @@ def test_rows_that_were_read_late_fill_what_was_never_sent_and_bring_back_nothin
 
 
 def test_a_table_that_cannot_be_mirrored_stops_alone_and_says_why(
-    service: ServiceProcess, spark: SparkSession, config: MirrorConfig
+    service: ServiceProcess, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Pusher(service, "good", "good").insert(1, n=1).commit()
     Pusher(service, "keyless", "keyless").change("INSERT", "", after={"n": 1}).commit()
     Pusher(service, "taken", "taken").insert(1, n=1).commit()
     spark.sql("CREATE TABLE default.taken_current (n bigint) USING iceberg")
-    failures = run_mirrors(spark, ["good", "keyless", "taken"], config, once=True)
-    assert failures.keys() == {"default.keyless", "default.taken"}
-    assert "rows_without_key" in failures["default.keyless"]
-    assert "no mirror" in failures["default.taken"]
+
+    @contextmanager
+    def this_session(*_: object, **__: object) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr("pipeline.mirrors.commands.opened_session", this_session)
+    monkeypatch.setattr("pipeline.mirrors.commands.set_up_logging", lambda _level: None)
+    monkeypatch.chdir(tmp_path)
+    failed = CliRunner().invoke(main, ["mirror", "run", "good", "keyless", "taken", "--once"])
+    assert failed.exit_code == 1
+    assert "default.keyless: changes name no row" in failed.stderr
+    assert "default.taken: the table exists and is no mirror of this one" in failed.stderr
     assert mirrored(spark, "default.good_current", "id", "n") == [(1, 1)]
-    skipping = dataclasses.replace(config, rows_without_key=RowsWithoutKey.SKIP)
-    run_once(spark, "keyless", skipping)
+    monkeypatch.setenv("LAKEFEED_PIPELINE_MIRROR_ROWS_WITHOUT_KEY", "skip")
+    assert CliRunner().invoke(main, ["mirror", "run", "keyless", "--once"]).exit_code == 0
     assert mirrored(spark, "default.keyless_current", "n") == []
+    shown = CliRunner().invoke(main, ["mirror", "status", "good", "taken", "--json"])
+    assert [(each["mirror"], each["snapshots_behind"]) for each in json.loads(shown.stdout)] == [
+        ("default.good_current", 0),
+        ("default.taken_current", None),
+    ]
+    refused = CliRunner().invoke(main, ["mirror", "run", "good_current", "--once"])
+    assert (refused.exit_code, "only change tables can be mirrored" in refused.output) == (1, True)
+    connect = CliRunner().invoke(main, ["mirror", "run", "--remote", "sc://127.0.0.1:1", "--once"])
+    assert (connect.exit_code, "Spark Connect" in connect.output) == (2, True)
 
 
 def test_of_two_applications_on_one_mirror_one_stops(

@@ -241,6 +241,12 @@ def test_a_late_change_finds_its_place_and_a_repeated_one_changes_nothing(spark:
     assert spans(late) == [(1, "r", 7, 9), (1, "x", 1, 4), (1, "y", 4, 6)]
 
 
+def test_a_version_that_began_with_a_read_is_not_ended_by_its_own_begin(spark: SparkSession) -> None:
+    stored = versions(spark, [change(1, "INSERT", 1, "x", b="b"), change(5, "READ", 1, "r")]).localCheckpoint()
+    again = versions(spark, [change(7, "UPDATE", 1, "y", _cdc_unchanged=["b"])], stored, unchanged=["b"])
+    assert spans(again) == [(1, "r", 5, 7), (1, "y", 7, None)]
+
+
 def test_a_late_row_behind_a_forgotten_delete_is_ended_by_its_tombstone(spark: SparkSession) -> None:
     layout = layout_of()
     stones = prepare(frame(spark, change(6, "DELETE", 1)), layout)

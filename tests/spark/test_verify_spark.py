@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from pipeline.mirrors.commands import run_mirrors
+from pipeline.mirrors.settings import MirrorConfig
 from pipeline.verification.commands import Selection, verify_all
 from tests import every_type, pushed_changes
 from tests.service_process import LAKEFEED, ServiceProcess, service_process
@@ -75,4 +78,102 @@ def test_tables_that_spark_compacts_and_expires_stay_as_recorded(tmp_path: Path,
         found = report(service, "users")
         assert (found["findings"], found["rows"], states(found)) == ([], 12, ["verified"])
         assert spark_report(spark, "users") == found
+        assert service.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def tampered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    with service_process(tmp_path_factory.mktemp("tampered"), {"writer.ledger": "true"}) as running:
+        running.start()
+        pushed_changes.push_changes(running)
+        yield running
+        assert running.stop() == 0
+
+
+@contextlib.contextmanager
+def spoiled(service: ServiceProcess, change: Change) -> Iterator[None]:
+    """Change the rows of the largest data file, and put it back afterwards."""
+    path = max(service.data_dir.rglob("data/**/*.parquet"), key=lambda path: pq.read_metadata(path).num_rows)
+    before = path.read_bytes()
+    with pq.ParquetFile(path) as file:
+        rows = file.read()
+    pq.write_table(change(rows), path, store_schema=False)
+    yield
+    path.write_bytes(before)
+
+
+def flip(rows: pa.Table) -> pa.Table:
+    index = rows.schema.get_field_index("name")
+    return rows.set_column(index, rows.schema.field(index), pc.utf8_upper(rows.column("name")))
+
+
+def test_what_somebody_did_to_a_file_is_found_by_spark_too(tampered: ServiceProcess, open_spark: OpenSpark) -> None:
+    spark = open_spark(uri=tampered.http_url, name="tampered")
+    assert spark_report(spark, "users")["isSound"]
+    changes: dict[str, tuple[Change, set[str]]] = {
+        "loss": (lambda rows: rows.slice(1), {"loss"}),
+        "duplicate": (lambda rows: pa.concat_tables([rows, rows.slice(0, 1)]), {"duplicate", "surplus"}),
+        "flipped value": (flip, {"difference"}),
+    }
+    for name, (change, expected) in changes.items():
+        with spoiled(tampered, change):
+            found = spark_report(spark, "users")
+            assert kinds(found) == expected, name
+            local = report(tampered, "users")
+            assert sorted(f["text"] for f in found["findings"]) == sorted(f["text"] for f in local["findings"])
+            assert states(found) == states(local)
+
+
+def test_a_file_that_cannot_be_read_and_a_table_that_is_not_there_have_the_same_exit_codes(
+    tampered: ServiceProcess,
+) -> None:
+    command = [LAKEFEED, "verify", "users", "--spark", "--master", "local[2]", "--json", "--url", tampered.http_url]
+    path = max(tampered.data_dir.rglob("data/**/*.parquet"))
+    moved = path.rename(path.with_suffix(".away"))
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+    finally:
+        moved.rename(path)
+    assert done.returncode == 1, done.stderr
+    [finding] = json.loads(done.stdout)["findings"]
+    assert (finding["kind"], Path(finding["file"]).name) == ("unreadable", path.name)
+    command[2] = "nothing"
+    done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+    assert done.returncode == 2
+    assert "Error: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_dropped_column_is_still_counted_where_it_was_recorded(tmp_path: Path, open_spark: OpenSpark) -> None:
+    with service_process(tmp_path, {"writer.ledger": "true"}) as service:
+        service.start()
+        spark = open_spark(uri=service.http_url, name="dropped")
+        pushed_changes.push_changes(service)
+        spark.sql("ALTER TABLE dropped.default.users DROP COLUMN score")
+        events = [{**event, "after": {"id": 1}} for event in later_changes(1) if "after" in event]
+        pushed_changes.push_changes(service, events)
+        found = spark_report(spark, "users")
+        assert (found["findings"], found["totalsCompared"]) == ([], True)
+        assert found == report(service, "users")
+        assert service.stop() == 0
+
+
+def test_a_mirror_that_somebody_has_changed_is_found(tmp_path: Path, open_spark: OpenSpark) -> None:
+    with service_process(tmp_path, {"writer.ledger": "true"}) as service:
+        service.start()
+        spark = open_spark(uri=service.http_url, name="mirrored")
+        every_type.push_every_type(service)
+        pushed_changes.push_changes(service)
+        for table in ("users", "every_type"):
+            assert run_mirrors(spark, [table], MirrorConfig(checkpoints=str(tmp_path / "c")), once=True) == {}
+            found = spark_report(spark, table)
+            assert found["findings"] == []
+            assert "rows compared" in found["notes"][-1]
+        mirror = "mirrored.default.users_current"
+        spark.sql(f"UPDATE {mirror} SET name = 'nobody' WHERE id = 2")
+        spark.sql(f"INSERT INTO {mirror} SELECT * FROM {mirror} WHERE id = 2")
+        spark.sql(f"DELETE FROM {mirror} WHERE id > 1000")
+        found = spark_report(spark, "users")
+        assert kinds(found) == {"difference", "loss", "duplicate"}
+        assert '{"_cdc_row_id":"2"}' in found["findings"][1]["text"]
         assert service.stop() == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from tests.writer.conftest import Lake
 from tests.writer.feeding import WAIT_S, Running, read_sequences, running_feed, shop, wait_for
 from writer.buffer import FlushReason
 from writer.changes import Position, SourceId
-from writer.config import MIB
 from writer.frames import Encoding, Frame, encode_frame
 from writer.rows.groups import ChangeGroup
 
@@ -230,33 +228,6 @@ async def test_table_catches_up_though_changes_come_with_every_run_that_it_reads
                 end += 10
         await running.flush()
     assert read_sequences(local_lake) == shop(*range(end))
-
-
-async def test_table_that_catches_up_has_as_many_runs_at_once_as_it_has_when_it_flows(
-    tmp_path: Path, local_lake: Lake, monkeypatch
-) -> None:
-    met = threading.Barrier(2)  # as many as there are decode threads
-
-    def meet(*args, **options):
-        with contextlib.suppress(threading.BrokenBarrierError):  # nobody else is left, or they have met already
-            met.wait(0.0 if met.broken else 5.0)
-            both.append(True)
-            met.abort()
-        return writer.decoding.decode_run(*args, **options)
-
-    both: list[bool] = []
-    async with running_feed(tmp_path, local_lake, buffer_max_bytes=MIB) as running:
-        for start in range(0, 200, 10):  # 400 KiB of the log, in runs of 128 KiB
-            await running.append(range(start, start + 10), row=lambda n: {"id": n, "text": "x" * 2_000})
-        await wait_for(lambda: running.status("default.users").get("bufferedRows") == 200)
-        monkeypatch.setattr("writer.catch_up.decode_run", meet)
-        running.feed.tables["default.users"].park_everything()
-        await wait_for(lambda: not running.feed.tables["default.users"].standing.is_behind)
-        await running.flush()
-    assert both, "two runs were decoded at the same time"
-    with contextlib.closing(local_lake.open_pyiceberg()) as catalog:
-        rows = catalog.load_table("default.users").scan().to_arrow()
-    assert rows["_cdc_sequence"].to_pylist() == list(range(200))
 
 
 async def test_restart_while_a_table_is_parked_loses_nothing(tmp_path: Path, local_lake: Lake) -> None:

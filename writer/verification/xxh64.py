@@ -2,10 +2,11 @@
 
 Spark has the same function built in (`xxhash64`), so that what is computed here can be computed there.
 
-    from 32 bytes on:  four lanes over 32 bytes at a time, joined at the end
+    from 32 bytes on:  four lanes over 32 bytes at a time, joined at the end (text_hash.py)
     what is left:      words of eight bytes, one of four, single bytes; then shifts and products that mix all bits
 
-All rows take a step at once, so a loop runs over the bytes of the longest slice: callers keep slices short.
+All values take a step at once. Every call on an array gives the interpreter's lock away and takes it again, so calls are
+few and long, and they change arrays in place.
 """
 
 from __future__ import annotations
@@ -18,25 +19,29 @@ import numpy.typing as npt
 Words: TypeAlias = npt.NDArray[np.uint64]
 Lengths: TypeAlias = npt.NDArray[np.int64]
 
-_P1 = 0x9E3779B185EBCA87
-_P2 = 0xC2B2AE3D27D4EB4F
-_P3 = 0x165667B19E3779F9
-_P4 = 0x85EBCA77C2B2AE63
-_P5 = 0x27D4EB2F165667C5
-_MASK = 0xFFFFFFFFFFFFFFFF
-_STRIPE_BYTES = 32
-_WORD_BYTES = 8
+P1 = 0x9E3779B185EBCA87
+P2 = 0xC2B2AE3D27D4EB4F
+P3 = 0x165667B19E3779F9
+P4 = 0x85EBCA77C2B2AE63
+P5 = 0x27D4EB2F165667C5
+MASK = 0xFFFFFFFFFFFFFFFF
+WORD_BYTES = 8
 _HALF_BYTES = 4
 _HALF_MASK = 0xFFFFFFFF
 
-# Slices are read a stripe far in whole words, and one word ahead.
-PADDING_WORDS = 5
+
+def hash_words(words: Words, seeds: int | Words, temporary: Words | None = None) -> Words:
+    """Hash words of eight bytes, with one seed or one for each; changes `words` to the hashes."""
+    temporary = np.empty_like(words) if temporary is None else temporary
+    mix(words, temporary)
+    words ^= seeded(seeds, P5 + WORD_BYTES, out=temporary)
+    _turn_and_add(words, temporary)
+    return avalanche(words, temporary)
 
 
 def hash_longs(values: npt.NDArray[np.int64], seeds: int | Words) -> Words:
     """Hash integers as their eight little-endian bytes, with one seed or one for each."""
-    hashes = _seeded(seeds, len(values), _P5 + _WORD_BYTES)
-    return _avalanche(_with_word(hashes, np.ascontiguousarray(values, "<i8").view("<u8")))
+    return hash_words(values.astype(np.int64).view(np.uint64), seeds)
 
 
 def hash_long(value: int, seed: int) -> int:
@@ -44,135 +49,103 @@ def hash_long(value: int, seed: int) -> int:
     return int(hash_longs(np.array([value], np.int64), seed)[0])
 
 
-def hash_slices(data: Words, starts: Lengths, lengths: Lengths, seeds: int | Words) -> Words:
-    """Hash the bytes that begin at each start and have each length, with one seed or one for each.
+def hash_short_slices(data: Words, starts: Lengths, lengths: Lengths, seed: int) -> Words:
+    """Hash the bytes that begin at each start and have each length, less than 32.
 
-    `data` holds the bytes in order, eight to a word, and goes on for `PADDING_WORDS` beyond the last slice.
+    `data` holds the bytes in order, eight to a word, and has one word more than them.
     """
-    hashes = _seeded(seeds, len(starts), _P5)
-    is_striped = lengths >= _STRIPE_BYTES
-    if is_striped.any():
-        striped = _rows_where(is_striped)
-        own_seeds = seeds if isinstance(seeds, int) else seeds[striped]
-        hashes[striped] = _stripes(data, starts[striped], lengths[striped] >> 5, own_seeds)
-    hashes += lengths.view(np.uint64)
-    left = lengths & (_STRIPE_BYTES - 1)
-    words_left = left >> 3
-    reader = _Reader(data, starts + (lengths - left))
-    last = reader.next_words()
-    for number in range(int(words_left.max(initial=0))):
-        has_word = words_left > number
-        _replace(hashes, _with_word(hashes.copy(), last), where=has_word)
-        _replace(last, reader.next_words(), where=has_word)
-    return _avalanche(_with_tail(hashes, last, left & (_WORD_BYTES - 1)))
+    hashes = lengths.view(np.uint64) + ((seed + P5) & MASK)
+    temporary = np.empty_like(hashes)
+    for number in range(int(lengths.max(initial=0)) // WORD_BYTES):
+        mixed = hashes.copy()
+        take_words(mixed, _words_at(data, starts + number * WORD_BYTES), temporary)
+        replace(hashes, mixed, where=lengths >= (number + 1) * WORD_BYTES)
+    left = lengths & (WORD_BYTES - 1)
+    return avalanche(_with_tail(hashes, _words_at(data, starts + (lengths - left)), left, temporary), temporary)
 
 
-def _rows_where(chosen: npt.NDArray[np.bool_]) -> slice | npt.NDArray[np.intp]:
-    """Index the chosen rows; if all are, without copying them."""
-    return slice(None) if chosen.all() else np.flatnonzero(chosen)
+def _words_at(data: Words, at: Lengths) -> Words:
+    """Read words from any bytes; behind the last one they are anything."""
+    low_bits = ((at & 7) << 3).view(np.uint64)
+    high = np.take(data, (at >> 3) + 1, mode="clip")
+    return (np.take(data, at >> 3, mode="clip") >> low_bits) | (high << (64 - low_bits))  # by 64 bits it is nothing
 
 
-class _Reader:
-    """Reads on from many places at once, a word at a time. Places are at any byte, memory is read by whole words."""
+def _with_tail(hashes: Words, last: Words, left: Lengths, temporary: Words) -> Words:
+    """Take the last bytes, seven at most, that words begin with; changes `hashes`."""
+    has_half = left >= _HALF_BYTES
+    mixed = hashes ^ ((last & _HALF_MASK) * P1)
+    turn(mixed, 23, temporary)
+    mixed *= P2
+    mixed += P3
+    replace(hashes, mixed, where=has_half)
+    last = last >> (has_half.astype(np.uint64) << np.uint64(5))
+    left = left & (_HALF_BYTES - 1)
+    for number in range(int(left.max(initial=0))):
+        mixed = hashes ^ (((last >> (8 * number)) & 0xFF) * P5)
+        turn(mixed, 11, temporary)
+        mixed *= P1
+        replace(hashes, mixed, where=left > number)
+    return hashes
 
-    def __init__(self, data: Words, at: Lengths) -> None:
-        self._data = data
-        self._index = at >> 3
-        self._low_bits = ((at & 7) << 3).view(np.uint64)
-        self._high_bits = np.uint64(64) - self._low_bits
-        self._read = data[self._index]
 
-    def next_words(self) -> Words:
-        words: Words = self._read >> self._low_bits
-        self._index += 1
-        self._read = self._data[self._index]
-        words |= self._read << self._high_bits  # by 64 bits it is nothing
-        return words
+# -- steps; `temporary` is an array of the same size
 
 
-def _replace(words: Words, others: Words, *, where: npt.NDArray[np.bool_]) -> None:
-    """Take the others where told to. Random choices cost a multiple as branches, so it is done by masks."""
-    if where.all():
-        words[:] = others
-        return
+def seeded(seeds: int | Words, added: int, *, out: Words) -> Words:
+    """Give seeds with a constant added to them."""
+    if isinstance(seeds, int):
+        out.fill((seeds + added) & MASK)
+        return out
+    return np.add(seeds, added & MASK, out=out)
+
+
+def take_words(hashes: Words, words: Words, temporary: Words) -> None:
+    """Take one word of eight bytes into each hash; changes `hashes` and `words`."""
+    mix(words, temporary)
+    hashes ^= words
+    _turn_and_add(hashes, temporary)
+
+
+def mix(words: Words, temporary: Words, lanes: Words | None = None) -> None:
+    """Put words through the round that every one goes through, into lanes or alone; changes `words`."""
+    words *= P2
+    if lanes is not None:
+        words += lanes
+    turn(words, 31, temporary)
+    words *= P1
+
+
+def _turn_and_add(hashes: Words, temporary: Words) -> None:
+    turn(hashes, 27, temporary)
+    hashes *= P1
+    hashes += P4
+
+
+def avalanche(hashes: Words, temporary: Words) -> Words:
+    """Mix all bits at the end; changes `hashes`."""
+    for bits, factor in ((33, P2), (29, P3), (32, 1)):
+        np.right_shift(hashes, bits, out=temporary)
+        hashes ^= temporary
+        if factor != 1:
+            hashes *= factor
+    return hashes
+
+
+def turn(words: Words, bits: int, temporary: Words) -> None:
+    """Rotate to the left; changes `words`."""
+    np.left_shift(words, bits, out=temporary)
+    words >>= 64 - bits
+    words |= temporary
+
+
+def replace(words: Words, others: Words, *, where: npt.NDArray[np.bool_]) -> None:
+    """Take the others where told to; changes both. Random choices cost a multiple as branches, so masks make them."""
     others ^= words
-    others &= np.negative(where.view(np.int8)).astype(np.int64).view(np.uint64)
+    others &= to_mask(where)
     words ^= others
 
 
-def _seeded(seeds: int | Words, count: int, added: int) -> Words:
-    if isinstance(seeds, int):
-        return np.full(count, (seeds + added) & _MASK, np.uint64)
-    return seeds + np.uint64(added)
-
-
-def _with_word(hashes: Words, words: Words) -> Words:
-    """Take one word of eight bytes; changes `hashes`."""
-    hashes ^= _round(0, words)
-    hashes = _rotated(hashes, 27)
-    hashes *= np.uint64(_P1)
-    hashes += np.uint64(_P4)
-    return hashes
-
-
-def _with_tail(hashes: Words, last: Words, left: Lengths) -> Words:
-    """Take the last bytes, seven at most, that words begin with; changes `hashes`."""
-    if left.max(initial=0) >= _HALF_BYTES:
-        has_half = left >= _HALF_BYTES
-        mixed = _rotated(hashes ^ ((last & np.uint64(_HALF_MASK)) * np.uint64(_P1)), 23)
-        mixed *= np.uint64(_P2)
-        mixed += np.uint64(_P3)
-        _replace(hashes, mixed, where=has_half)
-        last = last >> (has_half.astype(np.uint64) << np.uint64(5))
-        left = left & (_HALF_BYTES - 1)
-    for number in range(int(left.max(initial=0))):
-        singles = (last >> np.uint64(8 * number)) & np.uint64(0xFF)
-        singles *= np.uint64(_P5)
-        mixed = _rotated(hashes ^ singles, 11)
-        mixed *= np.uint64(_P1)
-        _replace(hashes, mixed, where=left > number)
-    return hashes
-
-
-def _stripes(data: Words, starts: Lengths, counts: Lengths, seeds: int | Words) -> Words:
-    """Take the whole stripes of slices that have one at least."""
-    lanes = [_seeded(seeds, len(starts), added & _MASK) for added in (_P1 + _P2, _P2, 0, -_P1)]
-    for number in range(int(counts.max())):
-        rows = _rows_where(counts > number)
-        reader = _Reader(data, starts[rows] + number * _STRIPE_BYTES)
-        for lane in lanes:
-            lane[rows] = _round(lane[rows], reader.next_words())
-    hashes = _rotated(lanes[0].copy(), 1)
-    for lane, bits in zip(lanes[1:], (7, 12, 18), strict=True):
-        hashes += _rotated(lane.copy(), bits)
-    for lane in lanes:
-        hashes ^= _round(0, lane)
-        hashes *= np.uint64(_P1)
-        hashes += np.uint64(_P4)
-    return hashes
-
-
-def _round(lane: int | Words, words: Words) -> Words:
-    mixed = words * np.uint64(_P2)
-    if not isinstance(lane, int):
-        mixed += lane
-    mixed = _rotated(mixed, 31)
-    mixed *= np.uint64(_P1)
-    return mixed
-
-
-def _avalanche(hashes: Words) -> Words:
-    hashes ^= hashes >> np.uint64(33)
-    hashes *= np.uint64(_P2)
-    hashes ^= hashes >> np.uint64(29)
-    hashes *= np.uint64(_P3)
-    hashes ^= hashes >> np.uint64(32)
-    return hashes
-
-
-def _rotated(words: Words, bits: int) -> Words:
-    """Rotate to the left; changes `words`."""
-    high = words << np.uint64(bits)
-    words >>= np.uint64(64 - bits)
-    words |= high
-    return words
+def to_mask(chosen: npt.NDArray[np.bool_]) -> Words:
+    """Give words of all bits where chosen, and of none elsewhere."""
+    return np.negative(chosen.view(np.int8)).astype(np.int64).view(np.uint64)

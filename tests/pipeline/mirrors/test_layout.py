@@ -20,8 +20,9 @@ from pipeline.errors import PipelineError
 from pipeline.mirrors.evolution import ColumnMismatch, columns_sql, plan_evolution
 from pipeline.mirrors.layout import KeyUnknown, Layout, former_names, plan_layout, storage_properties
 from pipeline.mirrors.merge_sql import Bounds, merge_current, within
-from pipeline.mirrors.positions import Truncate, latest_truncates, text_literal, truncated
+from pipeline.mirrors.positions import Truncate, latest_truncates, truncated
 from pipeline.mirrors.settings import MirrorMode, MirrorSettings
+from pipeline.mirrors.sql_text import text_literal
 
 
 def column(name: str, kind: Any = None, comment: str = "") -> StructField:

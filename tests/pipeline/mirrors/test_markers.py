@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from pipeline.mirrors.lineage import Version, ancestors
-from pipeline.mirrors.markers import MARKER, Marker, find_marker, read_marker
+from pipeline.mirrors.lineage import MARKER, Version, ancestors
+from pipeline.mirrors.markers import Marker, find_marker, read_marker
 from pipeline.mirrors.starts import CLOCK_SKEW_MAX_MS, Follow, ReadAll, Wait, completed_snapshot, plan_start
 from pipeline.mirrors.status import missing, seconds_between
 

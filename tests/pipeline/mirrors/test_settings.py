@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import enum
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from pipeline.errors import ConfigError
 from pipeline.mirrors.settings import MirrorConfig, MirrorMode, RowsWithoutKey, TableMirror
 from pipeline.settings import load_section
 
+PAGE = Path(__file__).parents[3] / "docs" / "mirrors.md"
 FILE = """
 [pipeline.mirror]
 mode = "merge-on-read"
@@ -57,3 +60,17 @@ def test_a_target_of_ones_own_names_the_mirror() -> None:
     config = MirrorConfig(target="live_{table}", tables={"a.b": TableMirror(target="{table}_now")})
     assert config.settings_of("a.c").target_name("c") == "live_c"
     assert config.settings_of("a.b").target_name("b") == "b_now"
+
+
+def test_every_setting_is_documented_with_its_default_and_reason() -> None:
+    defaults = {
+        item.name: item.default.value if isinstance(item.default, enum.Enum) else item.default
+        for item in fields(MirrorConfig)
+    }
+    expected = [
+        f"| `{item.name}` | `{defaults[item.name]!r}` | {item.metadata['why']} |"
+        for item in fields(MirrorConfig)
+        if item.name != "tables"
+    ]
+    section = PAGE.read_text(encoding="utf-8").partition("\n## Settings\n")[2]
+    assert [line for line in section.splitlines() if line.startswith("| `")] == expected

@@ -89,12 +89,19 @@ def _added(id_: int, type_: Type, value: Any) -> int:
                 result ^= x64(_added(key_id, key, each) ^ _added(value_id, item, its))
             return result
     plain = _plain(type_, value)
-    if isinstance(plain, int) or len(plain) <= 256 or type_.startswith("decimal"):
+    if isinstance(plain, int) or type_.startswith("decimal"):
         return x64(id_, plain)
+    if len(plain) <= 256:
+        return x64(id_, made_up(plain))
     result = 0
     for number in range(0, len(plain), 256):
-        result ^= x64(id_, number // 256, plain[number : number + 256])
+        result ^= x64(id_, number // 256, made_up(plain[number : number + 256]))
     return result
+
+
+def made_up(text: bytes) -> bytes:
+    odd = len(text) % 8
+    return bytes([odd]) + bytes(7 - odd) + text
 
 
 def _plain(type_: str, value: Any) -> int | bytes:
@@ -104,6 +111,8 @@ def _plain(type_: str, value: Any) -> int | bytes:
     if type_.startswith("decimal"):
         sign, digits, _ = value.as_tuple()
         unscaled = (-1) ** sign * int("".join(map(str, digits)))
+        if abs(unscaled) < 10**18 and int(type_.rstrip(")").split(",")[1]) <= 18:
+            return unscaled
         return unscaled.to_bytes((unscaled if unscaled >= 0 else ~unscaled).bit_length() // 8 + 1, "big", signed=True)
     match value:
         case bool() | int():

@@ -14,10 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.writer.verification.reference import row_hash, x64, xxh64
+from tests.writer.verification.reference import made_up, row_hash, x64, xxh64
 from writer.types import Field, ListType, MapType, Schema, StructType, to_arrow_schema
 from writer.verification.row_hash import BLOCK_ROWS, hash_rows
-from writer.verification.xxh64 import PADDING_WORDS, hash_longs, hash_slices
+from writer.verification.scratch import Scratch
+from writer.verification.text_hash import LEAD_BYTES, TRAIL_BYTES, hash_texts
+from writer.verification.xxh64 import hash_longs, hash_short_slices
 
 DOCS = Path(__file__).parents[3] / "docs" / "verification.md"
 
@@ -29,6 +31,7 @@ FIELDS = (
     Field(5, "real", "double"),
     Field(6, "money", "decimal(9,2)"),
     Field(7, "vast", "decimal(38,4)"),
+    Field(28, "tiny", "decimal(38,20)"),
     Field(8, "words", "string"),
     Field(9, "bytes", "binary"),
     Field(10, "block", "fixed[5]"),
@@ -49,6 +52,7 @@ MAKERS = {
     "real": lambda r: r.choice([r.uniform(-1e300, 1e300), float("inf"), -0.0]),
     "money": lambda r: Decimal(f"{r.randint(-999_999_999, 999_999_999)}e-2"),
     "vast": lambda r: Decimal(f"{r.choice([-1, 1]) * r.getrandbits(r.randint(0, 125))}e-4"),
+    "tiny": lambda r: Decimal(f"{r.choice([-1, 1]) * r.getrandbits(r.randint(0, 90))}e-20"),
     "words": lambda r: "".join(r.choice("aZ09 é☂") for _ in range(r.choice([0, 1, 7, 8, 15, 31, 33, 90, 700]))),
     "bytes": lambda r: r.randbytes(r.choice([0, 3, 4, 5, 12, 32, 64, 255, 256, 257, 512, 513])),
     "block": lambda r: r.randbytes(5),
@@ -76,14 +80,29 @@ def expected(rows: list[dict[str, Any]]) -> list[int]:
     return [row_hash(FIELDS, row) for row in rows]
 
 
+def cuts(lengths: range) -> tuple[list[tuple[int, int]], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    slices = [(start, length) for length in lengths for start in (0, 1, 5, 8)]
+    starts, lengths_ = (np.array(each, np.int64) for each in zip(*slices, strict=True))
+    return slices, starts, lengths_
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
 def test_bytes_of_any_length_have_their_xxh64(seed: int) -> None:
-    data = random.Random(1).randbytes(300)
-    slices = [(start, length) for start in (0, 1, 5, 8) for length in range(290)]
-    words = np.frombuffer(data + bytes(8 * PADDING_WORDS + 4), np.uint64)
-    starts, lengths = (np.array(each, np.int64) for each in zip(*slices, strict=True))
-    found = hash_slices(words, starts, lengths, seed)
+    data = random.Random(1).randbytes(40)
+    slices, starts, lengths = cuts(range(32))
+    found = hash_short_slices(np.frombuffer(data + bytes(8), np.uint64), starts, lengths, seed)
     assert found.tolist() == [xxh64(data[start : start + length], seed) for start, length in slices]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
+@pytest.mark.parametrize("longest", [7, 23, 256])
+def test_texts_of_any_length_have_the_xxh64_of_what_makes_them_whole_words(seed: int, longest: int) -> None:
+    data = random.Random(1).randbytes(272)
+    words = np.frombuffer(b"\xff" * LEAD_BYTES + data + b"\xff" * TRAIL_BYTES, np.uint64)
+    for lengths in (range(longest + 1), range(longest, longest + 1)):
+        slices, starts, each = cuts(lengths)
+        found = hash_texts(words, starts, each, seed, Scratch())
+        assert found.tolist() == [xxh64(made_up(data[start : start + length]), seed) for start, length in slices]
 
 
 def test_published_examples_of_xxh64_hold() -> None:

@@ -1,0 +1,14 @@
+"""Names and texts as SQL writes them. Owns their quoting."""
+
+from __future__ import annotations
+
+
+def quoted(identifier: str) -> str:
+    """Quote one part of a name."""
+    return f"`{identifier.replace('`', '``')}`"
+
+
+def text_literal(text: str) -> str:
+    """Write text so that it ends where it should."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
