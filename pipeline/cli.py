@@ -6,7 +6,6 @@ They are imported when they are asked for, so that no other command pays for the
 from __future__ import annotations
 
 import importlib
-import importlib.util
 
 import click
 
@@ -25,19 +24,13 @@ class WithPipeline(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Name all commands."""
-        return sorted([*super().list_commands(ctx), *filter(_exists, COMMANDS)])
+        return sorted([*super().list_commands(ctx), *COMMANDS])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command of the pipeline, or give one of the group's own."""
-        if cmd_name not in COMMANDS or not _exists(cmd_name):
+        if cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
         module, attribute = COMMANDS[cmd_name]
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
-
-
-def _exists(name: str) -> bool:
-    module = COMMANDS[name][0]
-    package = module.rpartition(".")[0]
-    return importlib.util.find_spec(package) is not None and importlib.util.find_spec(module) is not None

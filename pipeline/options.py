@@ -26,10 +26,11 @@ import click
 from pipeline.catalog_probe import check_catalog_answers
 from pipeline.command_errors import readable_errors
 from pipeline.config import CatalogConfig, JobKind, SessionConfig, SparkSettings
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, SparkFailed
 from pipeline.s3_settings import catalog_properties, hadoop_conf, load_s3_settings
 from pipeline.session import build_session, stop_session
 from pipeline.settings import load_section
+from pipeline.spark_errors import is_spark_error, message_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -107,7 +108,7 @@ def opened_session(
 ) -> Iterator[SparkSession]:
     """Open a session on the catalog for as long as the block lasts.
 
-    Raises: ConfigError, CatalogUnavailable, SparkUnavailable.
+    Raises: ConfigError, CatalogUnavailable, SparkUnavailable, SparkFailed for what Spark raises in the block.
     """
     config = session_config(options, job_kind=job_kind, app_name=app_name)
     if not config.remote and not config.is_submitted:
@@ -116,6 +117,11 @@ def opened_session(
     spark = build_session(config)
     try:
         yield spark
+    except Exception as error:
+        if not is_spark_error(error):
+            raise
+        # Now: the words of a Java error are in the JVM, which is about to end.
+        raise SparkFailed(message_of(error)) from error
     finally:
         stop_session(spark)
 

@@ -95,6 +95,8 @@ CORE = (
     "pipeline.mirrors.sql_text",
     "pipeline.mirrors.starts",
     "pipeline.mirrors.transforms",
+    "pipeline.pasted_conf",
+    "pipeline.sql_text",
     "writer.buffer",
     "writer.buffer_facts",
     "writer.changes",

@@ -71,14 +71,24 @@ def register(
 def hold(spark: SparkSession, table: str, name: str, *, max_age: timedelta = MAX_AGE_DEFAULT) -> bool:
     """Register a consumer that is new at the oldest snapshot there is, where a stream without a checkpoint begins.
 
-    So that nothing expires before it has finished its first batch. One that is registered stays where it is.
+    Called before the query starts, it keeps everything that the query will read. One that is registered stays where it
+    is. Tells whether anything was set.
+
+    Raises:
+        ConsumerError: snapshots expire faster than they can be held, or the name cannot be a tag's.
     """
     tag = tag_of(name)
-    history = load_history(spark, table)
-    chain = history.main_chain()
-    if not chain or any(ref.name == tag for ref in history.refs):
-        return False
-    return register(spark, table, name, chain[-1].snapshot_id, max_age=max_age)
+    for is_last in (False, False, True):
+        history = load_history(spark, table)
+        chain = history.main_chain()
+        if not chain or any(ref.name == tag for ref in history.refs):
+            return False
+        try:
+            return register(spark, table, name, chain[-1].snapshot_id, max_age=max_age)
+        except ConsumerError:  # it has expired meanwhile
+            if is_last:
+                raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 def consumers(spark: SparkSession, table: str) -> list[Consumer]:

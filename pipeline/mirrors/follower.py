@@ -165,7 +165,7 @@ class Follower:
         # The stream's thread takes over the pool, so that tables share Spark by turns and not by who came first.
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", str(self._names.mirror))
         trigger = {"availableNow": True} if once else {"processingTime": f"{self._options.interval_s} seconds"}
-        writer = changes.writeStream.queryName(f"{self._names.mirror} {self._stream_id}")
+        writer = changes.writeStream.queryName(f"{self._names.mirror} {self._options.run}")
         query = (
             writer.foreachBatch(lambda batch, number: self._take(batch, number, changes.schema))
             .option("checkpointLocation", self._checkpoint())

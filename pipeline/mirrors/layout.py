@@ -92,12 +92,13 @@ def plan_layout(changes: StructType, settings: MirrorSettings, *, built_key: tup
 
     Raises: KeyUnknown.
     """
-    if settings.key and built_key and settings.key != built_key:
+    configured, built_key = _present_names(settings.key, changes), _present_names(built_key, changes)
+    if configured and built_key and configured != built_key:
         raise KeyUnknown(
             "the mirror was built with another key, drop it or name its key again: "
-            f"built={', '.join(built_key)} configured={', '.join(settings.key)}"
+            f"built={', '.join(built_key)} configured={', '.join(configured)}"
         )
-    key = settings.key or built_key or _declared_key(changes) or (columns.ROW_ID,)
+    key = configured or built_key or _declared_key(changes) or (columns.ROW_ID,)
     _check_key(key, changes)
     own = [field for field in changes.fields if not field.name.startswith(columns.RESERVED_PREFIX)]
     kept = [_kept_field(name, changes) for name in _KEPT_COLUMNS]
@@ -105,6 +106,12 @@ def plan_layout(changes: StructType, settings: MirrorSettings, *, built_key: tup
     history = _history_fields(own) if settings.keeps_history else []
     fields = [StructField(field.name, field.dataType, True, field.metadata) for field in (*own, *kept, *history)]
     return Layout(key, StructType(fields), frozenset(changes.names), settings.keeps_history)
+
+
+def _present_names(key: tuple[str, ...], changes: StructType) -> tuple[str, ...]:
+    """Follow columns of a key that were renamed since somebody wrote it down."""
+    renamed = {old: field.name for field in changes.fields for old in former_names(field)}
+    return tuple(name if name in changes.names else renamed.get(name, name) for name in key)
 
 
 def _declared_key(changes: StructType) -> tuple[str, ...]:

@@ -44,10 +44,9 @@ def prepare_mirror(spark: SparkSession, names: MirrorNames, layout: Layout, sett
 
     Raises: ColumnMismatch.
     """
-    wanted = storage_properties(settings) | {MIRROR_MODE: settings.mode.value}
+    wanted = storage_properties(settings) | {MIRROR_MODE: settings.mode.value, MIRROR_KEY: json.dumps(layout.key)}
     if not exists(spark, names.mirror_sql):
-        own = {MIRROR_OF: str(names.table), MIRROR_KEY: json.dumps(layout.key)}
-        spark.sql(_create(names, layout, settings, wanted | own))
+        spark.sql(_create(names, layout, settings, wanted | {MIRROR_OF: str(names.table)}))
         return
     for statement in plan_evolution(names.mirror_sql, has=spark.table(names.mirror_sql).schema, needs=layout.schema):
         spark.sql(statement)

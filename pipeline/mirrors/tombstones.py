@@ -12,8 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
+from pyspark.sql.types import StructType
+
+from pipeline.mirrors.evolution import columns_sql, plan_evolution
 from pipeline.mirrors.layout import POSITION_COLUMNS, Layout
 from pipeline.mirrors.markers import MIRROR_OF
 from pipeline.mirrors.names import MirrorNames
@@ -21,9 +25,6 @@ from pipeline.mirrors.positions import Truncate, latest_truncates
 from pipeline.mirrors.sql_text import quoted, text_literal
 from pipeline.tables import exists
 from writer import columns
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _DELETED_AT = "_cdc_deleted_at"
 # Small files that are worth one rewrite.
@@ -41,9 +42,16 @@ class Tombstones:
         self.truncates: tuple[Truncate, ...] = ()
 
     def load(self, spark: SparkSession) -> None:
-        """Find the table or create it, and read its truncates."""
+        """Find the table or create it, with the key's columns as they are now, and read its truncates."""
+        needs = self._schema()
         if not exists(spark, self._table):
-            self._create(spark)
+            spark.sql(
+                f"CREATE TABLE {self._table} ({columns_sql(needs)}, {_DELETED_AT} timestamp) USING iceberg "
+                f"PARTITIONED BY (days({_DELETED_AT})) "
+                f"TBLPROPERTIES ('format-version' = '2', '{MIRROR_OF}' = {text_literal(self._of)})"
+            )
+        for statement in plan_evolution(self._table, has=spark.table(self._table).schema, needs=needs):
+            spark.sql(statement)
         rows = spark.sql(
             f"SELECT DISTINCT {columns.SOURCE}, {columns.EPOCH}, {columns.SEQUENCE}, "
             f"CAST({columns.TIMESTAMP} AS string) FROM {self._table} "
@@ -52,16 +60,11 @@ class Tombstones:
         self.truncates = latest_truncates(Truncate(*row) for row in rows)
         self._is_empty = not spark.table(self._table).limit(1).collect()
 
-    def _create(self, spark: SparkSession) -> None:
-        from pipeline.mirrors.evolution import type_sql  # noqa: PLC0415 - with the rest of Spark
+    def _schema(self) -> StructType:
+        return StructType([self._layout.schema[name] for name in self._names()])
 
-        fields = dict.fromkeys((*self._layout.key, *POSITION_COLUMNS))
-        shown = ", ".join(f"{quoted(name)} {type_sql(self._layout.schema[name].dataType)}" for name in fields)
-        spark.sql(
-            f"CREATE TABLE {self._table} ({shown}, {_DELETED_AT} timestamp) USING iceberg "
-            f"PARTITIONED BY (days({_DELETED_AT})) "
-            f"TBLPROPERTIES ('format-version' = '2', '{MIRROR_OF}' = {text_literal(self._of)})"
-        )
+    def _names(self) -> list[str]:
+        return list(dict.fromkeys((*self._layout.key, *POSITION_COLUMNS)))
 
     def deletes(self, spark: SparkSession) -> DataFrame | None:
         """Read the tombstones of single rows; None if there are none."""
@@ -69,10 +72,8 @@ class Tombstones:
 
     def add(self, deletes: DataFrame, truncates: Sequence[Truncate], *, now: float) -> None:
         """Append the deletes of a batch and its truncates."""
-        from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
         spark = deletes.sparkSession
-        names = list(dict.fromkeys((*self._layout.key, *POSITION_COLUMNS)))
+        names = self._names()
         deleted_at = datetime.fromtimestamp(now, UTC).isoformat()
         rows = deletes.select(*(F.col(quoted(name)) for name in names))
         for each in truncates:

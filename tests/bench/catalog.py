@@ -279,7 +279,7 @@ async def measure_commits(bench: Bench, floor: Bench, client: Client) -> list[Fi
 
 
 async def measure_contended(bench: Bench, shared: Writer) -> Figure:
-    """Commit from several clients to one table: of those that saw the same version, one wins and the others look again."""
+    """Commit from several clients to one table: of those that saw one version, one wins and the others look again."""
     figure = await bench.measure(f"commit, {WRITERS} writers, one table", WRITERS, shared.append_contended)
     lost = shared.conflicts / (figure.per_s * bench.seconds)
     return replace(figure, name=f"{figure.name}, {lost:.1f} lost for each")

@@ -23,7 +23,7 @@ COMMAND_TIMEOUT_S = 120
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[ServiceProcess]:
-    with service_process(tmp_path, {"writer.ledger": "true"}) as service:
+    with service_process(tmp_path) as service:
         service.start()
         pushed_changes.push_changes(service)
         yield service

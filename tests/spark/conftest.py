@@ -77,7 +77,7 @@ def run_lakefeed(running_spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("pipeline.options.build_session", build)
     monkeypatch.setattr("pipeline.options.stop_session", lambda _session: None)
-    return lambda *arguments: CliRunner().invoke(main, arguments)
+    return lambda *arguments, **given: CliRunner().invoke(main, arguments, **given)
 
 
 @pytest.fixture

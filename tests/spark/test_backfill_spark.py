@@ -35,7 +35,7 @@ CATALOG = "filled"
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with service_process(tmp_path_factory.mktemp("service"), {"writer.ledger": "true"}) as running:
+    with service_process(tmp_path_factory.mktemp("service")) as running:
         running.start()
         yield running
         assert running.stop() == 0

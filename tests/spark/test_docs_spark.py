@@ -24,13 +24,13 @@ from tests.spark.conftest import OpenSpark
 
 DOCS = Path(__file__).parents[2] / "docs"
 DOCUMENTED_URL = "http://127.0.0.1:8181"
+DOCUMENTED_DIRECTORY = "/var/lib/lakefeed"
 
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture
-def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceProcess]:
-    monkeypatch.chdir(tmp_path)
+def service(tmp_path: Path) -> Iterator[ServiceProcess]:
     with service_process(tmp_path) as running:
         running.start()
         yield running
@@ -51,6 +51,7 @@ def test_examples_for_jobs_of_users_run_as_they_stand(
     run_lakefeed: Callable[..., Result],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     spark = open_spark(uri=service.http_url)
 
@@ -59,7 +60,8 @@ def test_examples_for_jobs_of_users_run_as_they_stand(
         return spark
 
     monkeypatch.setattr(session, "build_session", build_here)
-    blocks = _BLOCK.findall((DOCS / "spark-jobs.md").read_text(encoding="utf-8"))
+    page = (DOCS / "spark-jobs.md").read_text(encoding="utf-8").replace(DOCUMENTED_DIRECTORY, str(tmp_path))
+    blocks = _BLOCK.findall(page)
     (changes,) = [text for language, text in blocks if language == "json"]
     _push_one_by_one(service, changes)
 

@@ -30,7 +30,7 @@ def create(spark: SparkSession, catalog: str, *, format_version: int) -> str:
     spark.sql(
         f"CREATE TABLE {table} (id bigint, name string) USING iceberg TBLPROPERTIES ('format-version' = "
         f"'{format_version}', 'write.delete.mode' = 'merge-on-read', 'lakefeed.mirror.of' = 'default.users', "
-        f"'write.delete.granularity' = 'file', {AS_SHORT_AS_CAN_BE})"
+        f"'write.delete.granularity' = 'partition', {AS_SHORT_AS_CAN_BE})"
     )
     for number in range(4):
         rows = spark.range(number * 10, number * 10 + 10).selectExpr("id", "concat('n', id % 7) AS name")
@@ -72,8 +72,8 @@ def test_deletes_are_joined_where_data_files_stay(catalog_url: str, open_spark: 
     before = rows(spark, table)
     [report] = Maintenance(spark, "deletes", EAGER, only=frozenset([Step.DELETES])).run([NAME])
     assert report.problems == []
-    assert (report.before.delete_files, report.before.data_files) == (12, 5)
-    assert (report.after.delete_files, report.after.data_files) == (4, 5)
+    assert (report.before.delete_files, report.before.data_files) == (3, 5)
+    assert (report.after.delete_files, report.after.data_files) == (1, 5)
     assert rows(spark, table) == before
 
 
@@ -114,7 +114,8 @@ def test_the_command_shows_a_plan_then_does_it_and_its_exit_code_tells_of_failur
     done = CliRunner().invoke(main, ["maintain", "default.users_current", "--only", "compact"])
     assert (done.exit_code, "5 -> 1" in done.stdout) == (0, True), done.output
     monkeypatch.setenv("LAKEFEED_PIPELINE_MAINTENANCE_SORT", "nobody")
-    spark.range(5).selectExpr("id", "'more' AS name").repartition(5).writeTo(table).append()
+    monkeypatch.setenv("LAKEFEED_PIPELINE_MAINTENANCE_MIN_INPUT_FILES", "2")
+    spark.range(5).selectExpr("id", "'more' AS name").coalesce(1).writeTo(table).append()
     failed = CliRunner().invoke(main, ["maintain", "--only", "compact", "--json"])
     assert failed.exit_code == 1
     assert "nobody" in json.loads(failed.stdout)["tables"][0]["steps"]["compact"]["problem"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,17 +55,40 @@ def test_error_of_a_statement_is_some_lines_and_fails_the_command(run_lakefeed, 
     assert len(failed.output.splitlines()) < 10
 
 
-def test_shell_has_a_session_on_the_catalog_and_ends_with_its_input(users_url):
+def test_shell_has_a_session_on_the_catalog_and_ends_with_its_input(run_lakefeed, users_url):
     program = "print('rows:', spark.table('sales.users').count())\n"
 
+    ended = run_lakefeed("spark", "shell", "--url", users_url, input=program)
+
+    assert ended.exit_code == 0
+    assert "rows: 2" in ended.stdout
+
+
+def test_typed_statements_go_on_after_one_that_fails(run_lakefeed, users_url, monkeypatch):
+    typed = iter(["SELECT id FROM", "sales.absent;", "SELECT id + 40 AS id FROM sales.users WHERE id = 2;", "exit"])
+    monkeypatch.setattr("builtins.input", lambda _prompt: next(typed))
+    monkeypatch.setattr("pipeline.spark_commands.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+
+    ended = run_lakefeed("spark", "sql", "--url", users_url, "--format", "csv")
+
+    assert ended.exit_code == 0
+    assert ended.stdout == "id\n42\n"
+    assert "TABLE_OR_VIEW_NOT_FOUND" in ended.stderr
+
+
+def test_command_in_a_process_of_its_own_says_why_spark_failed_and_ends_with_its_jvm(users_url):
+    query = "SELECT id FROM sales.users WHERE id = 2; SELECT raise_error('out of ink')"
+
     ended = subprocess.run(
-        [LAKEFEED, "spark", "shell", "--url", users_url, "--master", "local[1]"],
-        input=program,
+        [LAKEFEED, *("spark", "sql", "--url", users_url, "--master", "local[1]", "--format", "csv", "-e", query)],
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=200,
     )
 
-    assert ended.returncode == 0, ended.stderr
-    assert "rows: 2" in ended.stdout
+    assert ended.returncode == 1
+    assert ended.stdout == "id\n2\n"
+    assert "Error: " in ended.stderr
+    assert "out of ink" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -127,7 +127,7 @@ async def running_feed(
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """Run a feed; leaving the block stops it where it stands, as a crash would."""
-    config = WriterConfig(**{"flush_max_age_s": 3600.0, "flush_check_interval_s": 0.02, "ledger": True, **settings})
+    config = WriterConfig(**{"flush_max_age_s": 3600.0, "flush_check_interval_s": 0.02, **settings})
     registry = CollectorRegistry()
     log = Log.open(directory / "log", log_config)
     with ThreadPoolExecutor(2) as decoders, ThreadPoolExecutor(1) as encoders:

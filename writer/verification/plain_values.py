@@ -120,7 +120,8 @@ def are_long(pairs: Words, type_: pa.DataType) -> npt.NDArray[np.bool_]:
         return np.full(len(pairs), type_.precision <= LONG_DIGITS)
     low, high = pairs[:, 0].view(np.int64), pairs[:, 1].view(np.int64)
     limit = 10**LONG_DIGITS
-    return (low >> 63 == high) & (low < limit) & (low > -limit)
+    is_long: npt.NDArray[np.bool_] = (low >> 63 == high) & (low < limit) & (low > -limit)
+    return is_long
 
 
 def shortest_bytes(pairs: Words) -> tuple[Words, Lengths, Lengths]:

@@ -61,7 +61,7 @@ def hash_rows(rows: pa.Table, fields: Sequence[pa.Field]) -> Words:
 
 
 def _blocks(rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Cut rows into blocks. Rows come in as many pieces as clients sent; hashed one by one those cost five times more."""
+    """Cut rows into blocks. They come in as many pieces as clients sent, and one by one those cost five times more."""
     for start in range(0, len(rows), BLOCK_ROWS):
         yield from rows.slice(start, BLOCK_ROWS).combine_chunks().to_batches()
 

@@ -5,8 +5,8 @@ Spark has the same function built in (`xxhash64`), so that what is computed here
     from 32 bytes on:  four lanes over 32 bytes at a time, joined at the end (text_hash.py)
     what is left:      words of eight bytes, one of four, single bytes; then shifts and products that mix all bits
 
-All values take a step at once. Every call on an array gives the interpreter's lock away and takes it again, so calls are
-few and long, and they change arrays in place.
+All values take a step at once. Every call on an array gives the interpreter's lock away and takes it again, so calls
+are few and long, and they change arrays in place.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def _words_at(data: Words, at: Lengths) -> Words:
 def _with_tail(hashes: Words, last: Words, left: Lengths, temporary: Words) -> Words:
     """Take the last bytes, seven at most, that words begin with; changes `hashes`."""
     has_half = left >= _HALF_BYTES
-    mixed = hashes ^ ((last & _HALF_MASK) * P1)
+    mixed = last & np.uint64(_HALF_MASK)
+    mixed *= P1
+    mixed ^= hashes
     turn(mixed, 23, temporary)
     mixed *= P2
     mixed += P3
@@ -82,7 +84,9 @@ def _with_tail(hashes: Words, last: Words, left: Lengths, temporary: Words) -> W
     last = last >> (has_half.astype(np.uint64) << np.uint64(5))
     left = left & (_HALF_BYTES - 1)
     for number in range(int(left.max(initial=0))):
-        mixed = hashes ^ (((last >> (8 * number)) & 0xFF) * P5)
+        mixed = (last >> np.uint64(8 * number)) & np.uint64(0xFF)
+        mixed *= P5
+        mixed ^= hashes
         turn(mixed, 11, temporary)
         mixed *= P1
         replace(hashes, mixed, where=left > number)

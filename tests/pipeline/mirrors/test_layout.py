@@ -47,6 +47,12 @@ def test_the_key_is_the_configured_one_then_the_built_then_the_declared_then_the
     assert layout(column("a", comment="monkey")).key == ("_cdc_row_id",)
 
 
+def test_a_key_is_followed_through_a_rename() -> None:
+    changes = table(column("number", comment='key; formerly ["id"]'))
+    assert plan_layout(changes, MirrorSettings(key=("id",)), built_key=("id",)).key == ("number",)
+    assert plan_layout(changes, MirrorSettings(key=("number",)), built_key=("id",)).key == ("number",)
+
+
 @pytest.mark.parametrize(
     ("settings", "built_key", "reason"),
     [

@@ -127,7 +127,7 @@ async def lake_bench(lake: Lake, **settings: Any) -> AsyncIterator[Bench]:
             await catalog.load_config()
             context = TableContext(
                 node="n1",
-                config=replace(WriterConfig(ledger=True), **settings),
+                config=replace(WriterConfig(), **settings),
                 committer=Committer(catalog, store),
                 store=store,
                 decoders=decoders,

@@ -44,6 +44,7 @@ FIELDS = (
     Field(20, "lines", ListType(21, StructType((Field(22, "sku", "string"), Field(23, "sizes", ListType(24, "int")))))),
     Field(25, "rates", MapType(26, "string", 27, "double")),
 )
+LONG_ENDS = (10**18 - 1, 10**18, 2**63 - 1, 2**63)  # where a long ends and bytes begin
 MAKERS = {
     "truth": lambda r: r.random() < 0.5,
     "small": lambda r: r.randint(-(2**31), 2**31 - 1),
@@ -51,7 +52,7 @@ MAKERS = {
     "single": lambda r: float(np.float32(r.choice([r.uniform(-1e9, 1e9), float("nan"), -0.0]))),
     "real": lambda r: r.choice([r.uniform(-1e300, 1e300), float("inf"), -0.0]),
     "money": lambda r: Decimal(f"{r.randint(-999_999_999, 999_999_999)}e-2"),
-    "vast": lambda r: Decimal(f"{r.choice([-1, 1]) * r.getrandbits(r.randint(0, 125))}e-4"),
+    "vast": lambda r: Decimal(f"{r.choice([-1, 1]) * r.choice([r.getrandbits(r.randint(0, 125)), *LONG_ENDS])}e-4"),
     "tiny": lambda r: Decimal(f"{r.choice([-1, 1]) * r.getrandbits(r.randint(0, 90))}e-20"),
     "words": lambda r: "".join(r.choice("aZ09 é☂") for _ in range(r.choice([0, 1, 7, 8, 15, 31, 33, 90, 700]))),
     "bytes": lambda r: r.randbytes(r.choice([0, 3, 4, 5, 12, 32, 64, 255, 256, 257, 512, 513])),

@@ -138,6 +138,14 @@ async def test_snapshots_of_a_version_without_ledgers_are_not_recorded_and_no_fa
     assert report.notes == ["the table has no totals: rows of snapshots that are expired cannot be checked"]
 
 
+async def test_a_table_written_without_the_ledger_is_not_recorded_and_no_fault(local_lake: Lake) -> None:
+    async with lake_bench(local_lake, ledger=False) as bench:
+        await write_two(bench)
+        report = await verify(bench)
+    assert report.is_sound, report.findings
+    assert (report.rows, set(report.snapshots.values())) == (5, {State.NOT_RECORDED})
+
+
 async def test_a_table_from_before_the_ledger_says_that_its_totals_are_not_complete(bench: Bench) -> None:
     await bench.write(USERS, changes_of(rows(1)))
     await lakes.remove_properties(bench, [TOTALS_PROPERTY])
