@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pipeline.spark_errors import is_unreadable_table, message_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 _LOG = logging.getLogger(__name__)
 
@@ -146,6 +146,11 @@ def current_snapshot(spark: SparkSession, table: str) -> Snapshot | None:
     main = f"SELECT snapshot_id FROM {table}.refs WHERE name = 'main'"
     rows = spark.sql(f"SELECT {_SNAPSHOT_COLUMNS} FROM {table}.snapshots WHERE snapshot_id IN ({main})").collect()
     return _snapshot(rows[0]) if rows else None
+
+
+def read_as_of(spark: SparkSession, table: str, snapshot_id: int) -> DataFrame:
+    """Read a table as of a snapshot. In SQL, because Spark 4 no longer knows Iceberg's option for it."""
+    return spark.sql(f"SELECT * FROM {table} VERSION AS OF {snapshot_id}")
 
 
 def _snapshot(row: Row) -> Snapshot:

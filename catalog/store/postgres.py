@@ -1,14 +1,9 @@
-"""The store on PostgreSQL. Owns the SQL schema, its version and the pool of connections.
+"""The store on PostgreSQL. Owns the statements and the pool of connections; postgres_schema.py owns the SQL schema.
 
 Any number of catalog processes may share one database: pointers are compared and swapped in SQL, names are kept apart
 by the primary key, and foreign keys keep a namespace from being dropped under what is being created in it.
 
-    namespaces  name (levels joined by 0x1F) | parent (all but the last level, NULL at the top) | properties (JSON)
-    entries     namespace | name | kind (Table or View) | metadata_location
-    outcomes    idempotency_key | fingerprint | outcome (JSON) | recorded_ms
-
-Names are compared byte by byte (COLLATE "C"), as pages of lists rely on it. Migrations run forward only, and only when
-asked to, under a lock that all processes take; a new database goes through all of them at its first open.
+Names are compared byte by byte (COLLATE "C"), as pages of lists rely on it.
 """
 
 from __future__ import annotations
@@ -24,6 +19,7 @@ import orjson
 from catalog.errors import AlreadyExists, NamespaceNotEmpty, NoSuchNamespace, StoreFailed, StoreUnusable
 from catalog.names import SEPARATOR, EntryId, Namespace, TableId, ViewId, dotted
 from catalog.store.claims import Claim, Outcome, Remembered, current_claim, decode_outcome, encode_outcome
+from catalog.store.postgres_schema import SCHEMA_VERSION, migrate, prepare_schema
 from catalog.store.protocol import (
     Contents,
     Move,
@@ -38,41 +34,17 @@ from catalog.store.protocol import (
 # Beside other things that may live in the database.
 _SEARCH_PATH = {"search_path": "lakefeed_catalog"}
 
-# Statements that lead from each version to the next; a new database goes through all of them.
-_MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        """CREATE TABLE namespaces (
-            name TEXT COLLATE "C" PRIMARY KEY,
-            parent TEXT COLLATE "C" REFERENCES namespaces (name),
-            properties TEXT NOT NULL
-        )""",
-        "CREATE UNIQUE INDEX namespaces_by_parent ON namespaces (parent, name)",
-        """CREATE TABLE entries (
-            namespace TEXT COLLATE "C" NOT NULL REFERENCES namespaces (name),
-            name TEXT COLLATE "C" NOT NULL,
-            kind TEXT COLLATE "C" NOT NULL,
-            metadata_location TEXT NOT NULL,
-            PRIMARY KEY (namespace, name)
-        )""",
-    ),
-    (
-        """CREATE TABLE outcomes (
-            idempotency_key TEXT COLLATE "C" PRIMARY KEY,
-            fingerprint TEXT NOT NULL,
-            outcome TEXT NOT NULL,
-            recorded_ms BIGINT NOT NULL
-        )""",
-        "CREATE INDEX outcomes_by_time ON outcomes (recorded_ms)",
-    ),
-)
-SCHEMA_VERSION = len(_MIGRATIONS)
-
-# Any number, as long as all processes take the same: who migrates, the others wait.
-_MIGRATION_LOCK = 5_213_207_411
-
 _POOL_MAX_CONNECTIONS = 8
 
 _Entry = TypeVar("_Entry", bound=EntryId)
+
+
+class _Connection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg has no types
+    """A connection that goes back to the pool without a round trip: nothing here outlives its transaction."""
+
+    def get_reset_query(self) -> str:
+        """Return nothing to send; a transaction that is still open is rolled back all the same."""
+        return ""
 
 
 class _PointerMoved(Exception):
@@ -91,14 +63,18 @@ class PostgresStore:
         """Connect, and make or check the schema."""
         await self._connect()
         async with self._transaction() as db:
-            version = await _prepare_schema(db)
+            version = await prepare_schema(db)
         check_version(version, SCHEMA_VERSION)
 
     async def _connect(self) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
                 self._pool = await asyncpg.create_pool(
-                    self._url, min_size=1, max_size=_POOL_MAX_CONNECTIONS, server_settings=_SEARCH_PATH
+                    self._url,
+                    min_size=1,
+                    max_size=_POOL_MAX_CONNECTIONS,
+                    server_settings=_SEARCH_PATH,
+                    connection_class=_Connection,
                 )
         except (OSError, asyncpg.PostgresError, ValueError) as error:
             raise StoreUnusable(f"cannot connect to the catalog's database: {error}") from error
@@ -108,8 +84,7 @@ class PostgresStore:
         await self._connect()
         try:
             async with self._transaction() as db:
-                await _lock_schema(db)
-                return await _migrate(db), SCHEMA_VERSION
+                return await migrate(db), SCHEMA_VERSION
         finally:
             await self.close()
 
@@ -329,34 +304,6 @@ class PostgresStore:
     def _change(self) -> AbstractAsyncContextManager[Any]:
         """Lend a connection for a change of one statement: a transaction by itself, unless its outcome is recorded."""
         return self._connection() if current_claim() is None else self._transaction()
-
-
-async def _lock_schema(db: Any) -> None:
-    await db.execute("SELECT pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
-
-
-async def _prepare_schema(db: Any) -> int:
-    """Make the schema of a new database; return the version."""
-    await _lock_schema(db)
-    if await db.fetchval("SELECT to_regclass('lakefeed_catalog.catalog_schema')") is None:
-        await _migrate(db)
-    version: int = await db.fetchval("SELECT version FROM catalog_schema")
-    return version
-
-
-async def _migrate(db: Any) -> int:
-    """Go through the migrations that a database has not seen; return the version that it had."""
-    await db.execute("CREATE SCHEMA IF NOT EXISTS lakefeed_catalog")
-    await db.execute("CREATE TABLE IF NOT EXISTS catalog_schema (version INTEGER NOT NULL)")
-    version: int = await db.fetchval("SELECT version FROM catalog_schema") or 0
-    if version > SCHEMA_VERSION:
-        check_version(version, SCHEMA_VERSION)
-    for statements in _MIGRATIONS[version:]:
-        for statement in statements:
-            await db.execute(statement)
-    await db.execute("DELETE FROM catalog_schema")
-    await db.execute("INSERT INTO catalog_schema VALUES ($1)", SCHEMA_VERSION)
-    return version
 
 
 async def _load_namespace(db: Any, namespace: Namespace, *, for_update: bool = False) -> dict[str, str]:

@@ -190,8 +190,10 @@ class Backfill:
         record = replace(record, owner=self._owner)
         if record.is_done:
             return record
-        # From here on an earlier process that still lives stops before its next chunk.
+        # From here on an earlier process that still lives stops before its next chunk. What a dead one has sent may
+        # still be under way: the JVM of a killed Python lives a moment longer.
         self._target.save_record(record)
+        time.sleep(PAUSE_S)
         found = self._look(record)
         return record if found is None else record.counting(found.rows, found.checksum)
 

@@ -36,4 +36,5 @@ def compact(spark: SparkSession, table: str, *, settings: MaintenanceSettings = 
         return None
     statement = rewrite_data_files(table, settings, facts, rewrite_bytes=plan.bytes)
     [row] = repeat_on_conflict(lambda: spark.sql(statement).collect(), what=f"compact {table}")
-    return Compacted(row["rewritten_data_files_count"], row["added_data_files_count"])
+    done = Compacted(row["rewritten_data_files_count"], row["added_data_files_count"])
+    return done if done.files_rewritten else None

@@ -26,6 +26,7 @@ from pipeline.mirrors.transforms import (
     with_moves,
     without_truncated,
 )
+from pipeline.tables import read_as_of
 from writer import columns
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def expected_mirror(spark: SparkSession, names: MirrorNames, settings: MirrorSet
     marker = load_marker(spark, names) if built_key else None
     if marker is None:
         return None
-    changes = spark.read.option("snapshot-id", marker.snapshot).table(names.table_sql)
+    changes = read_as_of(spark, names.table_sql, marker.snapshot)
     layout = plan_layout(changes.schema, settings, built_key=built_key)
     return Expected(expected_rows(changes, layout), layout, marker.snapshot)
 

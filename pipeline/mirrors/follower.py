@@ -33,6 +33,7 @@ from pipeline.mirrors.settings import MirrorSettings
 from pipeline.mirrors.starts import Follow, ReadAll, Wait, completed_snapshot, plan_start
 from pipeline.mirrors.tombstones import Tombstones
 from pipeline.spark_errors import message_of
+from pipeline.tables import read_as_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -133,14 +134,24 @@ class Follower:
     # -- the whole table
 
     def _read_all(self, snapshot: int) -> None:
-        changes = self._spark.read.option("snapshot-id", snapshot).table(self._names.table_sql)
+        changes = read_as_of(self._spark, self._names.table_sql, snapshot)
+        present = self._spark.table(self._names.table_sql).schema
         self._prepare(self._spark, changes.schema)
         merges = self._marker.merges if self._marker else 0
         self._stream_id = uuid.uuid4().hex
         marker = Marker(snapshot=snapshot, stream=self._stream_id, batch=-1, run=self._options.run, merges=merges + 1)
         _log.info("mirror_reads_all", extra={"table": str(self._names.table), "snapshot": snapshot})
-        with self._options.slots:
-            self._merge(changes, marker)
+        try:
+            with self._options.slots:
+                self._merge(changes, marker)
+        except Exception:
+            # Spark plans a statement with the columns of that moment, and fails where they no longer fit the first.
+            if not self._has_changed(self._spark, present):
+                raise
+            _log.info("mirror_reads_again", extra={"table": str(self._names.table), "reason": "columns changed"})
+
+    def _has_changed(self, spark: SparkSession, schema: StructType) -> bool:
+        return bool(spark.table(self._names.table_sql).schema != schema)
 
     def _prepare(self, spark: SparkSession, schema: StructType) -> None:
         layout = plan_layout(schema, self._settings, built_key=load_built_key(spark, self._names))
@@ -211,13 +222,14 @@ class Follower:
                 self._merge_batch(batch, number, schema)
         except BaseException as error:
             self._failure = error
+            if self._end is _End.FINISHED and self._has_changed(batch.sparkSession, schema):
+                self._end = _End.COLUMNS_CHANGED
             raise
 
     def _merge_batch(self, batch: DataFrame, number: int, schema: StructType) -> None:
         spark = batch.sparkSession
-        if spark.table(self._names.table_sql).schema != schema:
+        if self._has_changed(spark, schema):
             # The batch was read with the columns of before, and may lack what its files have.
-            self._end = _End.COLUMNS_CHANGED
             raise PipelineError(f"columns changed: table={self._names.table}")
         marker = load_marker(spark, self._names)
         self._check_marker(marker, number)

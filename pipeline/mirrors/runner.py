@@ -99,7 +99,20 @@ class MirrorRun:
 
     def _report(self, table: TableName, error: Exception) -> None:
         foreseen = isinstance(error, PipelineError) or is_spark_error(error)
-        reason = message_of(error) if is_spark_error(error) else f"{type(error).__name__}: {error}"
-        self.failures[str(table)] = reason if not isinstance(error, PipelineError) else str(error)
+        self.failures[str(table)] = _reason(error)
         facts = {"table": str(table), "reason": self.failures[str(table)]}
         _log.error("mirror_failed", extra=facts, exc_info=None if foreseen else error)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, PipelineError):
+        return str(error)
+    if not is_spark_error(error):
+        return f"{type(error).__name__}: {error}"
+    # What failed in a task or in another thread is at the end of the causes.
+    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    while java is not None and java.getCause() is not None:
+        java = java.getCause()
+    cause = "" if java is None else str(java.toString()).partition("\n")[0]
+    message = message_of(error)
+    return message if not cause or cause in message else f"{message}: {cause}"

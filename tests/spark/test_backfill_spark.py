@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import random
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
@@ -13,10 +17,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from pipeline.backfill import runner
+from pipeline.backfill import commands, runner
 from pipeline.backfill.chunks import ChunkWriter, Staged, Written
 from pipeline.backfill.inputs import FileInput, InputUnreadable
 from pipeline.backfill.jdbc import JdbcInput
@@ -31,6 +36,7 @@ from tests.spark.conftest import OpenSpark
 from writer.verification.backfills import ChunkMark
 
 CATALOG = "filled"
+COMMAND_TIMEOUT_S = 180
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +55,11 @@ def pusher(service: ServiceProcess) -> Pusher:
 @pytest.fixture
 def spark(service: ServiceProcess, open_spark: OpenSpark) -> SparkSession:
     return open_spark(uri=service.http_url, name=CATALOG)
+
+
+@pytest.fixture(autouse=True)
+def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "PAUSE_S", 0.05)
 
 
 def check_sound(spark: SparkSession, table: str) -> None:
@@ -289,7 +300,6 @@ def test_a_database_that_changes_while_it_is_read_and_runs_that_are_killed_end_w
 def test_a_commit_that_is_not_answered_is_looked_for_and_not_repeated(
     service: ServiceProcess, open_spark: OpenSpark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "PAUSE_S", 0.05)
     source = write_parquet(tmp_path / "in", 2, 5)
     with fault_proxy(service.http_url) as proxy:
         spark = open_spark(uri=proxy.url, name="unanswered")
@@ -377,3 +387,38 @@ def test_a_table_that_its_source_has_truncated_needs_a_position(
     spark.sql(f"CREATE TABLE {CATALOG}.default.other (id BIGINT) USING iceberg")
     with pytest.raises(PipelineError, match="not a table of changes"):
         backfill(target(spark, CATALOG, "other"), source, request(position="start"))
+
+
+def test_the_command_shows_its_plan_and_goes_on_after_kill_nine(
+    service: ServiceProcess, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that is killed has a Spark of its own, in whose JVM the commit is under way or just done."""
+    source = write_parquet(tmp_path / "in", 3, 5)
+    (tmp_path / "lakefeed.toml").write_text("[pipeline.backfill]\nchunk_max_bytes = 1\n", encoding="utf-8")
+    arguments = ["killed", source.path, "--from", "parquet", "--source", SOURCE, "--key", "id", "--json"]
+    arguments += ["--config", str(tmp_path / "lakefeed.toml")]
+    program = [sys.executable, "-m", "tests.spark.dying_backfill", "1", str(random.Random().random() * 0.3)]
+    done = subprocess.run(
+        [*program, *arguments, "--master", "local[2]", "--url", service.http_url],
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    monkeypatch.setattr(runner, "PAUSE_S", 3.0)
+    monkeypatch.setattr(commands, "opened_session", lambda *_, **__: contextlib.nullcontext(spark))
+    plan = json.loads(CliRunner().invoke(commands.backfill, [*arguments, "--dry-run"]).output)
+    assert (len(plan["chunks"]), plan["done"], plan["isNewTable"], plan["position"]) == (3, 1, False, "0:-1")
+    outcome = json.loads(CliRunner().invoke(commands.backfill, arguments).output)
+    assert (outcome["rows"], outcome["chunks"], outcome["newChunks"] in (1, 2)) == (15, 3, True)
+    assert sorted(row["id"] for row in rows_of(target(spark, CATALOG, "killed"))) == list(range(15))
+    check_sound(spark, "killed")
+    for wrong, shown in (
+        (["--position", "yesterday"], "EPOCH:SEQUENCE"),
+        (["--dbtable", "orders"], "--dbtable is for --from jdbc"),
+        (["--option", "sep"], "NAME=VALUE"),
+        (["--schema", "id BIGINT"], "Parquet has types of its own"),
+    ):
+        result = CliRunner().invoke(commands.backfill, [*arguments, *wrong])
+        assert (result.exit_code, shown in result.output) == (2, True), result.output

@@ -72,8 +72,8 @@ def test_deletes_are_joined_where_data_files_stay(catalog_url: str, open_spark: 
     before = rows(spark, table)
     [report] = Maintenance(spark, "deletes", EAGER, only=frozenset([Step.DELETES])).run([NAME])
     assert report.problems == []
-    assert (report.before.delete_files, report.before.data_files) == (3, 5)
-    assert (report.after.delete_files, report.after.data_files) == (1, 5)
+    assert report.before.delete_files > report.after.delete_files == 1
+    assert report.before.data_files == report.after.data_files == 5
     assert rows(spark, table) == before
 
 
@@ -89,7 +89,11 @@ def test_rows_are_rewritten_in_the_order_that_is_set_between_two_merges(
     stored = [tuple(row) for row in spark.sql(f"SELECT name, -id FROM {table}").collect()]
     assert stored == sorted(stored, reverse=True)
     assert rows(spark, table) == before
-    assert compact(spark, table, settings=replace(settings, sort="", zorder=("id", "name"))) is None, "one file is left"
+    assert compact(spark, table, settings=settings) is None, "one file is left"
+    spark.range(200, 210).selectExpr("id", "'more' AS name").coalesce(1).writeTo(table).append()
+    done = compact(spark, table, settings=replace(settings, sort="", zorder=("id", "name")))
+    assert (done.files_rewritten, done.files_added) == (2, 1)
+    assert len(rows(spark, table)) == len(before) + 10
 
 
 def test_the_command_shows_a_plan_then_does_it_and_its_exit_code_tells_of_failures(

@@ -70,8 +70,16 @@ class Reader:
             self.query.stop()
 
     def wait_for(self, count: int) -> None:
-        wait_for(lambda: len(self.seen) >= count or self.query.exception() is not None, f"{count} changes in a stream")
+        """Wait until so many changes were seen, in batches that are finished and in the checkpoint."""
+        wait_for(
+            lambda: (len(self.seen) >= count and self._has_finished()) or self.query.exception() is not None,
+            f"{count} changes in a stream",
+        )
         assert self.query.exception() is None
+
+    def _has_finished(self) -> bool:
+        progress = self.query.lastProgress
+        return progress is not None and progress["batchId"] >= max(self.batches)
 
 
 def commits(service: ServiceProcess) -> int:
@@ -160,6 +168,9 @@ def test_maintenance_works_on_s3_beside_a_writer_and_a_stream(
             with reader.running():
                 reader.wait_for(1)
                 reports = maintenance.run([USERS])
+                changes.push_at_most(5)
+                pushed = changes.pushed
+                wait_for(lambda: changes.pushed > pushed, "changes after a compaction")
                 everything = list(range(1, changes.stop() + 1))
                 reader.wait_for(len(everything))
         assert sorted(reader.seen) == everything

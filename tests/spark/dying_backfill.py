@@ -1,0 +1,29 @@
+"""Runs `lakefeed backfill` and kills itself while it commits a chunk: `dying_backfill.py CHUNK DELAY_S ARGUMENT...`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+from pipeline.backfill.chunks import ChunkWriter, Staged, Written
+from pipeline.backfill.commands import backfill
+from writer.verification.backfills import ChunkMark
+
+
+def main() -> None:
+    chunk, delay_s = int(sys.argv[1]), float(sys.argv[2])
+    real_commit = ChunkWriter.commit
+
+    def commit(self: ChunkWriter, staged: Staged, mark: ChunkMark) -> Written:
+        if mark.chunk == chunk:
+            threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        return real_commit(self, staged, mark)
+
+    ChunkWriter.commit = commit  # type: ignore[method-assign]
+    backfill(sys.argv[3:])
+
+
+if __name__ == "__main__":
+    main()
