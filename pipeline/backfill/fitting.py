@@ -19,7 +19,7 @@ from pyspark.sql import types
 
 from pipeline.backfill.texts import can_be_text
 from pipeline.backfill.type_fits import PATH, Convert, fit_type, stored_type, type_sql, type_text
-from pipeline.tables import quoted
+from pipeline.mirrors.sql_text import quoted
 from writer.columns import RESERVED_PREFIX
 
 # As the writer has it: Iceberg's metadata columns, which Spark refuses as names.

@@ -124,7 +124,8 @@ class FileInput:
             # As RFC 4180 has it: a quote is doubled inside quotes, and so may be a line's end.
             options |= {"header": "true", "enforceSchema": "false", "escape": '"', "multiLine": "true"}
         elif self.format == "parquet":
-            options |= {"mergeSchema": "true"}
+            # Old dates are in the calendar that all writers use but Spark 2, whose files say so.
+            options |= {"mergeSchema": "true", "datetimeRebaseMode": "CORRECTED", "int96RebaseMode": "CORRECTED"}
         return spark.read.options(**{**options, **self.options})
 
     def _load(self, reader: DataFrameReader, paths: Sequence[str]) -> DataFrame:

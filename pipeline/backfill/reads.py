@@ -15,7 +15,7 @@ from pyspark.sql import functions as sql
 from pipeline.backfill.fitting import FittedColumn
 from pipeline.backfill.texts import uuid_of, value_of
 from pipeline.errors import ConfigError
-from pipeline.tables import quoted
+from pipeline.mirrors.sql_text import quoted
 from writer import columns as cdc
 from writer.changes import Operation, Position
 

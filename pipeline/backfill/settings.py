@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pipeline.config import check
-
 MIB = 1024 * 1024
 
 
@@ -29,6 +27,6 @@ class BackfillConfig:
     )
 
     def __post_init__(self) -> None:
-        check(self.chunk_max_bytes > 0, f"chunk_max_bytes must be above 0: {self.chunk_max_bytes}")
-        check(self.chunk_max_rows > 0, f"chunk_max_rows must be above 0: {self.chunk_max_rows}")
-        check(self.parallel_reads > 0, f"parallel_reads must be above 0: {self.parallel_reads}")
+        for name in ("chunk_max_bytes", "chunk_max_rows", "parallel_reads"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0: {getattr(self, name)}")

@@ -17,8 +17,9 @@ from pipeline.backfill.fitting import FittedColumn
 from pipeline.backfill.records import RunRecord, record_from_text
 from pipeline.backfill.type_fits import type_sql
 from pipeline.errors import ConfigError, PipelineError
+from pipeline.mirrors.sql_text import quoted, text_literal
 from pipeline.table_documents import current_fields, has_jvm, load_document
-from pipeline.tables import TableName, quoted
+from pipeline.tables import TableName
 from writer import columns as cdc
 from writer.changes import Operation, Position, SourceId
 from writer.errors import WriterError
@@ -145,7 +146,7 @@ class Target:
     def has_truncates(self, source: str) -> bool:
         """Tell whether the source has ever emptied the table."""
         rows = self.spark.table(self.sql).where(
-            f"{cdc.OPERATION} = '{Operation.TRUNCATE.value}' AND {cdc.SOURCE} = {_text(source)}"
+            f"{cdc.OPERATION} = '{Operation.TRUNCATE.value}' AND {cdc.SOURCE} = {text_literal(source)}"
         )
         return bool(rows.limit(1).count())
 
@@ -190,9 +191,4 @@ class Target:
 
 
 def _property_list(properties: dict[str, str]) -> str:
-    return ", ".join(f"{_text(name)} = {_text(value)}" for name, value in properties.items())
-
-
-def _text(value: str) -> str:
-    """Write a text for SQL."""
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return ", ".join(f"{text_literal(name)} = {text_literal(value)}" for name, value in properties.items())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, types
 from pyspark.sql import functions as sql
 
-from pipeline.tables import quoted
+from pipeline.mirrors.sql_text import quoted
 
 # Digits that each type of whole numbers may have.
 _DIGITS: dict[type[types.DataType], int] = {

@@ -176,8 +176,8 @@ def storage_properties(settings: MirrorSettings) -> dict[str, str]:
         "write.merge.mode": mode,
         "write.update.mode": mode,
         "write.delete.mode": mode,
-        # One application writes a mirror; what it need not do is fail because a compaction has added files.
-        "write.merge.isolation-level": "snapshot",
+        # Two merges that insert the same key must not both succeed; the second is repeated and finds the row.
+        "write.merge.isolation-level": "serializable",
         "write.parquet.compression-codec": "zstd",
         # A metadata file a merge would be left behind otherwise.
         "write.metadata.delete-after-commit.enabled": "true",

@@ -3,8 +3,8 @@
 Tables share Spark by fair turns; at most `parallel_tables` merge at a time. With `once` a table that fails is reported
 at the end. Otherwise it is tried again after a pause that grows, for as long as the application runs.
 
-One application owns a mirror. Two would write the same rows twice where both insert; the markers tell each of the other
-(follower.py), and one of them stops.
+One application owns a mirror. Two do no harm, because of merges that meet the second fails and is repeated, but each
+does the work of both; the markers tell each of the other (follower.py), and one of them stops.
 """
 
 from __future__ import annotations

@@ -131,6 +131,7 @@ def test_rows_that_were_read_late_fill_what_was_never_sent_and_bring_back_nothin
     settings = keyed(config, "default.late")
     run_once(spark, "late", settings)
     push.update(1, n=11, unchanged=["big"]).commit()
+    run_once(spark, "late", settings)
     names = spark.table("default.late").columns
     rows = {"id": "id", "n": "n", "big": "'read'", "_cdc_operation": "'READ'", "_cdc_source": "'late'"}
     position = {"_cdc_sequence": "position", "_cdc_row_id": "CAST(id AS string)", "_cdc_timestamp": "now()"}
