@@ -36,7 +36,6 @@ from writer.iceberg.table_state import TableState
 from writer.table_columns import TableColumns
 from writer.table_context import TableContext
 
-
 # Half of the least age at which orphan removal takes a file. By the wall clock: a machine that sleeps ages too.
 FILES_MAX_AGE_S = 12 * 60 * 60.0
 

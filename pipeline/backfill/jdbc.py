@@ -7,7 +7,8 @@ the table had before, so that a change which came in between wins.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.backfill.inputs import InputUnreadable
 from pipeline.backfill.plan import Chunk, KeyRange, Plan, plan_range
 from pipeline.backfill.settings import BackfillConfig
+from pipeline.spark_errors import is_spark_error
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -23,6 +25,16 @@ if TYPE_CHECKING:
 # Rows that a driver fetches at a time: PostgreSQL's would otherwise hold all of them.
 _FETCH_ROWS = 10_000
 _ALIAS = "lakefeed_chunk"
+
+# Java does not find drivers by URL in jars that Spark has downloaded: the class has to be named.
+_DRIVERS = {
+    "postgresql": "org.postgresql.Driver",
+    "mysql": "com.mysql.cj.jdbc.Driver",
+    "mariadb": "org.mariadb.jdbc.Driver",
+    "sqlserver": "com.microsoft.sqlserver.jdbc.SQLServerDriver",
+    "oracle": "oracle.jdbc.OracleDriver",
+}
+_NO_DRIVER = ("No suitable driver", "ClassNotFoundException")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +68,9 @@ class JdbcInput:
             InputUnreadable: the column does not hold whole numbers.
         """
         if facts is None:
-            facts = self._range(spark).facts(chunk_max_rows=config.chunk_max_rows, parallel_reads=config.parallel_reads)
+            with _driver_errors(self.address):
+                found = self._range(spark)
+            facts = found.facts(chunk_max_rows=config.chunk_max_rows, parallel_reads=config.parallel_reads)
         return plan_range(facts)
 
     def _range(self, spark: SparkSession) -> KeyRange:
@@ -74,12 +88,16 @@ class JdbcInput:
         return KeyRange(self.column, int(low), int(high), int(rows))
 
     def columns(self, spark: SparkSession, plan: Plan) -> StructType:
-        """Ask the database for the table's columns."""
-        return self.read(spark, plan.chunks[0], None).schema
+        """Ask the database for the table's columns.
+
+        Raises: InputUnreadable.
+        """
+        with _driver_errors(self.address):
+            return self.read(spark, plan.chunks[0], None).schema
 
     def read(self, spark: SparkSession, chunk: Chunk, columns: StructType | None) -> DataFrame:
         """Read a chunk, over as many connections as it has conditions."""
-        properties = {"fetchsize": str(_FETCH_ROWS), "preferTimestampNTZ": "true", **self.properties}
+        properties = {"fetchsize": str(_FETCH_ROWS), "preferTimestampNTZ": "true", **self._properties}
         # A query of its own: whatever Spark would add to the conditions stands outside of it.
         table = self.table if self.table.startswith("(") else f"(SELECT * FROM {self.table})"
         return spark.read.jdbc(
@@ -87,4 +105,22 @@ class JdbcInput:
         )
 
     def _options(self, spark: SparkSession) -> Any:
-        return spark.read.format("jdbc").options(url=self.url, **self.properties)
+        return spark.read.format("jdbc").options(url=self.url, **self._properties)
+
+    @property
+    def _properties(self) -> dict[str, str]:
+        driver = _DRIVERS.get(self.url.removeprefix("jdbc:").partition(":")[0])
+        return {**({"driver": driver} if driver else {}), **self.properties}
+
+
+@contextmanager
+def _driver_errors(address: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if not is_spark_error(error) or not any(mark in str(error) for mark in _NO_DRIVER):
+            raise
+        raise InputUnreadable(
+            "there is no JDBC driver for this database: bring it with --packages or --jar, and name its class with"
+            f" --driver: {address}"
+        ) from error

@@ -17,6 +17,7 @@ SOURCE, OPERATION, ROWS, FIRST = "source", "operation", "rows", "first"
 _LAST, _HIGH, _LOW, _HASH = "last", "high", "low", "hash"
 _MODULUS = 1 << 64
 _LOW_BITS = 32
+_WIDE = "decimal(38, 0)"
 
 
 def tally_rows(rows: DataFrame, fields: Sequence[Mapping[str, Any]], *, by: Sequence[str | Column] = ()) -> DataFrame:
@@ -42,13 +43,13 @@ def tally_rows(rows: DataFrame, fields: Sequence[Mapping[str, Any]], *, by: Sequ
 
 
 def add_tallies(tallies: DataFrame, *, by: Sequence[str]) -> DataFrame:
-    """Add up tallies that were made by more than `by`."""
+    """Add up tallies that were made by more than `by`; a file's sums fit a long, those of billions of rows may not."""
     return tallies.groupBy(*by, SOURCE, OPERATION).agg(
         sql.sum(ROWS).alias(ROWS),
         sql.min(FIRST).alias(FIRST),
         sql.max(_LAST).alias(_LAST),
-        sql.sum(_HIGH).alias(_HIGH),
-        sql.sum(_LOW).alias(_LOW),
+        sql.sum(sql.col(_HIGH).cast(_WIDE)).alias(_HIGH),
+        sql.sum(sql.col(_LOW).cast(_WIDE)).alias(_LOW),
     )
 
 
@@ -63,5 +64,5 @@ def _facts(group: Row) -> RowFacts:
         first=group[FIRST],
         last=group[_LAST],
         operations={group[OPERATION]: group[ROWS]},
-        checksum=((group[_HIGH] << _LOW_BITS) + group[_LOW]) % _MODULUS,
+        checksum=((int(group[_HIGH]) << _LOW_BITS) + int(group[_LOW])) % _MODULUS,
     )

@@ -109,16 +109,19 @@ def _merges(
 
 
 def _print(console: Console, merged: list[MergeFigures], live: LiveFigures | None) -> None:
-    for name, figures in (("merges", merged), ("live", [live] if live else [])):
-        if figures:
-            shown = Table(title=name, box=None)
-            for heading in asdict(figures[0]):
-                shown.add_column(heading, justify="right")
-            for each in figures:
-                shown.add_row(
-                    *(f"{value:,}" if isinstance(value, int | float) else value for value in asdict(each).values())
-                )
-            console.print(shown)
+    if live is not None:
+        shown = Table("live", "", box=None)
+        for name, value in asdict(live).items():
+            shown.add_row(name, f"{value:,}")
+        console.print(shown)
+    if merged:
+        shown = Table(box=None)
+        for heading in asdict(merged[0]):
+            shown.add_column(heading, justify="right")
+        for each in merged:
+            cells = asdict(each).values()
+            shown.add_row(*(value if isinstance(value, str) else f"{value:,}" for value in cells))
+        console.print(shown)
 
 
 if __name__ == "__main__":
