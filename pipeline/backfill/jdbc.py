@@ -7,7 +7,7 @@ the table had before, so that a change which came in between wins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.backfill.inputs import InputUnreadable
 from pipeline.backfill.plan import Chunk, KeyRange, Plan, plan_range
 from pipeline.backfill.settings import BackfillConfig
+from pipeline.mirrors.sql_text import quoted
 from pipeline.spark_errors import is_spark_error
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ _DRIVERS = {
     "sqlserver": "com.microsoft.sqlserver.jdbc.SQLServerDriver",
     "oracle": "oracle.jdbc.OracleDriver",
 }
+_POSTGRES = "jdbc:postgresql:"
+_WITH_ZONE = "timestamp with time zone"
 _NO_DRIVER = ("No suitable driver", "ClassNotFoundException")
 
 
@@ -92,17 +95,41 @@ class JdbcInput:
 
         Raises: InputUnreadable.
         """
+        from pyspark.sql import types  # noqa: PLC0415 - as all that needs Spark
+
         with _driver_errors(self.address):
-            return self.read(spark, plan.chunks[0], None).schema
+            found = self.read(spark, plan.chunks[0], None).schema
+            moments = self._moments(spark, [each.name for each in found if each.dataType == types.TimestampNTZType()])
+        return types.StructType(
+            [
+                types.StructField(each.name, types.TimestampType() if each.name in moments else each.dataType)
+                for each in found
+            ]
+        )
+
+    def _moments(self, spark: SparkSession, names: Sequence[str]) -> set[str]:
+        """Find the columns that have a zone: to Spark, all of PostgreSQL's times are alike."""
+        if not names or not self.url.startswith(_POSTGRES):
+            return set()
+        columns = ", ".join(f'pg_typeof({_ALIAS}."{name}")::text AS c{at}' for at, name in enumerate(names))
+        # Of an empty table too, so that its types are those of the first row that comes.
+        query = f"SELECT {columns} FROM (SELECT 1) one LEFT JOIN {self._selection} {_ALIAS} ON true LIMIT 1"
+        shown = self._options(spark).option("query", query).load().collect()[0]
+        return {name for name, type_ in zip(names, shown, strict=True) if type_ == _WITH_ZONE}
 
     def read(self, spark: SparkSession, chunk: Chunk, columns: StructType | None) -> DataFrame:
         """Read a chunk, over as many connections as it has conditions."""
         properties = {"fetchsize": str(_FETCH_ROWS), "preferTimestampNTZ": "true", **self._properties}
-        # A query of its own: whatever Spark would add to the conditions stands outside of it.
-        table = self.table if self.table.startswith("(") else f"(SELECT * FROM {self.table})"
-        return spark.read.jdbc(
-            self.url, f"{table} {_ALIAS}", predicates=[f"({each})" for each in chunk.conditions], properties=properties
-        )
+        moments = [each.name for each in columns or () if each.dataType.typeName() == "timestamp"]
+        if moments:
+            properties.setdefault("customSchema", ", ".join(f"{quoted(name)} TIMESTAMP" for name in moments))
+        predicates = [f"({each})" for each in chunk.conditions]
+        return spark.read.jdbc(self.url, f"{self._selection} {_ALIAS}", predicates=predicates, properties=properties)
+
+    @property
+    def _selection(self) -> str:
+        """The table as a query of its own: whatever Spark adds to it stands outside."""
+        return self.table if self.table.startswith("(") else f"(SELECT * FROM {self.table})"
 
     def _options(self, spark: SparkSession) -> Any:
         return spark.read.format("jdbc").options(url=self.url, **self._properties)

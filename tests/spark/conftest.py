@@ -18,9 +18,16 @@ from catalog.config import CatalogConfig, Warehouse
 from ingest.cli import main
 from pipeline import config as pipeline_config
 from pipeline.session import attach_catalog, build_session, stop_session
+from pipeline.spark_versions import installed_version
 from tests.serving import serve_in_thread
 
 OpenSpark = Callable[..., SparkSession]
+
+# For tests whose checkpoints lie on S3.
+needs_s3a = pytest.mark.skipif(
+    not installed_version().has_jar_on_pypi,
+    reason="Hadoop's S3A for this Spark is on Maven Central only, with 600 MB of AWS SDK",
+)
 
 # Of PySpark itself: it leaves sockets to the garbage collector, and knows neither Python 3.12's nor pandas 3's ways.
 PYSPARK_WARNINGS = (

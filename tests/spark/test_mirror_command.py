@@ -12,10 +12,12 @@ from tests.clients import open_pyiceberg
 from tests.mirror_events import Pusher
 from tests.s3_server import S3Server
 from tests.service_process import LAKEFEED, service_process
+from tests.spark.conftest import needs_s3a
 
 pytestmark = pytest.mark.timeout(600)
 
 
+@needs_s3a
 def test_the_command_mirrors_tables_on_s3_with_checkpoints_there(tmp_path: Path, s3_server: S3Server) -> None:
     warehouse = s3_server.new_warehouse()
     bucket = warehouse["storage.warehouse"].removeprefix("s3://").partition("/")[0]

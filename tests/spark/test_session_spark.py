@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pipeline.config import SessionConfig
 from pipeline.s3_settings import catalog_properties, hadoop_conf
 from pipeline.session import build_session
-from pipeline.spark_versions import installed_version
+from tests.spark.conftest import needs_s3a
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_sessions_of_one_jvm_know_different_catalogs(open_spark):
     assert second.conf.get("spark.sql.catalog.first.uri", None) is None
 
 
-@pytest.mark.skipif(not installed_version().has_jar_on_pypi, reason="S3A of this Spark is on Maven Central only")
+@needs_s3a
 def test_checkpoints_of_a_stream_can_lie_on_s3(open_spark, catalog_url, s3_server):
     bucket = s3_server.create_bucket()
     s3 = {
