@@ -122,10 +122,7 @@ def merge_changes(
     try:
         measured = _measure(folded, layout)
         if measured.deletes or facts.truncates:
-            horizon = (
-                f"{columns.TIMESTAMP} >= current_timestamp() - INTERVAL {int(settings.tombstone_horizon_s)} SECOND"
-            )
-            tombstones.add(folded.where(IS_DELETED).where(horizon), facts.truncates, now=time.time())
+            tombstones.add(folded.where(IS_DELETED), facts.truncates, now=time.time())
         source = _versions(batch, stones, names, layout) if layout.keeps_history else folded
         source.createOrReplaceTempView(_view(names))
         commit_marked(spark, _statement(batch, measured, names, layout), names.mirror_sql, marker)
@@ -144,7 +141,11 @@ def _fold(batch: _Batch, layout: Layout, stones: DataFrame | None) -> DataFrame:
 
 
 def _versions(batch: _Batch, stones: DataFrame | None, names: MirrorNames, layout: Layout) -> DataFrame:
-    """Find what changes in a history. The result is kept, because a merge reads its source twice."""
+    """Find what changes in a history.
+
+    The result is cut off from what it was read from: a merge reads its source twice, and Spark 4.1 refuses one that
+    reads the target. (A read as of the last snapshot would have the columns of then, and renamed ones would be empty.)
+    """
     stored = batch.events.sparkSession.table(names.mirror_sql)
     gaps = stored.where(column(UNKNOWN).isNotNull()).select(F.explode(UNKNOWN)).distinct().collect()
     versions = versions_of(
@@ -156,7 +157,7 @@ def _versions(batch: _Batch, stones: DataFrame | None, names: MirrorNames, layou
         truncates=batch.facts.truncates,
         earlier_truncates=batch.truncates,
     )
-    return versions.persist(StorageLevel.MEMORY_AND_DISK)
+    return versions.localCheckpoint()
 
 
 def _statement(batch: _Batch, measured: _Measured, names: MirrorNames, layout: Layout) -> str:

@@ -21,14 +21,17 @@ if TYPE_CHECKING:
 # Sequences that a report names of each source; all are counted.
 EXAMPLES_MAX = 10
 
-_READ_ROW, _COUNT, _MOMENTS, _AGAIN = "read_row", "count", "moments", "again"
+_READ_ROW, _COUNT, _MOMENTS, _AGAIN, _HASH = "read_row", "count", "moments", "again", "hash"
 _KEY = (cdc.SOURCE, cdc.SEQUENCE, _READ_ROW)
 
 
 def find_duplicates(rows: DataFrame, one_epoch: Collection[str]) -> Iterator[Finding]:
     """Find changes that are there again; `one_epoch` names the sources that never started over."""
-    doubled = _doubled(rows, one_epoch).cache()
+    suspects = _suspects(rows).cache()
+    doubled = _doubled(suspects, one_epoch).cache()
     try:
+        if suspects.isEmpty():
+            return
         counts = doubled.groupBy(cdc.SOURCE).agg(sql.sum(_AGAIN).alias(_AGAIN)).orderBy(cdc.SOURCE).collect()
         for row in counts:
             own = doubled.where(sql.col(cdc.SOURCE) == row[cdc.SOURCE]).select(cdc.SEQUENCE).distinct()
@@ -37,13 +40,21 @@ def find_duplicates(rows: DataFrame, one_epoch: Collection[str]) -> Iterator[Fin
             yield Finding(Kind.DUPLICATE, text, source=row[cdc.SOURCE])
     finally:
         doubled.unpersist()
+        suspects.unpersist()
 
 
-def _doubled(rows: DataFrame, one_epoch: Collection[str]) -> DataFrame:
+def _suspects(rows: DataFrame) -> DataFrame:
+    """Leave out the rows whose key is there once, which are nearly all: by a hash, so that little is moved about."""
     was_read = sql.col(cdc.OPERATION) == Operation.READ.value
     keys = rows.where(sql.col(cdc.SEQUENCE).isNotNull()).select(
         cdc.SOURCE, cdc.SEQUENCE, cdc.INGESTED_AT, sql.when(was_read, sql.col(cdc.ROW_ID)).alias(_READ_ROW)
     )
+    hashed = keys.withColumn(_HASH, sql.xxhash64(*_KEY))
+    again = hashed.groupBy(_HASH).agg(sql.count(sql.lit(1)).alias(_COUNT)).where(sql.col(_COUNT) > 1)
+    return hashed.join(again.select(_HASH), on=_HASH, how="left_semi").drop(_HASH)
+
+
+def _doubled(keys: DataFrame, one_epoch: Collection[str]) -> DataFrame:
     moments = keys.groupBy(*_KEY, cdc.INGESTED_AT).agg(sql.count(sql.lit(1)).alias(_COUNT))
     counted = moments.groupBy(*_KEY).agg(sql.sum(_COUNT).alias(_COUNT), sql.count(sql.lit(1)).alias(_MOMENTS))
     is_once = sql.col(_READ_ROW).isNull() & (sql.col(cdc.SOURCE).isin(*one_epoch) if one_epoch else sql.lit(False))
