@@ -27,6 +27,7 @@ _CONFLICTS = (
     "ValidationException",
     "Missing required files to delete",
     "iceberg.exceptions.NotFoundException",
+    "NoSuchKeyException",  # the same, in the words of S3's library
 )
 _UNKNOWN = "CommitStateUnknownException"
 

@@ -65,9 +65,9 @@ def plan_files(files: Iterable[InputFile], *, chunk_max_bytes: int) -> Plan:
         groups[-1].append(file)
         size += file.size_bytes
     chunks = [Chunk(number, files=tuple(group)) for number, group in enumerate(groups)]
-    return Plan(
-        chunks, {"files": fingerprint(f"{file.path} {file.size_bytes}" for file in ordered), "cut": len(chunks)}
-    )
+    # With the chunk's number, so that the same files cut elsewhere have other facts.
+    lines = (f"{chunk.number} {file.path} {file.size_bytes}" for chunk in chunks for file in chunk.files)
+    return Plan(chunks, {"files": fingerprint(lines), "cut": len(chunks)})
 
 
 @dataclass(frozen=True, slots=True)

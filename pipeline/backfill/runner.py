@@ -170,6 +170,7 @@ class Backfill:
             writer = ChunkWriter(self._target, prepared.fitting.columns, with_ledger=self._request.config.ledger)
             for chunk in chunks[record.next :]:
                 record = self._do_chunk(chunk, prepared, record, writer)
+            self._target.check_own(record)
             record = replace(record, is_done=True, after=None)
             self._target.save_record(record)
         own = record.next - before.next
@@ -202,6 +203,12 @@ class Backfill:
             self._target.create(prepared.fitting.columns, self._request.key)
         else:
             self._target.alter(prepared.fitting.changes)
+        has = {each.name: each.dataType for each in self._target.columns().fields}
+        if others := [each.name for each in prepared.fitting.columns if has.get(each.name) != each.type]:
+            raise NotFitting(
+                "the table's columns have changed since they were looked at, run it again:"
+                f" table={self._target.name} columns={','.join(others)}"
+            )
 
     # -- one chunk
 
@@ -233,13 +240,18 @@ class Backfill:
         staged = self._stage(chunk, prepared, reading, writer)
         mark = ChunkMark(record.run, chunk.number, len(prepared.plan.chunks))
         for _ in range(ATTEMPTS_MAX):
+            # Reading takes its time, in which another process may have taken over.
+            self._target.check_own(record)
             try:
-                return writer.commit(staged, mark)
+                written = writer.commit(staged, mark)
             except Exception as error:
                 if not is_spark_error(error):
                     raise
                 reason = message_of(error)
                 logger.warning("append_failed", extra={"chunk": chunk.number, "reason": reason})
+            else:
+                self._look(record)  # an append has no condition: another process may have done the same chunk
+                return written
             time.sleep(PAUSE_S)  # a request that is still under way comes to its end
             found = self._look(record)
             if found is not None:

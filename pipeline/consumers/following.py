@@ -9,6 +9,7 @@ A thread beside the query looks at it; whatever goes wrong here is logged and tr
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 import threading
@@ -45,9 +46,16 @@ def finished_snapshot(progress: Mapping[str, Any] | None, *, source: int = 0) ->
         return None
     offset = progress["sources"][source]["endOffset"]
     if isinstance(offset, str):
-        offset = json.loads(offset)
+        offset = _parsed(offset)
     found = offset.get("snapshot_id") if isinstance(offset, Mapping) else None
     return None if found is None or int(found) < 0 else int(found)
+
+
+def _parsed(offset: str) -> Any:
+    try:
+        return json.loads(offset)
+    except ValueError:
+        return ast.literal_eval(offset)  # PySpark 4 gives the offset as Python would print it
 
 
 def follow(

@@ -75,7 +75,7 @@ def test_keys_shown_for_lakefeed_are_settings(tmp_path):
 
 
 async def test_bodies_shown_are_taken_and_answered_as_shown(tmp_path):
-    batch, answer, refusal = (json.loads(block) for block in blocks(HTTP, "json"))
+    batch, answer, refusal, consumer = (json.loads(block) for block in blocks(HTTP, "json"))
     (rows,) = blocks(HTTP, "ndjson")
     async with posting(tmp_path) as client:
         assert await client.post("/cdc", batch) == (200, answer)
@@ -83,6 +83,7 @@ async def test_bodies_shown_are_taken_and_answered_as_shown(tmp_path):
         assert taken.document["eventsAccepted"] == 2
         refused = await client.post("/cdc", {"sourceDoId": "shop", "events": [5]})
         assert refused.document.keys() == refusal.keys()
+    assert {"table", "name", "snapshotId", "snapshotsBehind", "secondsBehind", "isPassedOver"} <= consumer.keys()
 
 
 def test_statuses_shown_are_those_of_their_reasons():

@@ -26,6 +26,7 @@ from pipeline.backfill.chunks import ChunkWriter, Staged, Written
 from pipeline.backfill.inputs import FileInput, InputUnreadable
 from pipeline.backfill.jdbc import JdbcInput
 from pipeline.backfill.plan import Chunk
+from pipeline.backfill.runner import Backfill, NotFitting
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.verification.commands import Selection, verify_all
 from tests import every_type
@@ -419,6 +420,42 @@ def test_rows_without_a_key_and_runs_that_another_process_has_taken_over_stop(
     assert len(rows_of(into)) == 4
     assert backfill(into, files, wanted).rows == 6
     assert len(rows_of(into)) == 7
+
+
+def test_a_run_that_is_taken_over_while_it_reads_commits_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    into = target(spark, CATALOG, "overtaken")
+
+    class SlowInput(FileInput):
+        def read(self, spark: SparkSession, chunk: Chunk, columns: StructType) -> DataFrame:
+            record = into.load_record("slow")
+            assert record is not None
+            into.save_record(replace(record, owner="somebody else"))
+            return super().read(spark, chunk, columns)
+
+    (tmp_path / "in.json").write_text('{"id": 1}\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match="another process goes on with this run"):
+        backfill(
+            into,
+            SlowInput(format="jsonl", path=str(tmp_path / "in.json")),
+            request(position="start", key=("id",), run="slow"),
+        )
+    assert rows_of(into) == []
+
+
+def test_a_table_made_by_somebody_else_since_the_plan_gets_no_values_that_do_not_fit(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    into = target(spark, CATALOG, "raced")
+    inputs = []
+    for name, line in (("numbers", '{"id": 1}'), ("texts", '{"id": "a"}')):
+        (tmp_path / name).write_text(f"{line}\n", encoding="utf-8")
+        inputs.append(FileInput(format="jsonl", path=str(tmp_path / name)))
+    late = Backfill(into, inputs[0], request(position="start", key=("id",), run="late"))
+    prepared = late.prepare()
+    backfill(into, inputs[1], request(position="start", key=("id",), run="early"))
+    with pytest.raises(NotFitting, match="columns=id"):
+        late.run(prepared)
+    assert [row["id"] for row in rows_of(into)] == ["a"]
 
 
 def test_a_table_that_its_source_has_truncated_needs_a_position(

@@ -51,6 +51,13 @@ def test_other_files_are_told_by_the_facts(change: InputFile) -> None:
     assert plan_files(files, chunk_max_bytes=10).facts != plan_files([files[0], change], chunk_max_bytes=10).facts
 
 
+def test_the_same_files_cut_elsewhere_are_told_by_the_facts() -> None:
+    files = [InputFile(name, size) for name, size in zip("abcd", [6, 5, 5, 6], strict=True)]
+    two = [plan_files(files, chunk_max_bytes=size) for size in (11, 16)]
+    assert [len(plan.chunks) for plan in two] == [2, 2]
+    assert two[0].facts != two[1].facts
+
+
 def test_another_input_source_or_table_is_another_run() -> None:
     runs = {
         default_run(table=table, source=source, address=address)

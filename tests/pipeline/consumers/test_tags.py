@@ -77,6 +77,7 @@ def test_a_name_that_cannot_be_a_tags_is_refused(name: str) -> None:
         ({"sources": [{"endOffset": {"snapshot_id": -1, "position": 0}}]}, None),
         ({"sources": [{"endOffset": {"snapshot_id": 12, "position": 3}}]}, 12),
         ({"sources": [{"endOffset": '{"version":1,"snapshot_id":12}'}]}, 12),
+        ({"sources": [{"endOffset": "{'version': 1, 'snapshot_id': 7, 'scan_all_files': True}"}]}, 7),
     ],
 )
 def test_the_finished_snapshot_is_read_from_a_querys_progress(progress: object, expected: int | None) -> None:
