@@ -14,7 +14,7 @@ from pipeline import pasted_conf, sql_shell
 from pipeline.config import JobKind, SessionConfig
 from pipeline.errors import SparkUnavailable
 from pipeline.options import opened_session, session_config, spark_options
-from pipeline.spark_conf import session_conf
+from pipeline.spark_conf import VARIABLES, session_conf
 from pipeline.spark_versions import KNOWN, SPARK_3_5, SparkVersion, installed_version
 from pipeline.sql_text import split_statements
 
@@ -53,6 +53,8 @@ def conf(form: str, *, spark_version: str | None, s3: bool, show_secrets: bool, 
         replace(config, master="", remote="", packages=wanted), jars=config.extra_jars, scratch_dir=Path()
     )
     del settings["spark.app.name"]  # each program has a name of its own
+    if VARIABLES not in config.extra_conf:
+        del settings[VARIABLES]  # what people write for their own Spark may have variables
     shown = settings if show_secrets else pasted_conf.hide_secrets(settings)
     click.echo(pasted_conf.paste(shown, pasted_conf.Form(form)))
 

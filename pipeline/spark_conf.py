@@ -7,10 +7,18 @@ from pathlib import Path
 
 from pipeline.config import CatalogConfig, JobKind, SessionConfig
 
-_EVERYWHERE = {
-    "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+VARIABLES = "spark.sql.variable.substitute"
+
+_OF_SESSIONS = {
     # Days and hours of partitions are those of UTC for every writer, so they must be for Spark's too.
     "spark.sql.session.timeZone": "UTC",
+    # A name or a text with `${x}` in it means just that.
+    VARIABLES: "false",
+}
+
+_EVERYWHERE = {
+    "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+    **_OF_SESSIONS,
 }
 
 _LOCAL = {
@@ -53,7 +61,7 @@ def session_conf(config: SessionConfig, *, jars: Sequence[Path], scratch_dir: Pa
 
 def remote_conf(config: SessionConfig) -> dict[str, str]:
     """Compute what a session of Spark Connect is told: its server has settled everything else at its start."""
-    return {"spark.sql.session.timeZone": "UTC", **catalog_conf(config.catalog), **config.extra_conf}
+    return {**_OF_SESSIONS, **catalog_conf(config.catalog), **config.extra_conf}
 
 
 def _jar_conf(config: SessionConfig, jars: Sequence[Path]) -> dict[str, str]:

@@ -87,12 +87,16 @@ def change_tables(spark: SparkSession, catalog: str) -> list[TableName]:
 
 def all_tables(spark: SparkSession, catalog: str) -> dict[TableName, Mapping[str, str]]:
     """List all tables of a catalog, in order, with their properties; of those that Spark cannot read there are none."""
-    names = (
+    return {name: _maybe_properties(spark, name.sql(catalog)) for name in table_names(spark, catalog)}
+
+
+def table_names(spark: SparkSession, catalog: str) -> list[TableName]:
+    """List the names of all tables of a catalog, in order, also of those that Spark cannot read."""
+    return sorted(
         TableName(namespace, row["tableName"])
         for namespace in namespaces(spark, catalog)
         for row in spark.sql(f"SHOW TABLES IN {_sql_namespace(catalog, namespace)}").collect()
     )
-    return {name: _maybe_properties(spark, name.sql(catalog)) for name in sorted(names)}
 
 
 def location_of(spark: SparkSession, table: str) -> str:

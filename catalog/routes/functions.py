@@ -6,7 +6,7 @@ from aiohttp import web
 
 from catalog.errors import NoSuchFunction
 from catalog.names import check_name, dotted
-from catalog.routes.requests import json_answer, path_namespace, query_page
+from catalog.routes.requests import json_answer, path_namespace, path_part, query_page
 from catalog.routes.routing import Route, services
 
 
@@ -21,7 +21,7 @@ async def list_functions(request: web.Request) -> web.Response:
 async def load_function(request: web.Request) -> web.Response:
     """Answer that there is no such function."""
     namespace = path_namespace(request)
-    name = check_name(request.match_info["function"], "function name")
+    name = check_name(path_part(request, "function"), "function name")
     raise NoSuchFunction(f"Function does not exist: {dotted(namespace)}.{name}")
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import unquote_plus
 
 import orjson
 from aiohttp import web
@@ -74,12 +75,27 @@ async def read_json(request: web.Request) -> JsonObject:
 
 def path_namespace(request: web.Request) -> Namespace:
     """Read the namespace from the path."""
-    return namespace_from_path(request.match_info["namespace"])
+    return namespace_from_path(path_part(request, "namespace"))
 
 
 def path_table(request: web.Request) -> TableId:
     """Read the table from the path."""
-    return table_from_path(request.match_info["namespace"], request.match_info["table"])
+    return table_from_path(path_part(request, "namespace"), path_part(request, "table"))
+
+
+def path_part(request: web.Request, name: str) -> str:
+    """Read a name from the path, decoded as Iceberg's own client and reference server have it: as in a form.
+
+    There `+` is a blank, and a plus comes as `%2B`. aiohttp decodes as the path of a URL, in which both are a plus, so
+    that a part with one has to be read again as it was sent.
+    """
+    part = request.match_info[name]
+    resource = request.match_info.route.resource
+    if "+" not in part or resource is None:
+        return part
+    # A slash within a name is encoded, so the parts stand where the route has them.
+    position = resource.canonical.split("/").index(f"{{{name}}}")
+    return unquote_plus(request.rel_url.raw_path.split("/")[position])
 
 
 def query_page(request: web.Request, config: CatalogConfig) -> Page:

@@ -10,7 +10,15 @@ from catalog.fields import JsonObject, read_object, read_objects, read_text
 from catalog.metadata.views import parse_create_view, parse_view_requirements, parse_view_updates
 from catalog.metadata_files import StoredMetadata
 from catalog.names import ViewId, check_name, view_from_json, view_from_path
-from catalog.routes.requests import no_content, page_answer, path_namespace, query_page, read_json, retell_nothing
+from catalog.routes.requests import (
+    no_content,
+    page_answer,
+    path_namespace,
+    path_part,
+    query_page,
+    read_json,
+    retell_nothing,
+)
 from catalog.routes.routing import Route, services
 from catalog.store.claims import Outcome
 from catalog.views import ViewCommit
@@ -93,7 +101,7 @@ async def retell_replace(request: web.Request, outcome: Outcome) -> web.Response
 
 
 def _path_view(request: web.Request) -> ViewId:
-    return view_from_path(request.match_info["namespace"], request.match_info["view"])
+    return view_from_path(path_part(request, "namespace"), path_part(request, "view"))
 
 
 def _named_view(request: web.Request, body: JsonObject) -> ViewId:

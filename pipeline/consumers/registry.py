@@ -112,7 +112,8 @@ def load_history(spark: SparkSession, table: str) -> History:
 
 
 def _load_refs(spark: SparkSession, table: str) -> list[Ref]:
-    rows = spark.sql(f"SELECT name, type, snapshot_id, max_reference_age_in_ms FROM {table}.refs").collect()
+    columns = "name, type, snapshot_id, max_reference_age_in_ms, max_snapshot_age_in_ms"
+    rows = spark.sql(f"SELECT {columns} FROM {table}.refs").collect()
     return [Ref(*row) for row in rows]
 
 

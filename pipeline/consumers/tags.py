@@ -30,12 +30,13 @@ _MINUTE_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A branch or a tag of a table."""
+    """A branch or a tag of a table. A branch may have an age of its own at which its snapshots expire."""
 
     name: str
     kind: str
     snapshot_id: int
     max_age_ms: int | None
+    max_snapshot_age_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,9 @@ Expiry stops at the oldest of these on `main`, and keeps all that follow:
     the snapshot that the slowest consumer has finished (unless it was last heard of too long ago)
     the newest snapshot that wrote rows: jobs keep in its summary how far they have come
     the newest `history.expire.min-snapshots-to-keep`, which Iceberg sees to itself
+
+Where `main` has an age of its own (`max-snapshot-age-ms` of the branch), Iceberg goes by that and by nothing that it is
+told, so it could not be stopped: such a table's snapshots are left alone.
 """
 
 from __future__ import annotations
@@ -89,11 +92,8 @@ class TablePlan:
 def plan_table(facts: TableFacts, settings: MaintenanceSettings, *, now_ms: int) -> TablePlan:
     """Plan the maintenance of one table."""
     steps = set(settings.run)
-    left_out: dict[Step, str] = {}
-    if facts.properties.get(GC_ENABLED, "true").lower() == "false":
-        reason = f"the table's {GC_ENABLED} is false"
-        left_out = {step: reason for step in (Step.EXPIRE, Step.ORPHANS) if step in steps}
-        steps -= left_out.keys()
+    left_out = {step: reason for step, reason in _forbidden(facts).items() if step in steps}
+    steps -= left_out.keys()
     return TablePlan(
         compaction=plan_compaction(facts, settings) if Step.COMPACT in steps else None,
         deletes=Step.DELETES in steps and _has_position_deletes(facts, settings),
@@ -102,6 +102,18 @@ def plan_table(facts: TableFacts, settings: MaintenanceSettings, *, now_ms: int)
         orphans_before_ms=now_ms - int(settings.orphan_age_s * 1000) if Step.ORPHANS in steps else None,
         left_out=left_out,
     )
+
+
+def _forbidden(facts: TableFacts) -> dict[Step, str]:
+    """Find the steps that must not be, with the reason."""
+    if facts.properties.get(GC_ENABLED, "true").lower() == "false":
+        reason = f"the table's {GC_ENABLED} is false"
+        return {Step.EXPIRE: reason, Step.ORPHANS: reason}
+    own_ms = next((ref.max_snapshot_age_ms for ref in facts.history.refs if ref.name == MAIN), None)
+    if own_ms is not None:
+        reason = f"branch {MAIN} has an age of its own, by which Iceberg goes whoever still reads: {own_ms} ms"
+        return {Step.EXPIRE: reason}
+    return {}
 
 
 def plan_compaction(facts: TableFacts, settings: MaintenanceSettings) -> Compaction | None:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pipeline.maintenance.facts import load_facts
-from pipeline.maintenance.locations import SharedLocation, check_location_is_own
+from pipeline.maintenance.locations import SharedLocation, check_location_is_own, places_of
 from pipeline.maintenance.planning import TablePlan, plan_table
 from pipeline.maintenance.settings import MaintenanceConfig, MaintenanceSettings, Step
 from pipeline.maintenance.sizes import Sizes, TableFacts
 from pipeline.maintenance.steps import StepResult, run_step
 from pipeline.spark_errors import is_spark_error, message_of
-from pipeline.tables import TableName, all_tables, location_of
+from pipeline.tables import TableName, all_tables, location_of, properties, table_names
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,14 +63,13 @@ class Maintenance:
     only: frozenset[Step] = frozenset(Step)
     is_dry_run: bool = False
     clock: Callable[[], float] = time.time
-    _known: Mapping[TableName, Mapping[str, str]] | None = field(default=None, init=False)
-    _locations: Mapping[str, str] | None = field(default=None, init=False)
+    _places: dict[TableName, Sequence[str]] = field(default_factory=dict, init=False)
 
     def choose_tables(self) -> list[TableName]:
         """Pick the tables of ours: change tables, the quarantine, mirrors; without those that are set to be skipped."""
         return [
             name
-            for name, own in self._tables().items()
+            for name, own in all_tables(self.spark, self.catalog).items()
             if any(key.startswith(_OURS) for key in own) and not self.config.settings_of(str(name)).skip
         ]
 
@@ -89,9 +88,7 @@ class Maintenance:
         except Exception as error:
             if not is_spark_error(error):
                 raise
-            problem = message_of(error).partition("\n")[0]
-            _log.error("maintenance_failed", extra={"table": str(name), "reason": problem})
-            return TableReport(name, problem=problem)
+            return TableReport(name, problem=_log_failed(name, error))
 
     def _run_steps(self, name: TableName, on_step: OnStep) -> TableReport:
         settings = self.settings_of(name)
@@ -102,14 +99,27 @@ class Maintenance:
         results: list[StepResult] = []
         for step in settings.run:
             on_step(name, step)
-            if results and not self.is_dry_run and step is not Step.ORPHANS:  # which go by their age alone
-                plan, facts = self._plan(name, settings)
-            if plan.has(step):
-                result = self._run_step(name, step, plan=plan, facts=facts)
-                results += [result] if result is not None else []
-        after = self._plan(name, settings)[1].sizes if results and not self.is_dry_run else before
+            try:
+                if results and not self.is_dry_run and step is not Step.ORPHANS:  # which go by their age alone
+                    plan, facts = self._plan(name, settings)
+                result = self._run_step(name, step, plan=plan, facts=facts) if plan.has(step) else None
+            except Exception as error:
+                if not is_spark_error(error):
+                    raise
+                result = StepResult(step, problem=_log_failed(name, error, step=step.value))
+            results += [result] if result is not None else []
+        after, problem = (before, None) if self.is_dry_run or not results else self._look_again(name, settings)
         _log_done(name, before, after, results)
-        return TableReport(name, first_plan, before, after, results)
+        return TableReport(name, first_plan, before, after, results, problem)
+
+    def _look_again(self, name: TableName, settings: MaintenanceSettings) -> tuple[Sizes | None, str | None]:
+        """Give what a table is now, or why that cannot be told; what was done is told in either case."""
+        try:
+            return self._plan(name, settings)[1].sizes, None
+        except Exception as error:
+            if not is_spark_error(error):
+                raise
+            return None, _log_failed(name, error)
 
     def _ensure_patience(self, name: TableName, own: Mapping[str, str]) -> None:
         """Let commits be tried often enough to get through beside a busy writer, unless the table has a say in it."""
@@ -126,7 +136,7 @@ class Maintenance:
         location = ""
         if step is Step.ORPHANS:
             try:
-                location = check_location_is_own(str(name), self._all_locations())
+                location = check_location_is_own(name, self._load_places())
             except SharedLocation as error:
                 return StepResult(step, problem=str(error))
         elif self.is_dry_run:
@@ -142,22 +152,32 @@ class Maintenance:
             is_dry_run=self.is_dry_run,
         )
 
-    def _tables(self) -> Mapping[TableName, Mapping[str, str]]:
-        if self._known is None:
-            self._known = all_tables(self.spark, self.catalog)
-        return self._known
+    def _load_places(self) -> Mapping[TableName, Sequence[str]]:
+        """Find out where the tables lie that there are now; of those that were found before, nothing is read again."""
+        names = table_names(self.spark, self.catalog)
+        self._places = {name: self._places.get(name) or self._places_of(name) for name in names}
+        return self._places
 
-    def _all_locations(self) -> Mapping[str, str]:
-        if self._locations is None:
-            self._locations = {
-                str(name): location_of(self.spark, name.sql(self.catalog))
-                for name, own in self._tables().items()
-                if own
-            }
-        return self._locations
+    def _places_of(self, name: TableName) -> Sequence[str]:
+        table = name.sql(self.catalog)
+        try:
+            return places_of(location_of(self.spark, table), properties(self.spark, table))
+        except Exception as error:
+            if not is_spark_error(error):
+                raise
+            reason = message_of(error).partition("\n")[0]
+            _log.warning("location_unknown", extra={"table": str(name), "reason": reason})
+            return ()
 
 
-def _log_done(name: TableName, before: Sizes, after: Sizes, results: Sequence[StepResult]) -> None:
+def _log_failed(name: TableName, error: BaseException, **facts: str) -> str:
+    problem = message_of(error).partition("\n")[0] or type(error).__name__
+    _log.error("maintenance_failed", extra={"table": str(name), **facts, "reason": problem})
+    return problem
+
+
+def _log_done(name: TableName, before: Sizes, after: Sizes | None, results: Sequence[StepResult]) -> None:
     steps: dict[str, Any] = {result.step.value: dict(result.told) for result in results}
-    facts = {"table": str(name), "before": before.to_json(), "after": after.to_json(), "steps": steps}
+    sizes = {"before": before.to_json(), "after": after.to_json() if after else None}
+    facts = {"table": str(name), **sizes, "steps": steps}
     _log.info("table_maintained", extra=facts)

@@ -74,8 +74,8 @@ def call(table: str, procedure: str, arguments: Mapping[str, str]) -> str:
 
 
 def literal(text: str) -> str:
-    """Quote text for SQL."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    """Quote text for SQL. Spark would put a variable's value where it finds `${name}`."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("$", "\\u0024")
     return f"'{escaped}'"
 
 

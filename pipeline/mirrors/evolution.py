@@ -1,7 +1,8 @@
 """How a mirror follows its change table's columns. Owns which statements that takes; nothing is run here.
 
 Columns are added and widened, inside structs, lists and maps too. A column whose comment says that it was formerly
-another, which the mirror still has, is renamed. What a change table has lost stays in the mirror as it is.
+another, which the mirror still has, is renamed, and takes its comment along; then another may come under its old name.
+What a change table has lost stays in the mirror as it is.
 """
 
 from __future__ import annotations
@@ -39,17 +40,57 @@ def plan_evolution(target: str, *, has: StructType, needs: StructType) -> list[s
 
 
 def _struct_changes(target: str, has: StructType, needs: StructType, path: tuple[str, ...]) -> Iterator[str]:
-    taken = {field.name for field in needs.fields}
+    if not path:
+        _check_no_swap(has, needs)
+    old_names = _renames(has, needs)
+    for new_name, old_name in old_names.items():
+        yield f"ALTER TABLE {target} RENAME COLUMN {_sql((*path, old_name))} TO {quoted(new_name)}"
+        yield f"ALTER TABLE {target} ALTER COLUMN {_sql((*path, new_name))}{_comment(needs[new_name])}"
+    has_left = set(has.names) - set(old_names.values())
     for field in needs.fields:
-        old_name = next((name for name in former_names(field) if name in has.names and name not in taken), None)
-        if field.name in has.names:
-            yield from _type_changes(target, has[field.name].dataType, field.dataType, (*path, field.name))
-        elif old_name is not None:
-            yield f"ALTER TABLE {target} RENAME COLUMN {_sql((*path, old_name))} TO {quoted(field.name)}"
-            yield from _type_changes(target, has[old_name].dataType, field.dataType, (*path, field.name))
+        column = (*path, field.name)
+        if field.name in old_names:
+            yield from _type_changes(target, has[old_names[field.name]].dataType, field.dataType, column)
+        elif field.name in has_left:
+            yield from _type_changes(target, has[field.name].dataType, field.dataType, column)
         else:
-            column = f"{_sql((*path, field.name))} {type_sql(field.dataType)}{_comment(field)}"
-            yield f"ALTER TABLE {target} ADD COLUMN {column}"
+            yield f"ALTER TABLE {target} ADD COLUMN {_sql(column)} {type_sql(field.dataType)}{_comment(field)}"
+
+
+def _renames(has: StructType, needs: StructType) -> dict[str, str]:
+    """Find the old names of columns by their new ones, in an order in which each new name is free.
+
+    A column that takes its old name from another leaves that one to look for its own, or to be added.
+    """
+    renames: dict[str, str] = {}
+    left, needed = set(has.names), set(needs.names)
+    waiting = [field for field in needs.fields if field.name not in left]
+    while waiting:
+        field = waiting.pop(0)
+        names = [name for name in former_names(field) if name in left]
+        # One that nothing else needs is surely meant; the last name comes first.
+        old_name = next((name for name in names if name not in needed), next(iter(names), None))
+        if old_name is not None:
+            renames[field.name] = old_name
+            left.remove(old_name)
+            waiting += [needs[old_name]] if old_name in needed else []
+    return renames
+
+
+def _check_no_swap(has: StructType, needs: StructType) -> None:
+    """Refuse columns that have taken each other's names unless the mirror's own comments say that it has followed."""
+    both = set(has.names) & set(needs.names)
+    came_from = {name: (set(former_names(needs[name])) & both) - {*former_names(has[name])} for name in both}
+    for name in sorted(both):
+        reached, following = set[str](), came_from[name]
+        while following:
+            reached |= following
+            following = set().union(*(came_from[each] for each in following)) - reached
+        if name in reached:
+            raise ColumnMismatch(
+                "columns have taken each other's names, drop the mirror and it is built anew: "
+                f"columns={', '.join(sorted({name, *came_from[name]}))}"
+            )
 
 
 def _type_changes(target: str, has: DataType, needs: DataType, path: tuple[str, ...]) -> Iterator[str]:

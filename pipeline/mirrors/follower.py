@@ -134,6 +134,8 @@ class Follower:
     # -- the whole table
 
     def _read_all(self, snapshot: int) -> None:
+        # What is being read must not expire meanwhile, nor what is committed behind it: the stream begins there.
+        self._register(snapshot)
         changes = read_as_of(self._spark, self._names.table_sql, snapshot)
         present = self._spark.table(self._names.table_sql).schema
         self._prepare(self._spark, changes.schema)
@@ -283,6 +285,12 @@ class Follower:
         self._options.on_merge(self._names, merged)
 
     # -- now and then
+
+    def _register(self, snapshot: int) -> None:
+        try:
+            register(self._spark, self._names.table_sql, self._names.consumer, snapshot)
+        except Exception as error:  # noqa: BLE001 - a mirror of a table that cannot be tagged is better than none
+            _log.warning("mirror_not_noted", extra={"table": str(self._names.table), "reason": message_of(error)})
 
     def _note_progress(self, *, now: bool = False) -> None:
         """Register as a consumer, copy the marker and forget old tombstones, where that is due."""

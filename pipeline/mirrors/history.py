@@ -16,9 +16,9 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
 
 from pipeline.mirrors.layout import ENDED_BY, IS_CURRENT, POSITION_COLUMNS, UNKNOWN, VALID_FROM, VALID_TO, Layout
-from pipeline.mirrors.positions import READ, Truncate
+from pipeline.mirrors.positions import READ, Truncate, taken_with
 from pipeline.mirrors.sql_text import quoted, text_literal
-from pipeline.mirrors.transforms import DELETE, ORDER_COLUMNS, TRUNCATE, carried, column, ordered
+from pipeline.mirrors.transforms import DELETE, ORDER_COLUMNS, TRUNCATE, carried, column, ordered, present_names
 from writer import columns
 
 _IS_VERSION = "_cdc_is_version"
@@ -98,7 +98,7 @@ def _new_events(events: DataFrame, layout: Layout) -> DataFrame:
 def _stored_versions(known: DataFrame, layout: Layout) -> DataFrame:
     return known.select(
         *map(column, layout.columns),
-        column(UNKNOWN).alias(columns.UNCHANGED),
+        present_names(column(UNKNOWN), layout).alias(columns.UNCHANGED),
         F.lit(True).alias(_IS_VERSION),
         F.lit(True).alias(_IS_STORED),
         column(ENDED_BY).alias(_STORED_END),
@@ -121,7 +121,6 @@ def _enders(rows: DataFrame, layout: Layout) -> DataFrame:
         for name in layout.columns
     }
     is_gone = column(columns.OPERATION).isin(DELETE, TRUNCATE)
-    values[columns.OPERATION] = F.when(is_gone, DELETE).otherwise(column(columns.OPERATION))
     sends_nothing = F.array(*map(F.lit, layout.own_columns)).cast("array<string>")
     return rows.select(
         *(value.alias(name) for name, value in values.items()),
@@ -159,7 +158,8 @@ def _ended(rows: DataFrame, layout: Layout, truncates: Sequence[Truncate]) -> Da
 
 def _earlier(following: Column, emptied: Column) -> Column:
     same_source = following["source"] == emptied["source"]
-    by_position = F.struct(following["epoch"], following["sequence"]) <= F.struct(emptied["epoch"], emptied["sequence"])
+    # What stands at a truncate's own position was read behind it.
+    by_position = F.struct(following["epoch"], following["sequence"]) < F.struct(emptied["epoch"], emptied["sequence"])
     by_time = following["timestamp"] <= emptied["timestamp"]
     comes_first = F.when(same_source, by_position).otherwise(by_time)
     return F.when(emptied.isNull() | (following.isNotNull() & comes_first), following).otherwise(emptied)
@@ -177,7 +177,7 @@ def _next_truncate(truncates: Sequence[Truncate]) -> str:
     )
     behind = (
         f"x.source = {columns.SOURCE} AND (x.epoch > {columns.EPOCH} "
-        f"OR (x.epoch = {columns.EPOCH} AND x.sequence > {columns.SEQUENCE}))"
+        f"OR (x.epoch = {columns.EPOCH} AND {taken_with('x.sequence')}))"
     )
     first = f"array_min(filter(array({literals}), x -> {behind}))"
     named = ", ".join(f"'{field}', truncate_.{field}" for field in _END_FIELDS.values())

@@ -40,7 +40,7 @@ VALID_TO = "valid_to"
 IS_CURRENT = "is_current"
 ENDED_BY = "_cdc_ended_by"
 
-_MADE_HERE = frozenset((UNKNOWN, VALID_FROM, VALID_TO, IS_CURRENT, ENDED_BY))
+_OF_HISTORIES = frozenset((VALID_FROM, VALID_TO, IS_CURRENT, ENDED_BY))
 
 _FORMERLY = re.compile(r"(?:^|; )formerly (\[.*\])$", re.DOTALL)
 _KEY = re.compile(r"(?:^|; )key$")
@@ -69,12 +69,18 @@ class Layout:
     @property
     def columns(self) -> tuple[str, ...]:
         """Name the columns that come from a change."""
-        return tuple(name for name in self.schema.names if name not in _MADE_HERE)
+        made_here = {UNKNOWN, *(_OF_HISTORIES if self.keeps_history else ())}
+        return tuple(name for name in self.schema.names if name not in made_here)
 
     @property
     def own_columns(self) -> tuple[str, ...]:
         """Name the columns of the row itself."""
         return tuple(name for name in self.columns if name not in _KEPT_COLUMNS)
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """Give the present names of columns by those they had before, as far as no other column has such a name now."""
+        return _renamed(self.schema)
 
     @property
     def key_is_row_id(self) -> bool:
@@ -110,8 +116,13 @@ def plan_layout(changes: StructType, settings: MirrorSettings, *, built_key: tup
 
 def _present_names(key: tuple[str, ...], changes: StructType) -> tuple[str, ...]:
     """Follow columns of a key that were renamed since somebody wrote it down."""
-    renamed = {old: field.name for field in changes.fields for old in former_names(field)}
-    return tuple(name if name in changes.names else renamed.get(name, name) for name in key)
+    renamed = _renamed(changes)
+    return tuple(renamed.get(name, name) for name in key)
+
+
+def _renamed(schema: StructType) -> dict[str, str]:
+    present = set(schema.names)
+    return {old: field.name for field in schema.fields for old in former_names(field) if old not in present}
 
 
 def _declared_key(changes: StructType) -> tuple[str, ...]:
@@ -133,9 +144,12 @@ def _kept_field(name: str, changes: StructType) -> StructField:
 
 
 def _history_fields(own: list[StructField]) -> list[StructField]:
-    taken = {field.name for field in own} & {VALID_FROM, VALID_TO, IS_CURRENT}
+    taken = [field.name for field in own if field.name.lower() in _OF_HISTORIES]
     if taken:
-        raise PipelineError(f"a history cannot have the table's column of the same name: column={min(taken)}")
+        raise PipelineError(
+            "a history has a column of this name of its own, rename the table's or choose another mode: "
+            f"column={min(taken)}"
+        )
     ended_by = StructType(
         [
             StructField("source", StringType()),

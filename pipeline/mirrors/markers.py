@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from pipeline.mirrors.lineage import MARKER, Version
 
@@ -36,10 +36,6 @@ class Marker:
     def to_text(self) -> str:
         """Write it for a summary or a property."""
         return json.dumps(asdict(self), separators=(",", ":"))
-
-    def after_batch(self, *, snapshot: int, batch: int, run: str) -> Marker:
-        """Move on by one merge."""
-        return replace(self, snapshot=snapshot, batch=batch, run=run, merges=self.merges + 1)
 
 
 def read_marker(text: str | None) -> Marker | None:

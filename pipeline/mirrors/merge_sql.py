@@ -75,29 +75,36 @@ def merge_current(
 
 
 def _updates(layout: Layout, unchanged: Collection[str], gone: str) -> str:
-    still_unknown = f"nullif(array_intersect(s.{UNKNOWN}, {_names_in('t')}), {_NO_NAMES})"
-    values = {name: _value(name, unchanged, gone) for name in layout.columns}
+    still_unknown = f"nullif(array_intersect(s.{UNKNOWN}, {_stored_names(layout)}), {_NO_NAMES})"
+    values = {name: _value(name, layout, unchanged, gone) for name in layout.columns}
     values[UNKNOWN] = f"CASE WHEN {gone} THEN s.{UNKNOWN} ELSE {still_unknown} END"
     return ", ".join(f"{quoted(name)} = {value}" for name, value in values.items())
 
 
-def _value(name: str, unchanged: Collection[str], gone: str) -> str:
+def _value(name: str, layout: Layout, unchanged: Collection[str], gone: str) -> str:
     if name not in unchanged:
         return f"s.{quoted(name)}"
     sent_at = f"s.{quoted(sent_at_column(name))}"
     is_older = f"({sent_at} IS NULL OR NOT {newer(sent_at, 't')})"
-    is_known = f"NOT array_contains({_names_in('t')}, {text_literal(name)})"
+    is_known = f"NOT array_contains({_stored_names(layout)}, {text_literal(name)})"
     return f"CASE WHEN {is_older} AND {is_known} AND NOT {gone} THEN t.{quoted(name)} ELSE s.{quoted(name)} END"
 
 
 def _fillings(layout: Layout) -> str:
-    values = {}
+    values, stored = {}, _stored_names(layout)
     for name in layout.own_columns:
         literal = text_literal(name)
-        fills = f"array_contains(t.{UNKNOWN}, {literal}) AND NOT array_contains({_names_in('s')}, {literal})"
+        fills = f"array_contains({stored}, {literal}) AND NOT array_contains({_names_in('s')}, {literal})"
         values[name] = f"CASE WHEN {fills} THEN s.{quoted(name)} ELSE t.{quoted(name)} END"
-    values[UNKNOWN] = f"nullif(array_intersect(t.{UNKNOWN}, {_names_in('s')}), {_NO_NAMES})"
+    values[UNKNOWN] = f"nullif(array_intersect({stored}, {_names_in('s')}), {_NO_NAMES})"
     return ", ".join(f"{quoted(name)} = {value}" for name, value in values.items())
+
+
+def _stored_names(layout: Layout) -> str:
+    """Name the columns that a stored row lacks, as they are called now."""
+    cases = " ".join(f"WHEN {text_literal(old)} THEN {text_literal(new)}" for old, new in layout.renamed.items())
+    stored = _names_in("t")
+    return f"transform({stored}, _cdc_name -> CASE _cdc_name {cases} ELSE _cdc_name END)" if cases else stored
 
 
 def _names_in(alias: str) -> str:

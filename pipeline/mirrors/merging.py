@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -110,7 +111,7 @@ def merge_changes(
 
     Raises: RowsHaveNoKey.
     """
-    spark = changes.sparkSession
+    spark, view = changes.sparkSession, _view()
     events = with_moves(prepare(changes, layout), layout)
     facts = _look_at(events, layout)
     _check_keys(facts, names, settings)
@@ -124,12 +125,13 @@ def merge_changes(
         if measured.deletes or facts.truncates:
             tombstones.add(folded.where(IS_DELETED), facts.truncates, now=time.time())
         source = _versions(batch, stones, names, layout) if layout.keeps_history else folded
-        source.createOrReplaceTempView(_view(names))
-        commit_marked(spark, _statement(batch, measured, names, layout), names.mirror_sql, marker)
+        source.createOrReplaceTempView(view)
+        statement = _statement(batch, measured, layout, target=names.mirror_sql, view=view)
+        commit_marked(spark, statement, names.mirror_sql, marker)
     finally:
         folded.unpersist()
         source.unpersist()
-        spark.catalog.dropTempView(_view(names))
+        spark.catalog.dropTempView(view)
     return Merged(facts.rows, measured.keys, measured.deletes)
 
 
@@ -153,20 +155,20 @@ def _versions(batch: _Batch, stones: DataFrame | None, names: MirrorNames, layou
         stored=stored,
         stones=stones,
         layout=layout,
-        unchanged=batch.facts.unchanged | {row[0] for row in gaps},
+        unchanged=batch.facts.unchanged | {layout.renamed.get(row[0], row[0]) for row in gaps},
         truncates=batch.facts.truncates,
         earlier_truncates=batch.truncates,
     )
     return versions.localCheckpoint()
 
 
-def _statement(batch: _Batch, measured: _Measured, names: MirrorNames, layout: Layout) -> str:
+def _statement(batch: _Batch, measured: _Measured, layout: Layout, *, target: str, view: str) -> str:
     if layout.keeps_history:
-        return merge_history(layout, target=names.mirror_sql, view=_view(names))
+        return merge_history(layout, target=target, view=view)
     return merge_current(
         layout,
-        target=names.mirror_sql,
-        view=_view(names),
+        target=target,
+        view=view,
         bounds=measured.bounds,
         unchanged=batch.facts.unchanged,
         truncates=batch.facts.truncates,
@@ -175,8 +177,9 @@ def _statement(batch: _Batch, measured: _Measured, names: MirrorNames, layout: L
     )
 
 
-def _view(names: MirrorNames) -> str:
-    return "lakefeed_batch_" + "".join(sign if sign.isalnum() and sign.isascii() else "_" for sign in str(names.mirror))
+def _view() -> str:
+    """Name a view of one merge alone: all tables share the session."""
+    return f"lakefeed_batch_{uuid.uuid4().hex}"
 
 
 def _look_at(events: DataFrame, layout: Layout) -> _Facts:

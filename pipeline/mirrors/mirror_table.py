@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pipeline.errors import PipelineError
@@ -11,7 +12,7 @@ from pipeline.mirrors.layout import Layout, storage_properties
 from pipeline.mirrors.lineage import load_lineage
 from pipeline.mirrors.markers import MIRROR_KEY, MIRROR_MODE, MIRROR_OF, Marker, find_marker
 from pipeline.mirrors.names import MirrorNames
-from pipeline.mirrors.settings import MirrorSettings
+from pipeline.mirrors.settings import MirrorMode, MirrorSettings
 from pipeline.mirrors.sql_text import quoted, text_literal
 from pipeline.tables import exists, properties
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 class NotAMirror(PipelineError):
     """A table with the mirror's name is something else: a person has to name another target."""
+
+
+class OtherKindOfMirror(PipelineError):
+    """The mirror is a history and should show current rows, or the other way round: a person has to decide."""
 
 
 def load_built_key(spark: SparkSession, names: MirrorNames) -> tuple[str, ...]:
@@ -42,21 +47,35 @@ def load_built_key(spark: SparkSession, names: MirrorNames) -> tuple[str, ...]:
 def prepare_mirror(spark: SparkSession, names: MirrorNames, layout: Layout, settings: MirrorSettings) -> None:
     """Create the mirror, or bring the one that is there to the layout and the mode.
 
-    Raises: ColumnMismatch.
+    Raises: ColumnMismatch, OtherKindOfMirror.
     """
     wanted = storage_properties(settings) | {MIRROR_MODE: settings.mode.value, MIRROR_KEY: json.dumps(layout.key)}
     if not exists(spark, names.mirror_sql):
         spark.sql(_create(names, layout, settings, wanted | {MIRROR_OF: str(names.table)}))
         return
+    present = properties(spark, names.mirror_sql)
+    check_mode(present, names, settings)
     for statement in plan_evolution(names.mirror_sql, has=spark.table(names.mirror_sql).schema, needs=layout.schema):
         spark.sql(statement)
-    present = properties(spark, names.mirror_sql)
     changed = {key: value for key, value in wanted.items() if present.get(key) != value}
     # A table's format never goes back.
     if int(present.get("format-version", "2")) > int(wanted["format-version"]):
         changed.pop("format-version", None)
     if changed:
         spark.sql(f"ALTER TABLE {names.mirror_sql} SET TBLPROPERTIES ({_pairs(changed)})")
+
+
+def check_mode(present: Mapping[str, str], names: MirrorNames, settings: MirrorSettings) -> None:
+    """Check that a mirror keeps of each row what it was built to keep: its versions, or its last state.
+
+    Raises: OtherKindOfMirror.
+    """
+    built = present.get(MIRROR_MODE, settings.mode.value)
+    if (built == MirrorMode.HISTORY.value) != settings.keeps_history:
+        raise OtherKindOfMirror(
+            "a history cannot become a mirror of current rows, nor the other way round, set target for another name or "
+            f"drop the mirror and its tombstones: mirror={names.mirror} built={built} configured={settings.mode.value}"
+        )
 
 
 def _create(names: MirrorNames, layout: Layout, settings: MirrorSettings, table_properties: dict[str, str]) -> str:

@@ -4,7 +4,8 @@
     different sources    time of the change, then the source's name
 
 A READ stands at the position up to which its source was known when the row was read, so what was streamed at that very
-position may be newer than the row and is never older. The order is one of all changes as long as the times of a source
+position may be newer than the row and is never older; a truncate there took what was in the table before the row was
+read. The order is one of all changes as long as the times of a source
 that shares rows with another do not fall. Every frame read here has passed transforms.prepare, or is a mirror.
 """
 
@@ -51,13 +52,20 @@ def _between_sources(alias: str) -> str:
 def truncated(truncates: Iterable[Truncate], alias: str = "") -> str:
     """Tell whether a row is gone with one of the truncates."""
     prefix = f"{alias}." if alias else ""
-    epoch, sequence = f"coalesce({prefix}{columns.EPOCH}, 0)", f"{prefix}{columns.SEQUENCE}"
+    epoch = f"coalesce({prefix}{columns.EPOCH}, 0)"
     conditions = [
         f"({prefix}{columns.SOURCE} <=> {text_literal(each.source)} AND "
-        f"({epoch} < {each.epoch} OR ({epoch} = {each.epoch} AND {sequence} <= {each.sequence})))"
+        f"({epoch} < {each.epoch} OR ({epoch} = {each.epoch} AND {taken_with(str(each.sequence), alias)})))"
         for each in truncates
     ]
     return f"({' OR '.join(conditions)})" if conditions else "false"
+
+
+def taken_with(sequence: str, alias: str = "") -> str:
+    """Tell whether a truncate at a sequence takes a row of the same epoch: one that was read there came behind it."""
+    prefix = f"{alias}." if alias else ""
+    is_read = f"coalesce({prefix}{columns.OPERATION}, '') = '{READ}'"
+    return f"({sequence} > {prefix}{columns.SEQUENCE} OR ({sequence} = {prefix}{columns.SEQUENCE} AND NOT {is_read}))"
 
 
 def latest_truncates(truncates: Iterable[Truncate]) -> tuple[Truncate, ...]:

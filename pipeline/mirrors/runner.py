@@ -1,10 +1,11 @@
 """All mirrors of one application. Owns their threads: one per table, each failing alone.
 
 Tables share Spark by fair turns; at most `parallel_tables` merge at a time. With `once` a table that fails is reported
-at the end. Otherwise it is tried again after a pause that grows, for as long as the application runs.
+at the end. Otherwise it is tried again after a pause that grows, for as long as the application runs; `failures` has
+those that failed and have not merged since.
 
 One application owns a mirror. Two do no harm, because of merges that meet the second fails and is repeated, but each
-does the work of both; the markers tell each of the other (follower.py), and one of them stops.
+does the work of both; the markers tell each of the other (follower.py), and one of them stops for good.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.errors import PipelineError
-from pipeline.mirrors.follower import Follower, FollowOptions
+from pipeline.mirrors.follower import Follower, FollowOptions, TwoApplications
 from pipeline.mirrors.merging import Merged
 from pipeline.mirrors.names import MirrorNames, mirror_names
 from pipeline.mirrors.settings import MirrorConfig
@@ -50,6 +51,7 @@ class MirrorRun:
         self._catalog = catalog
         self._tables = tables
         self._config = config
+        self._on_merge = on_merge
         self._stopping = threading.Event()
         self.failures: dict[str, str] = {}
         self._options = FollowOptions(
@@ -58,7 +60,7 @@ class MirrorRun:
             run=uuid.uuid4().hex,
             slots=threading.Semaphore(config.parallel_tables),
             stopping=self._stopping,
-            on_merge=on_merge,
+            on_merge=self._note_merge,
         )
 
     def stop(self) -> None:
@@ -89,13 +91,17 @@ class MirrorRun:
                 follower.run(once=once)
             except Exception as error:  # noqa: BLE001 - a table's boundary: the others go on
                 self._report(table, error)
-                if once:
+                if once or isinstance(error, TwoApplications):
                     return
                 self._stopping.wait(pause_s)
                 pause_s = min(RETRY_MAX_S, pause_s * 2) if not follower.has_merged else RETRY_FIRST_S
             else:
                 if once:
                     return
+
+    def _note_merge(self, names: MirrorNames, merged: Merged) -> None:
+        self.failures.pop(str(names.table), None)
+        self._on_merge(names, merged)
 
     def _report(self, table: TableName, error: Exception) -> None:
         foreseen = isinstance(error, PipelineError) or is_spark_error(error)

@@ -9,6 +9,6 @@ def quoted(identifier: str) -> str:
 
 
 def text_literal(text: str) -> str:
-    """Write text so that it ends where it should."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    """Write text so that it ends where it should. Spark would put a variable's value where it finds `${name}`."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("$", "\\u0024")
     return f"'{escaped}'"

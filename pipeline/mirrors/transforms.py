@@ -29,13 +29,13 @@ TRUNCATE = "TRUNCATE"
 MESSAGE = "MESSAGE"
 
 _ORDER_TIME = "_cdc_order_time"
-_IS_LIVE = "_cdc_is_live"
+_RANK = "_cdc_rank"
 _PLACE = "_cdc_place"
 _VALUE = "_cdc_value"
 _NO_COLUMNS = "array<string>"
 
 # By these the rows of a key lie in order, once `ordered` has added two of them.
-ORDER_COLUMNS = (_ORDER_TIME, columns.SOURCE, columns.EPOCH, columns.SEQUENCE, _IS_LIVE, columns.TIMESTAMP)
+ORDER_COLUMNS = (_ORDER_TIME, columns.SOURCE, columns.EPOCH, columns.SEQUENCE, _RANK, columns.TIMESTAMP)
 
 _BIG_NUMBER = "^__bigint__:"
 
@@ -53,9 +53,22 @@ def prepare(changes: DataFrame, layout: Layout) -> DataFrame:
     before = column(columns.BEFORE) if columns.BEFORE in present else F.lit(None)
     return changes.where(column(columns.OPERATION) != MESSAGE).select(
         *selected,
-        unchanged.cast(_NO_COLUMNS).alias(columns.UNCHANGED),
+        present_names(unchanged.cast(_NO_COLUMNS), layout).alias(columns.UNCHANGED),
         before.cast("string").alias(columns.BEFORE),
     )
+
+
+def present_names(names: Column, layout: Layout) -> Column:
+    """Put present names of columns where a list of names was written before they were renamed."""
+    renamed = layout.renamed
+
+    def present(name: Column) -> Column:
+        found = name
+        for old, new in renamed.items():
+            found = F.when(name == old, F.lit(new)).otherwise(found)
+        return found
+
+    return F.transform(names, present) if renamed else names
 
 
 def _own_value(name: str, layout: Layout, present: Collection[str]) -> Column:
@@ -125,12 +138,15 @@ def ordered(changes: DataFrame, layout: Layout, *, sources_differ: bool) -> Data
 
     Times of one source are made to rise with its positions, so that the order is one of all changes of a row.
     """
-    rows = changes.withColumn(_IS_LIVE, column(columns.OPERATION) != READ)
+    operation = column(columns.OPERATION)
+    # At one position: what was read there was read behind a truncate, and may be older than another change.
+    rank = F.when(operation == TRUNCATE, 0).when(operation == READ, 1).otherwise(2)
+    rows = changes.withColumn(_RANK, rank)
     if not sources_differ:
         return rows.withColumn(_ORDER_TIME, F.lit(0))
     of_source = (
         Window.partitionBy(*map(column, layout.key), column(columns.SOURCE))
-        .orderBy(columns.EPOCH, columns.SEQUENCE, _IS_LIVE, columns.TIMESTAMP)
+        .orderBy(columns.EPOCH, columns.SEQUENCE, _RANK, columns.TIMESTAMP)
         .rowsBetween(Window.unboundedPreceding, Window.currentRow)
     )
     # By the key alone, so that one exchange serves this window and the next.
@@ -182,7 +198,7 @@ def sent_at_column(name: str) -> str:
 
 
 def _is_delete() -> Column:
-    return column(columns.OPERATION) == DELETE
+    return column(columns.OPERATION).isin(DELETE, TRUNCATE)
 
 
 def unblocked(folded: DataFrame, tombstones: DataFrame, layout: Layout) -> DataFrame:

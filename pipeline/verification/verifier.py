@@ -107,7 +107,7 @@ class SparkVerifier:
         head_id = to_id if to_id is not None else main_id
         self.report.snapshot_id = head_id
         if head_id is None:
-            empty = count_backfilled(self._properties, ())
+            empty = count_backfilled(self._properties, (), known_after={None})
             compare_whole(self.report, self._totals, empty, is_whole=True)
             return self.report
         self._on_step("comparing records")
@@ -264,7 +264,8 @@ class SparkVerifier:
         if is_whole and not are_whole:
             self.report.notes.append(_NOT_WHOLE)
             return
-        backfilled = count_backfilled(self._properties, ((each.chunk, each.ledger) for each in history.snapshots))
+        chunks = ((each.chunk, each.ledger) for each in history.snapshots)
+        backfilled = count_backfilled(self._properties, chunks, known_after=history.known_after)
         compare_whole(self.report, self._totals, backfilled, is_whole=is_whole)
 
 

@@ -115,6 +115,34 @@ def test_nested_namespace_needs_its_parent_and_keeps_it_from_being_dropped(clien
     assert client.delete("namespaces/a")[0] == 204
 
 
+@pytest.mark.parametrize(
+    ("name", "spellings"),
+    [
+        ("x y", ["x+y", "x%20y"]),
+        ("x+y", ["x%2By"]),
+        ("a +/%2B ü", ["a+%2B%2F%252B+%C3%BC", "a%20%2B%2F%252B%20%C3%BC"]),
+    ],
+)
+def test_names_in_paths_are_encoded_as_in_forms_or_as_in_urls(client: Client, name: str, spellings: list[str]):
+    client.post("namespaces", {"namespace": [name]})
+    assert client.post("namespaces", {"namespace": [name, name]})[0] == 200
+    for level in spellings:
+        assert client.get(f"namespaces/{level}%1F{level}")[1]["namespace"] == [name, name]
+        tables = f"namespaces/{level}%1F{level}/tables"
+        assert client.post(tables, create_body(name))[0] == 200
+        loaded = {client.get(f"{tables}/{spelling}")[1]["metadata"]["table-uuid"] for spelling in spellings}
+        assert len(loaded) == 1
+        assert client.head(f"namespaces/{level}%1F{level}/views/{level}") == 404
+        assert client.delete(f"{tables}/{level}")[0] == 204
+
+
+def test_a_plus_and_a_blank_are_two_names(db: Client):
+    db.post("namespaces/db/tables", create_body("x+y"))
+    assert error_of(db.get("namespaces/db/tables/x+y"))[2] == "Table does not exist: db.x y"
+    assert error_of(db.get("namespaces/db/views/x+y"))[2] == "View does not exist: db.x y"
+    assert db.head("namespaces/db/tables/x%2By") == 204
+
+
 def test_property_cannot_be_set_and_removed_at_once(db: Client):
     both = {"removals": ["a"], "updates": {"a": "1"}}
     assert error_of(db.post("namespaces/db/properties", both))[:2] == (422, "UnprocessableEntityException")

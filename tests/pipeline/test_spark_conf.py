@@ -51,6 +51,11 @@ def test_session_time_is_utc_wherever_it_runs():
         assert session_conf(SessionConfig(master=master))["spark.sql.session.timeZone"] == "UTC"
 
 
+def test_what_looks_like_a_variable_is_text_on_any_kind_of_session():
+    assert session_conf(SessionConfig())["spark.sql.variable.substitute"] == "false"
+    assert spark_conf.remote_conf(SessionConfig())["spark.sql.variable.substitute"] == "false"
+
+
 def test_short_job_starts_fast_and_long_job_compiles_fully():
     short = session_conf(SessionConfig(job_kind=JobKind.SHORT))
     long = session_conf(SessionConfig(job_kind=JobKind.LONG))

@@ -209,6 +209,18 @@ def test_commit_of_another_client_is_seen_by_the_next_query(spark, orders, open_
     assert rows(spark, "SELECT count(*) FROM shop.orders") == [(3,)]
 
 
+def test_names_with_blanks_and_pluses_are_reached_by_every_engine(spark, catalog_url):
+    spark.sql("CREATE NAMESPACE lake.`two words`")
+    for number, name in enumerate(("x y", "x+y")):
+        spark.sql(f"CREATE TABLE lake.`two words`.`{name}` (id bigint) USING iceberg")
+        spark.sql(f"INSERT INTO lake.`two words`.`{name}` VALUES ({number})")
+    with open_pyiceberg(catalog_url) as catalog, open_duckdb(catalog_url) as duckdb:
+        for number, name in enumerate(("x y", "x+y")):
+            assert spark.sql(f"SELECT * FROM lake.`two words`.`{name}`").collect() == [(number,)]
+            assert catalog.load_table(("two words", name)).scan().to_arrow()["id"].to_pylist() == [number]
+            assert duckdb.sql(f'SELECT * FROM lake."two words"."{name}"').fetchall() == [(number,)]
+
+
 def test_other_engines_read_what_spark_wrote(spark, orders, catalog_url):
     spark.sql("DELETE FROM shop.orders WHERE id = 1")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType, TimestampType
 
 from ingest.cli import main
@@ -22,6 +22,8 @@ from pipeline.consumers import consumers
 from pipeline.mirrors.commands import run_mirrors
 from pipeline.mirrors.layout import plan_layout
 from pipeline.mirrors.lineage import load_lineage
+from pipeline.mirrors.markers import Marker
+from pipeline.mirrors.merging import Merged, merge_changes
 from pipeline.mirrors.names import mirror_names
 from pipeline.mirrors.positions import Truncate
 from pipeline.mirrors.runner import MirrorRun
@@ -122,6 +124,43 @@ def test_a_mirror_goes_on_from_its_marker_when_its_checkpoint_is_lost_or_wrong(
     assert mirrored(spark, "default.stock_current", "id", "n") == [(3, 3), (4, 4), (5, 5)]
 
 
+def test_keys_and_columns_may_look_like_variables_and_like_columns_of_a_history(
+    service: ServiceProcess, spark: SparkSession, config: MirrorConfig
+) -> None:
+    spark.conf.set("spark.sql.variable.substitute", "true")  # as on a session that is not ours
+    push = Pusher(service, "odd", "odd")
+    keys = ("a${b}", "a${c}")
+    for number, key in enumerate(keys):
+        push.change("INSERT", key, after={"code": key, "n": number, "valid_from": "monday"})
+    push.commit()
+    settings = dataclasses.replace(config, tables={"default.odd": TableMirror(key=("code",))})
+    run_once(spark, "odd", settings)
+    push.change("UPDATE", keys[0], after={"code": keys[0], "n": 7, "valid_from": "friday"}).commit()
+    run_once(spark, "odd", settings)
+    found = mirrored(spark, "default.odd_current", "code", "n", "valid_from")
+    assert found == [("a${b}", 7, "friday"), ("a${c}", 1, "monday")]
+
+
+def test_a_mirror_is_a_consumer_while_it_reads_the_whole_table_and_does_not_become_a_history(
+    service: ServiceProcess, spark: SparkSession, config: MirrorConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Pusher(service, "whole", "whole").insert(1, n=1).commit()
+    seen: list[list[tuple[str, int]]] = []
+
+    def looking(changes: DataFrame, *, marker: Marker, **options: Any) -> Merged:
+        found = consumers(changes.sparkSession, "default.whole")
+        seen.append([(each.name, each.snapshot_id) for each in found])
+        assert seen[-1] == [("mirror_whole_current", marker.snapshot)]
+        return merge_changes(changes, marker=marker, **options)
+
+    monkeypatch.setattr("pipeline.mirrors.follower.merge_changes", looking)
+    run_once(spark, "whole", keyed(config, "default.whole"))
+    assert seen
+    as_history = keyed(config, "default.whole", mode=MirrorMode.HISTORY, target="{table}_current")
+    failures = run_mirrors(spark, ["whole"], as_history, once=True)
+    assert "set target for another name" in failures["default.whole"]
+
+
 def test_rows_that_were_read_late_fill_what_was_never_sent_and_bring_back_nothing(
     service: ServiceProcess, spark: SparkSession, config: MirrorConfig
 ) -> None:
@@ -180,6 +219,8 @@ def test_a_table_that_cannot_be_mirrored_stops_alone_and_says_why(
     monkeypatch.setattr("pipeline.mirrors.commands.opened_session", this_session)
     monkeypatch.setattr("pipeline.mirrors.commands.set_up_logging", lambda _level: None)
     monkeypatch.chdir(tmp_path)
+    # Spark does not follow to another directory.
+    monkeypatch.setenv("LAKEFEED_PIPELINE_MIRROR_CHECKPOINTS", str(tmp_path / "checkpoints"))
     failed = CliRunner().invoke(main, ["mirror", "run", "good", "keyless", "taken", "--once"])
     assert failed.exit_code == 1
     assert "default.keyless: changes name no row" in failed.stderr

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import ArrayType, StringType, StructType
+from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
+from pipeline.maintenance.statements import literal
 from pipeline.mirrors.history import versions_of
 from pipeline.mirrors.layout import Layout, plan_layout
+from pipeline.mirrors.merge_sql import _stored_names
 from pipeline.mirrors.positions import Truncate
 from pipeline.mirrors.settings import MirrorMode, MirrorSettings
+from pipeline.mirrors.sql_text import text_literal
 from pipeline.mirrors.transforms import fold, names_no_row, prepare, unblocked, with_moves, without_truncated
 
 CHANGES = (
@@ -124,6 +127,62 @@ def test_columns_that_were_not_sent_come_from_the_changes_before(spark: SparkSes
     assert found[3] == ("a3", None, 3, False)
 
 
+def renamed_layout(**settings: Any) -> Layout:
+    fields = [
+        StructField("label", StringType(), True, {"comment": 'formerly ["b"]'}) if field.name == "b" else field
+        for field in CHANGES.fields
+    ]
+    return plan_layout(StructType(fields), MirrorSettings(key=("id",), **settings))
+
+
+def test_columns_that_were_not_sent_under_a_former_name_come_from_the_changes_before(spark: SparkSession) -> None:
+    layout = renamed_layout()
+    changes = frame(
+        spark,
+        change(1, "INSERT", 1, "a1", b="b1"),
+        change(2, "UPDATE", 1, "a2", _cdc_unchanged=["b"]),
+        change(3, "UPDATE", 1, "a3", _cdc_unchanged=["label"]),
+        change(4, "UPDATE", 2, "a4", _cdc_unchanged=["b"]),
+    ).withColumnRenamed("b", "label")
+    events = prepare(changes, layout)
+    assert {name for row in events.collect() for name in row["_cdc_unchanged"] or ()} == {"label"}
+    rows = {
+        row["id"]: (row["label"], row["_cdc_unknown"]) for row in fold(events, layout, unchanged=["label"]).collect()
+    }
+    assert rows == {1: ("b1", None), 2: (None, ["label"])}
+
+
+def test_a_stored_version_that_lacks_a_column_under_its_former_name_gets_it(spark: SparkSession) -> None:
+    first = [change(4, "UPDATE", 1, "y", _cdc_unchanged=["b"])]
+    stored = versions(spark, first, unchanged=["b"]).withColumnRenamed("b", "label").localCheckpoint()
+    assert [row["_cdc_unknown"] for row in stored.collect()] == [["b"]]
+    layout = renamed_layout(mode=MirrorMode.HISTORY)
+    late = frame(spark, change(3, "READ", 1, "x", b="b1")).withColumnRenamed("b", "label")
+    options: dict[str, Any] = {"stones": None, "unchanged": ["label"], "truncates": ()}
+    found = versions_of(prepare(late, layout), stored=stored, layout=layout, **options)
+    assert sorted((row["a"], row["label"], row["_cdc_unknown"]) for row in found.collect()) == [
+        ("x", "b1", None),
+        ("y", "b1", None),
+    ]
+
+
+def test_what_a_stored_row_lacks_is_named_as_it_is_called_now(spark: SparkSession) -> None:
+    names = _stored_names(renamed_layout())
+    rows = spark.sql(
+        f"SELECT {names} FROM VALUES (array('b', 'a', 'label')), (NULL) AS t(_cdc_unknown), "
+        "VALUES ('x', 'y') AS s(_cdc_name, label)"
+    )
+    assert [row[0] for row in rows.collect()] == [["label", "a", "label"], []]
+
+
+def test_a_text_is_itself_where_spark_looks_for_variables(spark: SparkSession) -> None:
+    spark.conf.set("spark.sql.variable.substitute", "true")
+    spark.conf.set("b", "value")
+    for text in ("a${b}", "${env:HOME}", "\\${b}'", "\\u0024", "a$b"):
+        for quote in (text_literal, literal):
+            assert spark.sql(f"SELECT {quote(text)}").collect()[0][0] == text
+
+
 def test_where_a_value_comes_from_is_told(spark: SparkSession) -> None:
     layout = layout_of()
     changes = frame(
@@ -161,7 +220,7 @@ def test_a_truncate_takes_the_rows_of_its_source_before_it(spark: SparkSession) 
         change(9, "INSERT", 5, _cdc_epoch=1),
     )
     rows = without_truncated(prepare(changes, layout), [Truncate("s", 0, 5)]).collect()
-    assert {row["id"] for row in rows} == {3, 4, 5}
+    assert {row["id"] for row in rows} == {2, 3, 4, 5}, "a row that was read at a truncate was read behind it"
 
 
 def test_a_row_is_blocked_by_a_tombstone_that_is_not_older(spark: SparkSession) -> None:
@@ -231,6 +290,18 @@ def test_a_version_ends_where_the_next_event_of_its_row_begins(spark: SparkSessi
     row = found.where("a = 'y'").collect()[0]
     assert (row["valid_to"] - row["valid_from"]).total_seconds() == 2
     assert row["is_current"] is False
+
+
+def test_a_version_that_was_read_at_a_truncate_is_not_ended_by_it(spark: SparkSession) -> None:
+    emptied = Truncate("s", 0, 5, "2027-01-15 08:00:05")
+    inserted, read = change(1, "INSERT", 1, "x"), change(5, "READ", 1, "r")
+    together = versions(spark, [inserted, read], truncates=[emptied])
+    expected = [(1, "r", 5, None), (1, "x", 1, 5)]
+    assert spans(together) == expected
+    assert together.where("a = 'x'").collect()[0]["_cdc_ended_by"]["operation"] == "TRUNCATE"
+    stored = versions(spark, [inserted], truncates=[emptied]).localCheckpoint()
+    assert spans(versions(spark, [read], stored, earlier_truncates=[emptied])) == expected[:1], "the other one stays"
+    assert spans(versions(spark, [read], stored)) == expected[:1], "a later truncate stands for all before it"
 
 
 def test_a_late_change_finds_its_place_and_a_repeated_one_changes_nothing(spark: SparkSession) -> None:

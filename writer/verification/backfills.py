@@ -5,13 +5,15 @@
                                                    the run itself needs to go on}
 
 A chunk is one snapshot, with a ledger of its own. Spark cannot move a property in the act that appends rows, so the
-property follows: it speaks of all chunks before `next`, and what is committed of later ones is in the snapshots. Rows
-of backfills are not in the table's totals, which the service alone writes. Standard library only, for the pipeline.
+property follows: it speaks of all chunks before `next`, and what is committed of later ones is in the snapshots. Where
+those that followed `after` are expired and the run is not `done`, nobody knows whether chunk `next` is in the table.
+Rows of backfills are not in the table's totals, which the service alone writes. Standard library only, for the
+pipeline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from writer.changes import SourceId
@@ -50,7 +52,7 @@ def chunk_mark_of(summary: Mapping[str, str]) -> ChunkMark | None:
 
 @dataclass(slots=True)
 class Backfilled:
-    """Rows that backfills have appended, by source; `is_known` unless a run has recorded none of them."""
+    """Rows that backfills have appended, by source; `is_known` unless a run has not recorded all of them."""
 
     sources: dict[SourceId, SourceTotal] = field(default_factory=dict)
     is_known: bool = True
@@ -60,34 +62,61 @@ class Backfilled:
         self.sources[source] = self.sources.get(source, SourceTotal()).plus(total)
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run speaks of its chunks before `next`. That one was begun after snapshot `after`, unless the run is done."""
+
+    next: int = 0
+    is_done: bool = True
+    after: int | None = None
+
+
 def count_backfilled(
-    properties: Mapping[str, str], snapshots: Iterable[tuple[ChunkMark | None, Ledger | None]]
+    properties: Mapping[str, str],
+    snapshots: Iterable[tuple[ChunkMark | None, Ledger | None]],
+    *,
+    known_after: Collection[int | None],
 ) -> Backfilled:
-    """Add up what the runs of a table say of themselves, and their snapshots of which they do not speak yet."""
+    """Add up what the runs of a table say of themselves, and their snapshots of which they do not speak yet.
+
+    `known_after` are the snapshots after which none is expired; None stands for the table's start.
+    """
     counted = Backfilled()
-    nexts: dict[str, int] = {}
-    for name, text in properties.items():
-        if name.startswith(RUN_PROPERTY_PREFIX):
-            nexts[name.removeprefix(RUN_PROPERTY_PREFIX)] = _count_run(text, counted)
+    runs = {
+        name.removeprefix(RUN_PROPERTY_PREFIX): _count_run(text, counted)
+        for name, text in properties.items()
+        if name.startswith(RUN_PROPERTY_PREFIX)
+    }
+    found = set()
     for mark, ledger in snapshots:
-        if mark is None or mark.chunk < nexts.get(mark.run, 0):
+        if mark is None or mark.chunk < runs.get(mark.run, _Run()).next:
             continue
+        found.add((mark.run, mark.chunk))
         counted.is_known = counted.is_known and ledger is not None
         for source, facts in (ledger.facts if ledger else {}).items():
             counted.add(source, SourceTotal(facts.rows, facts.checksum))
+    for name, run in runs.items():
+        is_seen = None in known_after or run.after in known_after
+        if not (run.is_done or is_seen or (name, run.next) in found):
+            counted.is_known = False
     return counted
 
 
-def _count_run(text: str, counted: Backfilled) -> int:
-    """Count what a run says of itself; the first chunk of which it does not speak."""
+def _count_run(text: str, counted: Backfilled) -> _Run:
+    """Count what a run says of itself."""
     try:
         document = decode_object(text)
-        rows, checksum = as_number(member(document, "rows")), document.get("checksum")
+        rows, checksum, after = as_number(member(document, "rows")), document.get("checksum"), document.get("after")
+        run = _Run(
+            next=as_number(member(document, "next")),
+            is_done=document.get("done") is True,
+            after=None if after is None else as_number(after),
+        )
         if checksum is not None:
             counted.add(SourceId(str(member(document, "source"))), SourceTotal(rows, as_hex(checksum)))
         elif rows:
             counted.is_known = False
-        return as_number(member(document, "next"))
     except ValueError:
         counted.is_known = False
-        return 0
+        return _Run()
+    return run

@@ -98,7 +98,10 @@ def compare_whole(report: Report, totals: Totals | None, backfilled: Backfilled,
             " rewritten cannot be checked"
         )
     elif not backfilled.is_known:
-        report.notes.append("a backfill has not recorded its rows: the totals of the table are not compared")
+        report.notes.append(
+            "a backfill has not recorded its rows, or has not come to its end and snapshots since are expired (run it"
+            " again): the totals of the table are not compared"
+        )
     else:
         report.totals_compared = True
         expected = dict(totals.sources)

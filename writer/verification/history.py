@@ -54,10 +54,20 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The snapshots that lead to one, the oldest first; those before are expired unless it reaches the start."""
+    """The snapshots that lead to one, the oldest first. `before_id` is the expired one before them, None if none is."""
 
     snapshots: Sequence[Recorded]
-    reaches_start: bool
+    before_id: int | None = None
+
+    @property
+    def reaches_start(self) -> bool:
+        """Tell whether none is expired."""
+        return self.before_id is None
+
+    @property
+    def known_after(self) -> set[int | None]:
+        """Give the snapshots after which none is expired; None stands for the start."""
+        return {self.before_id, *(snapshot.snapshot_id for snapshot in self.snapshots)}
 
 
 def read_history(document: Mapping[str, Any], head_id: int) -> History:
@@ -74,7 +84,7 @@ def read_history(document: Mapping[str, Any], head_id: int) -> History:
     while at in by_id and len(chain) < len(by_id):
         chain.append(by_id[at])
         at = by_id[at].get("parent-snapshot-id")
-    return History([_recorded(snapshot) for snapshot in reversed(chain)], reaches_start=at is None)
+    return History([_recorded(snapshot) for snapshot in reversed(chain)], before_id=at)
 
 
 def _recorded(snapshot: Mapping[str, Any]) -> Recorded:

@@ -86,7 +86,7 @@ class Verifier:
         head_id = wanted.to_id if wanted.to_id is not None else main_id
         self.report.snapshot_id = head_id
         if head_id is None:
-            return Plan(History((), reaches_start=True), chosen=(), files=(), is_whole=True)
+            return Plan(History(()), chosen=(), files=(), is_whole=True)
         history = read_history(self._document, head_id)
         is_whole = wanted.after_id is None and head_id == main_id
         totals = self._totals if is_whole else None
@@ -209,6 +209,8 @@ class Verifier:
         )
         snapshots = plan.history.snapshots
         backfilled = count_backfilled(
-            self._document.get("properties") or {}, ((each.chunk, each.ledger) for each in snapshots)
+            self._document.get("properties") or {},
+            ((each.chunk, each.ledger) for each in snapshots),
+            known_after=plan.history.known_after,
         )
         compare_whole(self.report, self._totals, backfilled, is_whole=plan.is_whole)

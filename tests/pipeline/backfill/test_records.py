@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from pipeline.errors import ConfigError
 from pipeline.tables import Snapshot
 from writer.changes import Position
 from writer.verification.backfills import BACKFILL_KEY, ChunkMark, count_backfilled
+from writer.verification.ledger import Ledger
 
 NOW = dt.datetime(2026, 11, 16, tzinfo=dt.UTC)
 RECORD = RunRecord(run="r", source="shop", owner="me", facts={"cut": 3}, next=1, after=1, at_us=7, rows=5, checksum=9)
@@ -60,10 +62,24 @@ def test_a_damaged_record_is_an_error(text: str) -> None:
 
 def test_rows_of_runs_are_counted_from_records_and_from_snapshots_that_they_do_not_speak_of_yet() -> None:
     properties = {RECORD.property_name: RECORD.to_text(), "owner": "x"}
-    counted = count_backfilled(properties, [(ChunkMark("r", 0, 3), None), (None, None)])
+    counted = count_backfilled(properties, [(ChunkMark("r", 0, 3), None), (None, None)], known_after={1, 2})
     assert (counted.is_known, {s: (t.rows, t.checksum) for s, t in counted.sources.items()}) == (True, {"shop": (5, 9)})
-    assert not count_backfilled(properties, [(ChunkMark("r", 1, 3), None)]).is_known
-    assert not count_backfilled({RECORD.property_name: "{"}, []).is_known
+    assert not count_backfilled(properties, [(ChunkMark("r", 1, 3), None)], known_after={1}).is_known
+    assert not count_backfilled({RECORD.property_name: "{"}, [], known_after={None}).is_known
+
+
+def test_a_chunk_that_may_have_been_expired_before_its_run_was_resumed_leaves_its_rows_unknown() -> None:
+    def is_known(record: RunRecord, *chunks: ChunkMark, known_after: set[int | None]) -> bool:
+        snapshots = [(chunk, Ledger({}, {})) for chunk in chunks]
+        return count_backfilled({record.property_name: record.to_text()}, snapshots, known_after=known_after).is_known
+
+    assert not is_known(RECORD, known_after={2, 3})
+    assert not is_known(RECORD, ChunkMark("r", 0, 3), ChunkMark("another", 1, 3), known_after={2, 3})
+    assert is_known(RECORD, known_after={1, 2, 3})
+    assert is_known(RECORD, known_after={None, 2, 3}), "the whole history, to which main was put back"
+    assert is_known(RECORD, ChunkMark("r", 1, 3), known_after={2, 3})
+    assert is_known(replace(RECORD, is_done=True, after=None), known_after={2, 3})
+    assert not is_known(replace(RECORD, after=None), known_after={2, 3})
 
 
 def test_rows_are_as_of_the_mark_or_as_of_what_was_noted_but_never_ahead_of_the_table() -> None:

@@ -132,6 +132,17 @@ def test_a_table_that_forbids_it_loses_neither_snapshots_nor_orphans() -> None:
     assert set(plan.left_out) == {Step.EXPIRE, Step.ORPHANS}
 
 
+def test_snapshots_stay_where_main_has_an_age_of_its_own_which_no_consumer_could_stop() -> None:
+    table = facts(consumer("slow", 4), last=20, **AGE)
+    own = replace(
+        table, history=replace(table.history, refs=[Ref("main", "BRANCH", 20, None, 0), *table.history.refs[1:]])
+    )
+    plan = plan_table(own, SETTINGS, now_ms=NOW_MS)
+    assert (plan.expiry, set(plan.left_out), plan.orphans_before_ms is None) == (None, {Step.EXPIRE}, False)
+    branch = replace(table, history=replace(table.history, refs=[*table.history.refs, Ref("b", "BRANCH", 9, None, 1)]))
+    assert plan_table(branch, SETTINGS, now_ms=NOW_MS).expiry.held_by == ("slow",)
+
+
 def test_only_the_steps_that_are_asked_for_are_planned() -> None:
     table = facts(last=20, wrong_sizes=[PartitionFiles(9, 9 * MIB, MIB)], **AGE)
     table = replace(table, sizes=replace(SIZES, manifests=50, delete_files=9), position_deletes=9)

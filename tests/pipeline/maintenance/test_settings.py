@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.errors import ConfigError
 from pipeline.maintenance.commands import read_steps
-from pipeline.maintenance.locations import SharedLocation, check_location_is_own
+from pipeline.maintenance.locations import SharedLocation, check_location_is_own, places_of
 from pipeline.maintenance.settings import MaintenanceConfig, Step
 from pipeline.settings import load_section
 
@@ -83,13 +83,33 @@ A, B = "default.a", "default.a.b"
         ("s3://lake/a", "s3://lake/a"),
         ("file:///lake/a", "file:/lake/a/"),
         ("file:/lake/a/", "file:///lake/a/b"),
+        ("/lake/a", "file:///lake/a/b"),
+        ("file://localhost/lake//a", "/lake/x/../a"),
+        ("s3a://lake/a", "s3://lake/a/b"),
+        ("s3://lake/a", "s3n://lake/a/"),
+        ("S3://lake/a", "s3a://lake/a"),
+        ("abfs://c@lake/a", "abfss://c@lake/a"),
     ],
 )
 def test_no_orphans_are_looked_for_where_another_tables_files_lie(first: str, second: str) -> None:
     with pytest.raises(SharedLocation, match=r"default\.a\.b"):
-        check_location_is_own(A, {A: first, B: second})
+        check_location_is_own(A, {A: [first], B: [second]})
 
 
-@pytest.mark.parametrize("other", ["s3://lake/ab", "s3://lake", "s3://other/a"])
+@pytest.mark.parametrize("key", ["write.data.path", "write.metadata.path"])
+def test_no_orphans_are_looked_for_where_another_table_puts_its_new_files(key: str) -> None:
+    elsewhere = places_of("s3://lake/b", {"owner": "x", key: "s3a://lake/a/of-b"})
+    with pytest.raises(SharedLocation, match=r"files of other tables lie there.*default\.a\.b"):
+        check_location_is_own(A, {A: ["s3://lake/a"], B: elsewhere})
+    assert check_location_is_own(A, {A: places_of("s3://lake/a", {key: "s3://lake/a/data"}), B: ["s3://lake/b"]})
+
+
+def test_no_orphans_are_looked_for_while_it_is_not_known_where_some_table_lies() -> None:
+    for places in ({A: ["s3://lake/a"], B: []}, {A: [], B: ["s3://lake/b"]}, {B: ["s3://lake/b"]}):
+        with pytest.raises(SharedLocation, match="not known where all tables lie"):
+            check_location_is_own(A, places)
+
+
+@pytest.mark.parametrize("other", ["s3://lake/ab", "s3://lake", "s3://other/a", "file:/lake/a", "s3://lake//a"])
 def test_a_table_beside_or_above_does_not_matter(other: str) -> None:
-    assert check_location_is_own(A, {A: "s3://lake/a", B: other}) == "s3://lake/a"
+    assert check_location_is_own(A, {A: ["s3://lake/a"], B: [other]}) == "s3://lake/a"

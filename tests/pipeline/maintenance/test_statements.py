@@ -58,3 +58,7 @@ def test_object_stores_are_listed_by_their_prefix(location: str, expected: str) 
 
 def test_a_moment_has_its_milliseconds_and_its_zone() -> None:
     assert statements.moment(1_794_800_000_007) == "TIMESTAMP '2026-11-16 03:33:20.007 UTC'"
+
+
+def test_a_text_is_quoted_so_that_it_means_itself() -> None:
+    assert statements.literal("it's ${a} \\") == "'it\\'s \\u0024{a} \\\\'"

@@ -19,10 +19,14 @@ from pyspark.sql.types import (
 from pipeline.errors import PipelineError
 from pipeline.mirrors.evolution import ColumnMismatch, columns_sql, plan_evolution
 from pipeline.mirrors.layout import KeyUnknown, Layout, former_names, plan_layout, storage_properties
+from pipeline.mirrors.markers import MIRROR_MODE
 from pipeline.mirrors.merge_sql import Bounds, merge_current, within
+from pipeline.mirrors.mirror_table import OtherKindOfMirror, check_mode
+from pipeline.mirrors.names import mirror_names
 from pipeline.mirrors.positions import Truncate, latest_truncates, truncated
 from pipeline.mirrors.settings import MirrorMode, MirrorSettings
 from pipeline.mirrors.sql_text import text_literal
+from pipeline.tables import TableName
 
 
 def column(name: str, kind: Any = None, comment: str = "") -> StructField:
@@ -77,8 +81,20 @@ def test_a_mirror_has_the_rows_own_columns_and_the_position_and_not_what_is_said
 
 
 def test_a_history_refuses_a_table_that_has_its_columns_already() -> None:
-    with pytest.raises(PipelineError, match="column=valid_to"):
-        layout(column("valid_to"), mode=MirrorMode.HISTORY)
+    for name in ("valid_to", "Is_Current"):
+        with pytest.raises(PipelineError, match=f"rename .* column={name}"):
+            layout(column(name), mode=MirrorMode.HISTORY)
+
+
+def test_a_mirror_of_current_rows_has_columns_that_are_called_like_those_of_a_history() -> None:
+    own = (column("valid_from"), column("valid_to"), column("is_current"))
+    assert layout(*own).own_columns == ("valid_from", "valid_to", "is_current")
+    assert layout(column("a"), mode=MirrorMode.HISTORY).own_columns == ("a",)
+
+
+def test_names_that_columns_had_before_are_theirs_unless_another_has_them_now() -> None:
+    own = (column("c", comment='formerly ["b", "a"]'), column("a"))
+    assert layout(*own).renamed == {"b": "c"}
 
 
 def test_each_mode_is_stored_in_its_way() -> None:
@@ -122,8 +138,9 @@ def test_a_mirror_follows_new_wider_and_renamed_columns_at_any_depth() -> None:
         ]
     )
     assert plan_evolution("t", has=has, needs=needs) == [
-        "ALTER TABLE t ALTER COLUMN `id` TYPE bigint",
         "ALTER TABLE t RENAME COLUMN `name` TO `la``bel`",
+        "ALTER TABLE t ALTER COLUMN `la``bel` COMMENT 'formerly [\"name\"]'",
+        "ALTER TABLE t ALTER COLUMN `id` TYPE bigint",
         "ALTER TABLE t ALTER COLUMN `rate` TYPE double",
         "ALTER TABLE t ALTER COLUMN `price` TYPE decimal(12,2)",
         "ALTER TABLE t ALTER COLUMN `home`.`zip` TYPE bigint",
@@ -133,6 +150,37 @@ def test_a_mirror_follows_new_wider_and_renamed_columns_at_any_depth() -> None:
         "ALTER TABLE t ADD COLUMN `extra` STRUCT<`a b`: string> COMMENT 'it\\'s'",
     ]
     assert plan_evolution("t", has=needs, needs=needs) == []
+
+
+def renames_and_adds(has: StructType, needs: StructType) -> list[str]:
+    statements = plan_evolution("t", has=has, needs=needs)
+    return [each.removeprefix("ALTER TABLE t ") for each in statements if " COMMENT " not in each]
+
+
+def test_a_column_is_renamed_before_another_comes_under_its_old_name() -> None:
+    has = StructType([column("a", IntegerType()), column("b")])
+    new_a = StructType([column("a"), column("c", LongType(), 'formerly ["a"]'), column("b")])
+    assert renames_and_adds(has, new_a) == [
+        "RENAME COLUMN `a` TO `c`",
+        "ADD COLUMN `a` string",
+        "ALTER COLUMN `c` TYPE bigint",
+    ]
+    moved_up = StructType([column("b", IntegerType(), 'formerly ["a"]'), column("c", comment='formerly ["b"]')])
+    assert renames_and_adds(has, moved_up) == ["RENAME COLUMN `b` TO `c`", "RENAME COLUMN `a` TO `b`"]
+    newest = StructType([column("c", comment='formerly ["b", "a"]'), column("a", IntegerType()), column("b")])
+    assert renames_and_adds(has, newest) == ["RENAME COLUMN `b` TO `c`", "ADD COLUMN `b` string"]
+
+
+def test_columns_that_took_each_others_names_are_refused_unless_the_mirror_knows() -> None:
+    has = StructType([column("a"), column("b"), column("c")])
+    swapped = StructType([column("a", comment='formerly ["b"]'), column("b", comment='formerly ["x", "a"]')])
+    turned = [column(new, comment=f'formerly ["{old}"]') for new, old in (("a", "b"), ("b", "c"), ("c", "a"))]
+    for needs in (swapped, StructType(turned)):
+        with pytest.raises(ColumnMismatch, match="columns=a, b"):
+            plan_evolution("t", has=has, needs=needs)
+        assert plan_evolution("t", has=needs, needs=needs) == []
+    followed = StructType([column("b", comment='formerly ["a"]'), column("a")])
+    assert plan_evolution("t", has=has, needs=followed) == []
 
 
 def test_a_mirror_that_is_wider_stays_and_another_type_is_refused() -> None:
@@ -148,6 +196,10 @@ def test_columns_are_written_with_quotes_and_comments() -> None:
 
 def test_text_is_quoted_so_that_it_ends_where_it_should() -> None:
     assert text_literal("it's a \\ path") == "'it\\'s a \\\\ path'"
+
+
+def test_text_has_no_sign_by_which_spark_finds_variables() -> None:
+    assert text_literal("a${b}") == "'a\\u0024{b}'"
 
 
 def test_bounds_stand_in_the_condition_unless_they_are_long() -> None:
@@ -166,3 +218,15 @@ def test_the_last_truncate_of_a_source_stands_for_those_before() -> None:
     given = [Truncate("b", 0, 9), Truncate("a", 1, 2), Truncate("a", 0, 7), Truncate("b", 0, 3)]
     assert latest_truncates(given) == (Truncate("a", 1, 2), Truncate("b", 0, 9))
     assert truncated([]) == "false"
+
+
+@pytest.mark.parametrize("mode", MirrorMode)
+@pytest.mark.parametrize("built", MirrorMode)
+def test_a_history_stays_one_and_other_modes_can_be_changed(built: MirrorMode, mode: MirrorMode) -> None:
+    settings = MirrorSettings(mode=mode, target="{table}_mirror")
+    names = mirror_names(TableName.parse("users"), settings, "lake")
+    if (built is MirrorMode.HISTORY) == (mode is MirrorMode.HISTORY):
+        check_mode({MIRROR_MODE: built.value}, names, settings)
+        return
+    with pytest.raises(OtherKindOfMirror, match=f"users_mirror built={built.value} configured={mode.value}"):
+        check_mode({MIRROR_MODE: built.value}, names, settings)

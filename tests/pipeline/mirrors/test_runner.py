@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pipeline.errors import PipelineError
+from pipeline.mirrors import runner
+from pipeline.mirrors.follower import FollowOptions, TwoApplications
+from pipeline.mirrors.merging import Merged, _view
+from pipeline.mirrors.names import MirrorNames
+from pipeline.mirrors.runner import MirrorRun
+from pipeline.mirrors.settings import MirrorConfig
+from pipeline.tables import TableName
+
+TABLE = TableName.parse("users")
+
+
+def start(monkeypatch: pytest.MonkeyPatch, *turns: Callable[[MirrorRun, Callable[[], None]], None]) -> MirrorRun:
+    """Keep one table whose follower does these things, one at each start of it."""
+    left = list(turns)
+
+    class Scripted:
+        has_merged = False
+
+        def __init__(self, _spark: Any, names: MirrorNames, _settings: Any, options: FollowOptions) -> None:
+            self._merge = lambda: options.on_merge(names, Merged(1, 1, 0))
+
+        def run(self, *, once: bool) -> None:
+            left.pop(0)(run, self._merge)
+
+    monkeypatch.setattr(runner, "Follower", Scripted)
+    monkeypatch.setattr(runner, "RETRY_FIRST_S", 0.0)
+    run = MirrorRun(None, "lake", [TABLE], MirrorConfig())  # type: ignore[arg-type]
+    run._keep(TABLE, once=False)
+    assert not left
+    return run
+
+
+def test_merges_that_share_a_session_have_views_of_their_own() -> None:
+    assert len({_view() for _ in range(3)}) == 3
+
+
+def fail(_run: MirrorRun, _merge: Callable[[], None]) -> None:
+    raise PipelineError("no luck")
+
+
+def test_a_failure_is_forgotten_once_the_table_merges_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def recover(run: MirrorRun, merge: Callable[[], None]) -> None:
+        seen.append(dict(run.failures))
+        merge()
+        seen.append(dict(run.failures))
+        run.stop()
+
+    start(monkeypatch, fail, recover)
+    assert seen == [{"default.users": "no luck"}, {}]
+
+
+def test_a_table_that_another_application_merges_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def meet(_run: MirrorRun, merge: Callable[[], None]) -> None:
+        merge()
+        raise TwoApplications("another")
+
+    assert start(monkeypatch, fail, meet).failures == {"default.users": "another"}
