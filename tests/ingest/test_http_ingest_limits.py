@@ -234,7 +234,7 @@ async def test_numbered_rows_beyond_the_rate_are_held_for_and_others_are_not(tmp
         assert not client.at_work.intake._dedup.is_held("not")
 
 
-@pytest.mark.parametrize("limit", [{"source_bytes_per_s": 500.0}, {"message_rate_per_s": 5.0, "message_burst": 1}])
+@pytest.mark.parametrize("limit", [{"source_bytes_per_s": 500.0}, {"message_rate_per_s": 1.0, "message_burst": 1}])
 async def test_debezium_beyond_its_rate_is_answered_late_and_takes_nobodys_place_meanwhile(tmp_path, limit):
     async with posting(tmp_path, config=IngestConfig(**limit, http_requests_max=1)) as client:
         events = [streamed(90, 100 + number, number) for number in range(4)]
