@@ -32,7 +32,7 @@ soak: everything ## Search for defects of the data plane for about an hour
 	FUZZ_FRAMES=$${FUZZ_FRAMES:-100000} FUZZ_SEED=$${FUZZ_SEED:-random} AGED_COMMITS=$${AGED_COMMITS:-2000} \
 	MIRROR_ROUNDS=$${MIRROR_ROUNDS:-20} MIRROR_SEED=$${MIRROR_SEED:-random} BACKFILL_SEED=$${BACKFILL_SEED:-random} \
 	$(ENV_PYTHON) -m pytest --timeout=0 -s -v tests/model tests/crash tests/integration/test_data_plane_faults.py \
-	tests/writer/test_expiring.py tests/spark/test_mirror_kills.py tests/spark/test_backfill_spark.py $(ARGS)
+	tests/writer/test_expiring.py tests/spark/test_mirror_kills.py tests/spark/backfill/test_runs_spark.py $(ARGS)
 
 # Needs Java 17, Maven and Maven Central, for Iceberg's own tests and client; says so and ends with 3 where they are not.
 rck: everything ## Run Iceberg's REST compatibility kit against the catalog

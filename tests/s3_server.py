@@ -23,6 +23,10 @@ _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 20.0
 _POLL_S = 0.05
 
+# Every bucket takes a volume. Left alone, the server allows as many as the free disk holds full ones, which on a nearly
+# full disk is fewer than the tests have buckets.
+_VOLUMES_MAX = 10_000
+
 _PORT_OPTIONS = (
     "s3.port",
     "s3.port.grpc",
@@ -123,6 +127,8 @@ def _command(directory: Path, server: S3Server, ports: dict[str, int]) -> list[s
         "-webdav=false",
         "-admin.ui=false",
         "-s3.port.lance=0",
+        f"-volume.max={_VOLUMES_MAX}",
+        "-master.telemetry=false",
         *(f"-{option}={port}" for option, port in ports.items()),
     ]
 

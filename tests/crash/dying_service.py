@@ -4,7 +4,7 @@
 
 The product has no seam for this: the function that a step names is wrapped here, from outside, so that its NTH call
 ends in SIGKILL, before or after the real work. Calls count from the process's first append to the log on, so that
-every death meets changes that a client has just pushed; those of a start count from its beginning.
+every death meets changes that a client has just pushed; those of some parts count from the start.
 """
 
 from __future__ import annotations
@@ -161,6 +161,10 @@ STEPS: dict[str, dict[str, Step]] = {
 }
 
 
+# A start looks at the tables of the changes it finds in the log, and changes their layout, before a client can push.
+COUNTED_FROM_THE_START = ("start", "layout")
+
+
 def last_words(part: str, name: str) -> str:
     """Tell what the process writes to standard error before it dies."""
     return f"killed at: {part}: {name}"
@@ -173,7 +177,7 @@ class Sentence:
         self._step = STEPS[part][name]
         self._words = last_words(part, name)
         self._calls_left = nth
-        self._counts = part == "start"
+        self._counts = part in COUNTED_FROM_THE_START
 
     def arm(self) -> None:
         """Count from now on."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.crash.dying_service import STEPS, command, last_words
+from tests.crash.dying_service import COUNTED_FROM_THE_START, STEPS, command, last_words
 from tests.crash.runs import SETTINGS, rounds
 from tests.crash.senders import BATCH_MAX_CHANGES, TABLES, Sender
 from tests.crash.table_checks import check_tables, load_contents
@@ -117,6 +117,9 @@ async def _die_at(
     if part == "start":
         await _push_and_kill(service, senders)
         service.spawn(dying)
+    elif part in COUNTED_FROM_THE_START:
+        service.spawn(dying)  # it may die before it is ready
+        up.set()
     else:
         await asyncio.to_thread(service.start, dying)
         up.set()

@@ -193,7 +193,7 @@ def image_of(text: str) -> Image:
         except UnicodeDecodeError:
             return data  # what is not text was put into base64, and nothing else was
         except (msgspec.MsgspecError, KeyError, binascii.Error):
-            pass
+            pass  # a text of the source that only looks like ours
     return text.encode()
 
 

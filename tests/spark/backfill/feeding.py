@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from websockets.sync.client import connect
 
+from pipeline.backfill.inputs import FileInput
 from pipeline.backfill.positions import parse_read_as
 from pipeline.backfill.runner import Backfill, Outcome, Request
 from pipeline.backfill.settings import BackfillConfig
 from pipeline.backfill.target import Target
 from pipeline.tables import TableName
+from pipeline.verification.commands import Selection, verify_all
 from tests.service_process import ServiceProcess
 
+CATALOG = "filled"
 SOURCE = "shop"
+COMMAND_TIMEOUT_S = 180
 
 
 class Derby:
@@ -91,3 +100,29 @@ def fold(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> dict[Any, tupl
         else:
             state[row["id"]] = tuple(row[name] for name in columns)
     return state
+
+
+def check_sound(spark: SparkSession, table: str) -> None:
+    [report] = verify_all(spark, Selection(tables=[table]), {})
+    assert report.findings == []
+    assert report.totals_compared
+
+
+def people(count: int, start: int = 0) -> pa.Table:
+    ids = range(start, start + count)
+    return pa.table(
+        {
+            "id": pa.array(ids, pa.int64()),
+            "name": [f"name {n}" for n in ids],
+            "paid": pa.array([Decimal(n) / 4 for n in ids], pa.decimal128(9, 2)),
+            "home": [{"city": f"city {n}", "zip": n} for n in ids],
+            "born": pa.array([dt.date(2000, 1, 1)] * count, pa.date32()),
+        }
+    )
+
+
+def write_parquet(directory: Path, files: int, rows: int) -> FileInput:
+    directory.mkdir()
+    for number in range(files):
+        pq.write_table(people(rows, number * rows), directory / f"part-{number}.parquet")
+    return FileInput(format="parquet", path=str(directory))
