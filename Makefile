@@ -51,6 +51,7 @@ check: everything ## Check format, style, types and import directions
 bench: everything ## Measure throughput and latency, of the catalog too
 	$(ENV_PYTHON) -m tests.bench $(ARGS)
 	$(ENV_PYTHON) -m tests.bench.catalog
+	$(ENV_PYTHON) -m tests.bench.catalog --store postgres
 
 bench-spark: everything ## Measure mirrors: merges, reads, following a live table
 	$(ENV_PYTHON) -m tests.bench.spark $(ARGS)

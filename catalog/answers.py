@@ -1,8 +1,8 @@
 """Finished answers of table loads: their bytes, plain and gzipped, and their tags. Owns the cache and its limit.
 
-A metadata file never changes once written, so an answer depends on its location, on how much of the history is shown
-and on the client configuration alone. A load is then one look-up of the pointer and one write, whatever the table's
-age; and a client that has the version already is answered from the pointer alone.
+A metadata file never changes while a pointer with its digest points there, so an answer depends on that pointer, on
+how much of the history is shown and on the client configuration alone. A load is then one look-up of the pointer and
+one write, whatever the table's age; and a client that has the version already is answered from the pointer alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import orjson
 
 from catalog.metadata.answers import only_referenced_snapshots
 from catalog.metadata_files import StoredMetadata
-from catalog.turns import Turns
+from catalog.pointers import Pointer
+from catalog.shared_work import SharedWork
 
 ALL, REFS = "all", "refs"
 
@@ -27,8 +28,6 @@ ALL, REFS = "all", "refs"
 _ETAG_BYTES = 16
 # Tags that are kept, a few hundred bytes each with their locations.
 _ETAGS_MAX = 4_096
-# Who may wait for one answer to be built; connections run out before.
-BUILDING_MAX = 100_000
 # Below a packet there is nothing to win.
 GZIP_MIN_BYTES = 1_400
 # A document of a thousand snapshots packs 8 to 1 at the lowest level, in a third of the default level's time.
@@ -39,7 +38,7 @@ _GZIP_LEVEL = 1
 class Key:
     """What an answer depends on."""
 
-    location: str
+    pointer: Pointer
     shown: str
     packed: bool
 
@@ -52,36 +51,24 @@ class LoadAnswers:
         self._max_bytes = max_bytes
         self._kept: OrderedDict[Key, bytes] = OrderedDict()
         self._used_bytes = 0
-        self._building = Turns(waiting_max=BUILDING_MAX)
+        self._building: SharedWork[bytes] = SharedWork("catalog-build-answer")
         # A load of a version that did not change asks for the same tag again and again.
         self.etag = functools.lru_cache(_ETAGS_MAX)(self._etag)
 
-    def _etag(self, location: str, shown: str) -> str:
+    def _etag(self, pointer: Pointer, shown: str) -> str:
         """Tag all that an answer says: the version, how much of it is shown, and the client configuration."""
-        facts = b"\0".join((location.encode(), shown.encode(), self._config))
+        facts = b"\0".join((pointer.location.encode(), pointer.digest.encode(), shown.encode(), self._config))
         return hashlib.sha256(facts).hexdigest()[: 2 * _ETAG_BYTES]
 
     async def find_or_build(self, key: Key, load: Callable[[], Awaitable[StoredMetadata]]) -> bytes:
         """Give a finished answer, building it from the metadata if it is not kept; who asks meanwhile waits for it.
 
-        Raises: what `load` raises; TooManyCommits.
+        Raises: what `load` raises.
         """
-        kept = self._find(key)
-        if kept is not None:
-            return kept
-        async with self._building.turn(key):
-            return self._find(key) or await self._build(key, load)
-
-    def forget(self, location: str) -> None:
-        """Forget what is kept of a file that is about to be read anew."""
-        for shown in (ALL, REFS):
-            for packed in (False, True):
-                self._used_bytes -= len(self._kept.pop(Key(location, shown, packed), b""))
-
-    def _find(self, key: Key) -> bytes | None:
         kept = self._kept.get(key)
-        if kept is not None:
-            self._kept.move_to_end(key)
+        if kept is None:
+            return await self._building.outcome(key, lambda: self._build(key, load))
+        self._kept.move_to_end(key)
         return kept
 
     async def _build(self, key: Key, load: Callable[[], Awaitable[StoredMetadata]]) -> bytes:

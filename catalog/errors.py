@@ -165,7 +165,7 @@ class Unprocessable(CatalogError):
     type = "UnprocessableEntityException"
 
 
-class TooManyCommits(CatalogError):
+class TooManyWaiting(CatalogError):
     """Too many requests wait for one table or one key. Not 503: Java clients take that as an unknown commit outcome."""
 
     status = 429

@@ -80,7 +80,7 @@ class Idempotency:
     ) -> _T:
         """Do a request, or tell what became of it. Cancelling leaves the outcome open, as it does without a key.
 
-        Raises: Unprocessable, TooManyCommits, StoreFailed, and what `do` and `tell` raise.
+        Raises: Unprocessable, TooManyWaiting, StoreFailed, and what `do` and `tell` raise.
         """
         claim = Claim(key, request_fingerprint, self._clock_ms())
         async with self._turns.turn(key):

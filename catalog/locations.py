@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from catalog.errors import BadRequest, Forbidden
+from catalog.fields import parse_count
 from catalog.metadata.properties import DATA_PATH, METADATA_PATH
 from catalog.names import EntryId, Namespace
 
@@ -25,7 +26,7 @@ from catalog.names import EntryId, Namespace
 _COMPONENT_MAX_CHARS = 120
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
-_VERSION = re.compile(r"([0-9]{1,9})-")
+_VERSION = re.compile(r"([0-9]+)-")
 _FILE = re.compile(r"(?:file:(?://(?:localhost)?(?=/)|(?!//)))?(/[^\0]*)")
 _S3 = re.compile(r"s3[an]?://([^/\0]+)(/[^\0]*)?")
 
@@ -137,7 +138,8 @@ def parent_path(location: str) -> str:
 def next_version(location: str) -> int:
     """Return the version after that of a metadata file; foreign names start over at 0, as in Iceberg."""
     match = _VERSION.match(posixpath.basename(location))
-    return int(match[1]) + 1 if match else 0
+    version = parse_count(match[1]) if match else None
+    return 0 if version is None else version + 1
 
 
 def _is_below(place: Place, directory: Place) -> bool:

@@ -1,7 +1,7 @@
 """Metadata files as documents, with a cache of parsed ones. Owns serialising, unpacking and the cache's limit.
 
-A metadata file never changes once written, so what is cached under its location is true for as long as anything
-points there. Cached documents are shared between requests: nobody may change one.
+A metadata file never changes while a pointer with its digest points there, so what is cached for a pointer is true for
+as long as that stands in the database. Cached documents are shared between requests: nobody may change one.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from catalog.errors import BadRequest, StorageFailed
 from catalog.fields import JsonObject
 from catalog.metadata.serialising import Serialised, serialise
+from catalog.pointers import Pointer, digest_of, point_at
+from catalog.shared_work import SharedWork
 from catalog.storage import Files, missing
-from catalog.turns import Turns
 
 # Memory of a document and its bytes, per byte (measured with tables of 10 to 5,000 snapshots: 4.2).
 _MEMORY_PER_BYTE = 5
-# Who may wait for one document to be read; connections run out before.
-_READING_MAX = 100_000
 # zlib's code for "a gzip header follows".
 _GZIP_WINDOW_BITS = 31
 
@@ -29,8 +28,13 @@ _GZIP_WINDOW_BITS = 31
 class StoredMetadata:
     """One version of a table or view: where it is, what it says, and the very bytes, which answers embed."""
 
-    location: str
+    pointer: Pointer
     content: Serialised
+
+    @property
+    def location(self) -> str:
+        """Return where it is."""
+        return self.pointer.location
 
     @property
     def document(self) -> JsonObject:
@@ -53,28 +57,38 @@ class MetadataFiles:
         self._cache_bytes = cache_bytes
         self._cached: OrderedDict[str, StoredMetadata] = OrderedDict()
         self._used_bytes = 0
-        self._reading = Turns(waiting_max=_READING_MAX)
+        self._reading: SharedWork[StoredMetadata] = SharedWork("catalog-read-metadata")
 
-    async def load(self, location: str) -> StoredMetadata:
-        """Return the document at a location.
+    async def load(self, pointer: Pointer) -> StoredMetadata:
+        """Return the document that a pointer stands for. What many ask for at once is read, and held, once.
 
-        Raises: FileMissing, StorageFailed, TooManyCommits; BadRequest if it is not what `parse` reads.
+        Raises: FileMissing, StorageFailed; BadRequest if it is not what `parse` reads.
         """
-        cached = self._find(location)
+        cached = self._find(pointer)
         if cached is not None:
             return cached
-        async with self._reading.turn(location):  # so that what many ask for is read, and held, once
-            return self._find(location) or await self._read(location)
+        about = (pointer.location, pointer.digest)
+        return await self._reading.outcome(about, lambda: self._read(pointer.location, pointer.digest))
 
-    def _find(self, location: str) -> StoredMetadata | None:
-        cached = self._cached.get(location)
-        if cached is not None:
-            self._cached.move_to_end(location)
+    async def load_anew(self, location: str) -> StoredMetadata:
+        """Return the document that is in a file now, whatever was there before, with the digest of its content.
+
+        Raises: FileMissing, StorageFailed; BadRequest if it is not what `parse` reads.
+        """
+        return await self._read(location, None)
+
+    def _find(self, pointer: Pointer) -> StoredMetadata | None:
+        cached = self._cached.get(pointer.location)
+        if cached is None or not cached.pointer.is_version(pointer):
+            return None
+        self._cached.move_to_end(pointer.location)
         return cached
 
-    async def _read(self, location: str) -> StoredMetadata:
+    async def _read(self, location: str, digest: str | None) -> StoredMetadata:
         raw = unpack(location, await self._files.read(location, max_bytes=self._max_bytes), self._max_bytes)
-        stored = StoredMetadata(location, Serialised(self._parse(raw), raw, snapshots_at=None))
+        document = self._parse(raw)
+        pointer = point_at(location, document, digest=digest_of(raw) if digest is None else digest)
+        stored = StoredMetadata(pointer, Serialised(document, raw, snapshots_at=None))
         self.keep(stored)
         return stored
 
@@ -91,7 +105,7 @@ class MetadataFiles:
 
         Raises: StorageFailed.
         """
-        stored = StoredMetadata(location, serialise(document, base.content if base else None))
+        stored = StoredMetadata(point_at(location, document), serialise(document, base.content if base else None))
         await self._files.write(location, stored.raw)
         self.keep(stored)
         return stored
@@ -105,7 +119,7 @@ class MetadataFiles:
 
         Raises: StorageFailed.
         """
-        stored = StoredMetadata(location, serialise(document, base.content))
+        stored = StoredMetadata(point_at(location, document), serialise(document, base.content))
         work = self._files.write_in_thread(location, stored.raw)
         if work is None:
             await self._files.write(location, stored.raw)
@@ -128,7 +142,7 @@ class MetadataFiles:
             await self._files.prepare(directory)
 
     def forget(self, location: str) -> None:
-        """Drop from the cache what is superseded, or is to be read anew."""
+        """Drop from the cache what is superseded."""
         dropped = self._cached.pop(location, None)
         if dropped is not None:
             self._used_bytes -= _memory_bytes(dropped)

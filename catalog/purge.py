@@ -30,6 +30,7 @@ from catalog.locations import Confinement, OwnPlaces, own_places
 from catalog.manifest_records import live_files_of, manifests_of
 from catalog.metadata_files import MetadataFiles
 from catalog.names import TableId
+from catalog.pointers import Pointer
 from catalog.storage import Files
 
 # Each holds one manifest and its paths in memory; further ones wait with their tables still there.
@@ -66,7 +67,7 @@ class Purges:
         self._places = asyncio.Semaphore(PURGES_MAX)
         self._running: set[asyncio.Task[None]] = set()
 
-    async def run(self, table: TableId, *, drop: Callable[[], Awaitable[str]]) -> None:
+    async def run(self, table: TableId, *, drop: Callable[[], Awaitable[Pointer]]) -> None:
         """Drop the entry, whose last metadata `drop` returns, and delete the files; return after a while at the latest.
 
         Cancelling this leaves the purge going on.
@@ -75,8 +76,8 @@ class Purges:
         """
         await self._places.acquire()
         try:
-            location = await drop()
-            task = asyncio.create_task(self._purge(table, location), name=f"purge {table}")
+            pointer = await drop()
+            task = asyncio.create_task(self._purge(table, pointer), name=f"purge {table}")
         except BaseException:
             self._places.release()
             raise
@@ -95,10 +96,11 @@ class Purges:
         self._running.discard(task)
         self._places.release()
 
-    async def _purge(self, table: TableId, location: str) -> None:
+    async def _purge(self, table: TableId, pointer: Pointer) -> None:
+        location = pointer.location
         facts: dict[str, str | int] = {"table": str(table), "metadata_location": location}
         try:
-            document = (await self._metadata_files.load(location)).document
+            document = (await self._metadata_files.load(pointer)).document
             purge = _Purge(self._files, own_places(document, self._confinement), file_max_bytes=self._file_max_bytes)
             tally = await purge.run(document, location)
         except CatalogError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import errno
 import functools
 import hashlib
 import io
@@ -21,7 +22,7 @@ from aiobotocore.session import AioSession
 from botocore.exceptions import BotoCoreError, ClientError
 
 from catalog.config import S3Settings
-from catalog.errors import FileMissing, StorageFailed
+from catalog.errors import BadRequest, FileMissing, StorageFailed
 from catalog.locations import parse_location
 
 # Syncs of different tables overlap; more threads than this only queue at the disk.
@@ -133,9 +134,11 @@ class LocalFiles:
 def _storage_errors(location: str) -> Iterator[None]:
     try:
         yield
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise missing(location) from error
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # no disk would take it, so that it is the client's to change
+            raise BadRequest(f"Invalid location, longer than a path may be: {location}") from error
         raise StorageFailed(f"Storage failed: {error.strerror}: {location}") from error
 
 
@@ -245,8 +248,11 @@ def _known_path(location: str) -> str:
 
 
 def _read(path: Path, max_bytes: int) -> bytes:
-    with path.open("rb") as file:
-        body = file.read(max_bytes + 1)
+    try:
+        with path.open("rb") as file:
+            body = file.read(max_bytes + 1)
+    except IsADirectoryError as error:
+        raise FileNotFoundError(path) from error
     if len(body) > max_bytes:
         raise StorageFailed(f"File is larger than {max_bytes} bytes: {path}")
     return body

@@ -11,17 +11,19 @@ from dataclasses import dataclass
 
 from catalog.errors import AlreadyExists, BadRequest, CommitFailed, FileMissing, ValidationFailed
 from catalog.fields import JsonObject
-from catalog.locations import metadata_directory, parent_path
+from catalog.locations import metadata_directory
 from catalog.metadata.create import CreateRequest, create_document, plan_create
-from catalog.metadata.documents import check_document, is_same_table
+from catalog.metadata.documents import check_document
 from catalog.metadata.properties import may_be_purged
 from catalog.metadata.requirements import Requirement, check_requirements, is_create
 from catalog.metadata.updates import Update, apply_updates
 from catalog.metadata_files import StoredMetadata
 from catalog.names import Namespace, TableId, ViewId
+from catalog.pointers import Pointer
 from catalog.purge import Purges
 from catalog.store.protocol import name_is_taken, no_such_entry
 from catalog.turns import Turns
+from catalog.twins import find_twin
 from catalog.versions import Change, Versions
 
 # Swaps lost to other processes before a commit gives up. In one process commits take turns and lose none.
@@ -70,26 +72,26 @@ class Tables:
         """
         return await self._store.list_tables(namespace, after=after, limit=limit)
 
-    async def locate(self, table: TableId) -> str:
+    async def locate(self, table: TableId) -> Pointer:
         """Return where a table's current metadata is, without reading it.
 
         Raises: NoSuchTable; FileMissing if files are to be verified.
         """
         return await self._versions.locate(table)
 
-    async def load(self, location: str) -> StoredMetadata:
+    async def load(self, pointer: Pointer) -> StoredMetadata:
         """Return a located table's metadata.
 
         Raises: FileMissing, StorageFailed.
         """
-        return await self._files.load(location)
+        return await self._files.load(pointer)
 
-    async def recall(self, table: TableId, location: str) -> StoredMetadata:
+    async def recall(self, table: TableId, pointer: Pointer) -> StoredMetadata:
         """Return what a table was once, or what it is now if that version's file has been deleted since.
 
         Raises: NoSuchTable, FileMissing, StorageFailed.
         """
-        return await self._versions.recall(table, location)
+        return await self._versions.recall(table, pointer)
 
     async def stage(self, table: TableId, request: CreateRequest) -> JsonObject:
         """Return the metadata that a create would start from, and make its directories; store nothing.
@@ -112,7 +114,7 @@ class Tables:
     async def commit(self, table: TableId, commit: Commit) -> StoredMetadata:
         """Commit to a table, or create it if that is what the commit requires. Cancelling leaves the outcome open.
 
-        Raises: NoSuchTable, CommitFailed, ValidationFailed, Forbidden, TooManyCommits; CommitStateUnknown.
+        Raises: NoSuchTable, CommitFailed, ValidationFailed, Forbidden, TooManyWaiting; CommitStateUnknown.
         """
         async with self._turns.turn(table):
             committed = await self._commit_in_turn(table, commit)
@@ -121,10 +123,10 @@ class Tables:
 
     async def _commit_in_turn(self, table: TableId, commit: Commit) -> _Committed:
         for _ in range(COMMIT_ATTEMPTS):
-            location = await self._store.load_pointer(table)
-            if location is None:
+            pointer = await self._store.load_pointer(table)
+            if pointer is None:
                 return _Committed(await self._commit_create(table, commit))
-            committed = await self._commit_once(table, commit, base=await self._files.load(location))
+            committed = await self._commit_once(table, commit, base=await self._files.load(pointer))
             if committed is not None:
                 return committed
         raise CommitFailed(f"Commit lost the race {COMMIT_ATTEMPTS} times, try again: {table}")
@@ -134,10 +136,10 @@ class Tables:
 
         Raises: NoSuchTable, NoSuchNamespace, CommitFailed, ValidationFailed, Forbidden.
         """
-        location = await self._store.load_pointer(table)
-        if location is None:
+        pointer = await self._store.load_pointer(table)
+        if pointer is None:
             return PlannedCommit(Change(table, None, await self._first_document(table, commit)))
-        base = await self._files.load(location)
+        base = await self._files.load(pointer)
         check_requirements(commit.requirements, base.document)
         applied = apply_updates(base.document, commit.updates, base_location=base.location, now_ms=self._clock_ms())
         if applied is None:
@@ -153,15 +155,14 @@ class Tables:
         await self._store.load_namespace(table.namespace)
         if not overwrite:
             await self._check_free(table)
-        self._files.forget(location)  # a writer without a catalog may have made the file again under its old name
-        stored = await self._files.load(location)
+        stored = await self._files.load_anew(location)
         check_document(stored.document)
         self._versions.check_places(stored.document)
         async with self._turns.turn(table):
             if overwrite:
-                await self._store.put_entry(table, location)
+                await self._store.put_entry(table, stored.pointer)
             else:
-                await self._store.create_entry(table, location)
+                await self._store.create_entry(table, stored.pointer)
         return stored
 
     async def unregister(self, table: TableId) -> StoredMetadata:
@@ -170,12 +171,12 @@ class Tables:
         Raises: NoSuchTable, FileMissing, StorageFailed.
         """
         async with self._turns.turn(table):
-            location = await self._store.load_pointer(table)
-            if location is None:
+            pointer = await self._store.load_pointer(table)
+            if pointer is None:
                 raise no_such_entry(table)
-            stored = await self._files.load(location)
+            stored = await self._files.load(pointer)
             await self._store.drop_entry(table)
-        self._files.forget(location)
+        self._files.forget(pointer.location)
         return stored
 
     async def rename(self, source: TableId, destination: TableId) -> None:
@@ -190,7 +191,7 @@ class Tables:
 
         Raises: NoSuchTable.
         """
-        self._files.forget(await self._store.drop_entry(table))
+        self._files.forget((await self._store.drop_entry(table)).location)
 
     async def purge(self, table: TableId) -> None:
         """Forget a table and delete its files; deleting very many goes on after this returns.
@@ -201,25 +202,18 @@ class Tables:
         await self._purges.run(table, drop=lambda: self._store.drop_entry(table))
 
     async def _check_purgeable(self, table: TableId) -> None:
-        location = await self._store.load_pointer(table)
-        if location is None:
+        pointer = await self._store.load_pointer(table)
+        if pointer is None:
             raise no_such_entry(table)
-        document = await self._maybe_document(location)
-        if document is None:
-            return  # there is nothing to find its files by: only the name is left to drop
-        if not may_be_purged(document["properties"]):
-            raise ValidationFailed("Cannot purge table: GC is disabled (deleting files may corrupt other tables)")
-        for entry, other in (await self._store.find_entries(parent_path(location))).items():
-            if entry != table and is_same_table(document, await self._maybe_document(other)):
-                raise ValidationFailed(
-                    f"Cannot purge table: its files are also those of {entry}; drop it without purge"
-                )
-
-    async def _maybe_document(self, location: str) -> JsonObject | None:
         try:
-            return (await self._files.load(location)).document
+            stored = await self._files.load(pointer)
         except (FileMissing, BadRequest):
-            return None
+            return  # there is nothing to find its files by: only the name is left to drop
+        if not may_be_purged(stored.document["properties"]):
+            raise ValidationFailed("Cannot purge table: GC is disabled (deleting files may corrupt other tables)")
+        twin = await find_twin(table, stored, store=self._store, files=self._files)
+        if twin is not None:
+            raise ValidationFailed(f"Cannot purge table: its files are also those of {twin}; drop it without purge")
 
     async def _check_free(self, table: TableId) -> None:
         """Look before work is done; the store looks again when it counts."""

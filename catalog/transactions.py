@@ -33,7 +33,7 @@ class Transactions:
     async def commit(self, commits: Mapping[TableId, Commit]) -> None:
         """Commit to all tables, creating those whose commits require that. Cancelling leaves the outcome open.
 
-        Raises: NoSuchTable, CommitFailed, ValidationFailed, Forbidden, TooManyCommits; CommitStateUnknown.
+        Raises: NoSuchTable, CommitFailed, ValidationFailed, Forbidden, TooManyWaiting; CommitStateUnknown.
         """
         async with AsyncExitStack() as held:
             for table in sorted(commits):

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 
-from catalog.errors import TooManyCommits
+from catalog.errors import TooManyWaiting
 
 
 class Turns:
@@ -25,11 +25,11 @@ class Turns:
     async def turn(self, thing: Hashable) -> AsyncIterator[None]:
         """Wait for the turn and hold it. Cancelling a waiter gives up its place.
 
-        Raises: TooManyCommits.
+        Raises: TooManyWaiting.
         """
         present = self._present.get(thing, 0)
         if present > self._waiting_max:
-            raise TooManyCommits(f"Too many requests wait: {thing}")
+            raise TooManyWaiting(f"Too many requests wait: {thing}")
         self._present[thing] = present + 1
         try:
             async with self._locks.setdefault(thing, asyncio.Lock()):

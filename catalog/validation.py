@@ -11,6 +11,7 @@ from catalog.metadata.documents import check_document, parse_document
 from catalog.metadata.views import parse_view_document
 from catalog.metadata_files import unpack
 from catalog.names import EntryId, ViewId
+from catalog.pointers import Pointer
 from catalog.storage import Files
 from catalog.store.protocol import Contents
 
@@ -22,7 +23,8 @@ async def find_problems(contents: Contents, files: Files, config: CatalogConfig)
     """Yield for every table and view what is wrong with it, None if nothing is, in any order."""
     limit = asyncio.Semaphore(PARALLEL_READS)
 
-    async def look(entry: EntryId, location: str) -> str | None:
+    async def look(entry: EntryId, pointer: Pointer) -> str | None:
+        location = pointer.location
         async with limit:
             try:
                 raw = await files.read(location, max_bytes=config.metadata_max_bytes)
@@ -31,7 +33,7 @@ async def find_problems(contents: Contents, files: Files, config: CatalogConfig)
                 return f"{entry.kind} {entry}: {error}: metadata_location={location}"
         return None
 
-    for done in asyncio.as_completed([look(entry, location) for entry, location in contents.entries.items()]):
+    for done in asyncio.as_completed([look(entry, pointer) for entry, pointer in contents.entries.items()]):
         yield await done
 
 

@@ -28,7 +28,8 @@ from catalog.locations import (
 )
 from catalog.metadata_files import MetadataFiles, StoredMetadata
 from catalog.names import EntryId
-from catalog.store.claims import Outcome, current_claim
+from catalog.pointers import Pointer
+from catalog.store.claims import current_claim, outcome_at
 from catalog.store.protocol import Move, Store, no_such_entry
 
 # The S3 client has ten connections, and commits need some.
@@ -56,17 +57,17 @@ class Versions:
     verify_files: bool
     new_uuid: Callable[[], str]
 
-    async def locate(self, entry: EntryId) -> str:
+    async def locate(self, entry: EntryId) -> Pointer:
         """Return where the current metadata is, without reading it.
 
         Raises: NoSuchTable, NoSuchView; FileMissing if files are to be verified.
         """
-        location = await self.store.load_pointer(entry)
-        if location is None:
+        pointer = await self.store.load_pointer(entry)
+        if pointer is None:
             raise no_such_entry(entry)
         if self.verify_files:
-            await self.files.check_exists(location)
-        return location
+            await self.files.check_exists(pointer.location)
+        return pointer
 
     async def default_location(self, entry: EntryId, entry_uuid: str) -> str:
         """Return where a new table or view goes unless its client asks for a place.
@@ -93,7 +94,7 @@ class Versions:
         location = metadata_location(document, version=0, file_uuid=self.new_uuid())
         stored = await self.files.write(location, document)
         try:
-            await self.store.create_entry(entry, location)
+            await self.store.create_entry(entry, stored.pointer)
         except StoreFailed as error:
             await self._check_landed(entry, location, error)
         except CatalogError:
@@ -108,16 +109,16 @@ class Versions:
         """
         claim = current_claim()
         if claim is not None:
-            await self.store.record_outcome(claim, Outcome(base.location))
+            await self.store.record_outcome(claim, outcome_at(base.pointer))
         return base
 
-    async def recall(self, entry: EntryId, location: str) -> StoredMetadata:
+    async def recall(self, entry: EntryId, pointer: Pointer) -> StoredMetadata:
         """Return a version that was current once, or the one that is now if its file has been deleted since.
 
         Raises: NoSuchTable, NoSuchView, FileMissing, StorageFailed.
         """
         try:
-            return await self.files.load(location)
+            return await self.files.load(pointer)
         except FileMissing:
             return await self.files.load(await self.locate(entry))
 
@@ -131,7 +132,7 @@ class Versions:
         location = metadata_location(document, version=next_version(base.location), file_uuid=self.new_uuid())
         stored, first = await self.files.begin_write(location, document, base=base)
         try:
-            swapped = await self.store.swap_pointer(entry, expected=base.location, new=location, first=first)
+            swapped = await self.store.swap_pointer(entry, expected=base.pointer, new=stored.pointer, first=first)
         except StoreFailed as error:
             await self._check_landed(entry, location, error)
             swapped = True
@@ -157,7 +158,7 @@ class Versions:
             moved = await self.store.move_pointers(moves)
         except StoreFailed as error:
             for move in moves:
-                await self._check_landed(move.entry, move.new, error)
+                await self._check_landed(move.entry, move.new.location, error)
             moved = True
         except CatalogError:
             await self._discard_moves(moves)
@@ -167,7 +168,7 @@ class Versions:
             return False
         for move in moves:
             if move.expected is not None and move.expected != move.new:
-                self.files.forget(move.expected)
+                self.files.forget(move.expected.location)
         return True
 
     async def _write(self, change: Change) -> Move:
@@ -175,18 +176,18 @@ class Versions:
         base, document = change.base, change.document
         if document is None:
             assert base is not None, "a first version has a document"
-            return Move(change.entry, base.location, base.location)
+            return Move(change.entry, base.pointer, base.pointer)
         if base is not None and _places(document) != _places(base.document):
             self.check_places(document)
         version = 0 if base is None else next_version(base.location)
         location = metadata_location(document, version=version, file_uuid=self.new_uuid())
-        await self.files.write(location, document, base=base)
-        return Move(change.entry, base.location if base else None, location)
+        stored = await self.files.write(location, document, base=base)
+        return Move(change.entry, base.pointer if base else None, stored.pointer)
 
     async def _discard_moves(self, moves: Sequence[Move]) -> None:
         for move in moves:
             if move.new != move.expected:
-                await self.discard(move.new)
+                await self.discard(move.new.location)
 
     async def _check_landed(self, entry: EntryId, location: str, cause: StoreFailed) -> None:
         """Find out what became of a change whose answer got lost.
@@ -197,7 +198,7 @@ class Versions:
             found = await self.store.load_pointer(entry)
         except StoreFailed:
             found = None
-        if found != location:
+        if found is None or found.location != location:
             raise CommitStateUnknown(f"Commit may or may not have happened: {entry}") from cause
 
     async def discard_all(self, locations: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from catalog.fields import JsonObject
 from catalog.metadata.views import CreateView, apply_view_updates, check_view_requirements, create_view_document
 from catalog.metadata_files import StoredMetadata
 from catalog.names import Namespace, ViewId
+from catalog.pointers import Pointer
 from catalog.store.protocol import no_such_entry
 from catalog.tables import COMMIT_ATTEMPTS
 from catalog.turns import Turns
@@ -40,7 +41,7 @@ class Views:
         """
         return await self._store.list_views(namespace, after=after, limit=limit)
 
-    async def locate(self, view: ViewId) -> str:
+    async def locate(self, view: ViewId) -> Pointer:
         """Return where a view's current metadata is, without reading it.
 
         Raises: NoSuchView; FileMissing if files are to be verified.
@@ -54,12 +55,12 @@ class Views:
         """
         return await self._versions.files.load(await self.locate(view))
 
-    async def recall(self, view: ViewId, location: str) -> StoredMetadata:
+    async def recall(self, view: ViewId, pointer: Pointer) -> StoredMetadata:
         """Return what a view was once, or what it is now if that version's file has been deleted since.
 
         Raises: NoSuchView, FileMissing, StorageFailed.
         """
-        return await self._versions.recall(view, location)
+        return await self._versions.recall(view, pointer)
 
     async def create(self, view: ViewId, request: CreateView) -> StoredMetadata:
         """Create a view.
@@ -76,7 +77,7 @@ class Views:
     async def commit(self, view: ViewId, commit: ViewCommit) -> StoredMetadata:
         """Commit to a view. Cancelling leaves the outcome open.
 
-        Raises: NoSuchView, CommitFailed, ValidationFailed, Forbidden, TooManyCommits; CommitStateUnknown.
+        Raises: NoSuchView, CommitFailed, ValidationFailed, Forbidden, TooManyWaiting; CommitStateUnknown.
         """
         async with self._turns.turn(view):
             for _ in range(COMMIT_ATTEMPTS):
@@ -86,10 +87,10 @@ class Views:
         raise CommitFailed(f"Commit lost the race {COMMIT_ATTEMPTS} times, try again: {view}")
 
     async def _commit_once(self, view: ViewId, commit: ViewCommit) -> StoredMetadata | None:
-        location = await self._store.load_pointer(view)
-        if location is None:
+        pointer = await self._store.load_pointer(view)
+        if pointer is None:
             raise no_such_entry(view)
-        base = await self._versions.files.load(location)
+        base = await self._versions.files.load(pointer)
         check_view_requirements(commit.requirements, base.document)
         document = apply_view_updates(base.document, commit.updates, now_ms=self._clock_ms())
         if document is None:
@@ -103,10 +104,9 @@ class Views:
         """
         self._versions.confinement.check(location)
         await self._store.load_namespace(view.namespace)
-        self._versions.files.forget(location)
-        stored = await self._versions.files.load(location)
+        stored = await self._versions.files.load_anew(location)
         self._versions.check_places(stored.document)
-        await self._store.create_entry(view, location)
+        await self._store.create_entry(view, stored.pointer)
         return stored
 
     async def rename(self, source: ViewId, destination: ViewId) -> None:
@@ -121,4 +121,4 @@ class Views:
 
         Raises: NoSuchView.
         """
-        self._versions.files.forget(await self._store.drop_entry(view))
+        self._versions.files.forget((await self._store.drop_entry(view)).location)

@@ -46,7 +46,7 @@ from writer.feed import Feed
 from writer.fencing import Fence
 from writer.iceberg.catalog_client import CatalogClient, open_catalog, open_foreign_catalog
 from writer.iceberg.partitions import parse_partition
-from writer.iceberg.table_marks import load_lowest_marks
+from writer.iceberg.table_marks import load_resume_positions
 from writer.joining import join_catalog
 from writer.metrics import WriterMetrics
 from writer.schema import initial_columns
@@ -143,7 +143,7 @@ async def serving(config: Config) -> AsyncIterator[Addresses]:
                 clock=time.monotonic,
                 tables=config.tables,
             )
-            elsewhere = ResumePoints(functools.partial(load_lowest_marks, catalog_client), clock=time.monotonic)
+            elsewhere = ResumePoints(functools.partial(load_resume_positions, catalog_client), clock=time.monotonic)
             consumers = ConsumerWatch(catalog_client, clock=time.time)
             parts = _build_parts(
                 config,

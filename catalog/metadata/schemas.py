@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from catalog.errors import BadRequest, ValidationFailed
-from catalog.fields import JsonObject, maybe_text, read_bool, read_id, read_objects, read_text
+from catalog.fields import JsonObject, maybe_text, parse_count, read_bool, read_id, read_objects, read_text
 
 # Deeper than any real schema, shallower than Python's recursion limit.
 SCHEMA_MAX_DEPTH = 100
@@ -23,8 +23,7 @@ _TIMES = {"date", "time", "timestamp", "timestamptz"}
 _SINCE_V1 = _NUMBERS | _TIMES | {"boolean", "string", "uuid", "binary", "fixed"}
 _SINCE_V3 = {"timestamp_ns", "timestamptz_ns", "unknown", "variant", "geometry", "geography"}
 _PARAMETERS = {
-    # Java reads the length as 32 bits.
-    "fixed": re.compile(r"\[\s*[0-9]{1,9}\s*\]"),
+    "fixed": re.compile(r"\[\s*(?P<length>[0-9]+)\s*\]"),
     # At most 38 digits, of which some may be behind the point.
     "decimal": re.compile(r"\(\s*(?:[1-9]|[12]\d|3[0-8])\s*,\s*(?:\d|[12]\d|3[0-8])\s*\)"),
     "geometry": re.compile(r"(\(.*\))?"),
@@ -134,11 +133,18 @@ def _type_name(type_: Any) -> str:
     match = _TYPE_NAME.match(type_)
     name = match[0] if match else ""
     parameters = type_[len(name) :]
-    expected = _PARAMETERS.get(name)
-    sound = expected.fullmatch(parameters) is not None if expected else not parameters
-    if not sound or name not in _SINCE_V1 | _SINCE_V3:
+    if name not in _SINCE_V1 | _SINCE_V3 or not _are_sound(name, parameters):
         raise BadRequest(f"Cannot parse type string to primitive: {type_}")
     return name
+
+
+def _are_sound(name: str, parameters: str) -> bool:
+    expected = _PARAMETERS.get(name)
+    match = expected.fullmatch(parameters) if expected else None
+    if expected is None or match is None:
+        return expected is None and not parameters
+    length = match.groupdict().get("length")
+    return length is None or parse_count(length) is not None  # Java reads it as 32 bits
 
 
 def _check_version(info: FieldInfo, format_version: int) -> None:

@@ -7,16 +7,14 @@ A plan is spent when a client has had all of its pages. It stays, as an answer m
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from catalog.errors import CatalogError, NoSuchPlan, TooManyPlans, Unplannable
+from catalog.fields import parse_count
 from catalog.names import TableId
 from catalog.planning.pages import PreparedScan
-
-_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(slots=True)
@@ -41,9 +39,10 @@ class Plan:
         Raises: NoSuchPlan.
         """
         pages = () if self.prepared is None else self.prepared.pages
-        if not _NUMBER.fullmatch(text) or int(text) >= len(pages):
+        number = parse_count(text)
+        if number is None or number >= len(pages):
             raise NoSuchPlan(f"Plan has no such page: {self.plan_id}")
-        return int(text)
+        return number
 
     @property
     def held_files(self) -> int:

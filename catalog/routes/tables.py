@@ -60,15 +60,13 @@ async def load_table(request: web.Request) -> web.Response:
     shown = request.query.get("snapshots", ALL).lower()
     if shown not in (ALL, REFS):
         raise BadRequest("Invalid snapshots: expected all or refs")
-    location = await context.tables.locate(path_table(request))
-    etag = context.answers.etag(location, shown)
+    pointer = await context.tables.locate(path_table(request))
+    etag = context.answers.etag(pointer, shown)
     headers = {"ETag": f'"{etag}"', "Vary": "Accept-Encoding"}
     if any(known.value in (etag, "*") for known in request.if_none_match or ()):
         return web.Response(status=304, headers=headers)
     packed = accepts_gzip(request.headers.get("Accept-Encoding", ""))
-    answer = await context.answers.find_or_build(
-        Key(location, shown, packed), load=lambda: context.tables.load(location)
-    )
+    answer = await context.answers.find_or_build(Key(pointer, shown, packed), load=lambda: context.tables.load(pointer))
     if answer.startswith(_GZIP_MAGIC):
         headers["Content-Encoding"] = "gzip"
     return web.Response(body=answer, headers=headers, content_type="application/json")
@@ -106,10 +104,9 @@ async def rename_table(request: web.Request) -> web.Response:
 
 async def register_table(request: web.Request) -> web.Response:
     """Register a metadata file as a table."""
-    context, body = services(request), await read_json(request)
+    body = await read_json(request)
     table, location = _named_table(request, body), read_text(body, "metadata-location")
-    stored = await context.tables.register(table, location, overwrite=maybe_bool(body, "overwrite"))
-    context.answers.forget(location)
+    stored = await services(request).tables.register(table, location, overwrite=maybe_bool(body, "overwrite"))
     return _table_answer(request, stored)
 
 
@@ -122,17 +119,17 @@ async def unregister_table(request: web.Request) -> web.Response:
 async def retell_named(request: web.Request, outcome: Outcome) -> web.Response:
     """Answer once more a request that made the table which its body names."""
     table = _named_table(request, await read_json(request))
-    return _table_answer(request, await services(request).tables.recall(table, outcome.location))
+    return _table_answer(request, await services(request).tables.recall(table, outcome.pointer))
 
 
 async def retell_commit(request: web.Request, outcome: Outcome) -> web.Response:
     """Answer a commit once more."""
-    return _commit_answer(request, await services(request).tables.recall(path_table(request), outcome.location))
+    return _commit_answer(request, await services(request).tables.recall(path_table(request), outcome.pointer))
 
 
 async def retell_unregister(request: web.Request, outcome: Outcome) -> web.Response:
     """Answer once more with the last metadata of a table that is not ours any more."""
-    return _table_answer(request, await services(request).tables.load(outcome.location), with_config=False)
+    return _table_answer(request, await services(request).tables.load(outcome.pointer), with_config=False)
 
 
 async def report_metrics(request: web.Request) -> web.Response:
@@ -163,7 +160,7 @@ def _identifier(table: TableId) -> JsonObject:
 def _table_answer(request: web.Request, stored: StoredMetadata, *, with_config: bool = True) -> web.Response:
     """Answer with a table's metadata, whose bytes go out as they are in the file."""
     answers = services(request).answers
-    headers = {"ETag": f'"{answers.etag(stored.location, ALL)}"'}
+    headers = {"ETag": f'"{answers.etag(stored.pointer, ALL)}"'}
     body = answers.build(stored, with_config=with_config)
     return web.Response(body=body, headers=headers, content_type="application/json")
 

@@ -92,12 +92,12 @@ async def register_view(request: web.Request) -> web.Response:
 async def retell_named(request: web.Request, outcome: Outcome) -> web.Response:
     """Answer once more a request that made the view which its body names."""
     view = _named_view(request, await read_json(request))
-    return _view_answer(await services(request).views.recall(view, outcome.location))
+    return _view_answer(await services(request).views.recall(view, outcome.pointer))
 
 
 async def retell_replace(request: web.Request, outcome: Outcome) -> web.Response:
     """Answer a commit once more."""
-    return _view_answer(await services(request).views.recall(_path_view(request), outcome.location))
+    return _view_answer(await services(request).views.recall(_path_view(request), outcome.pointer))
 
 
 def _path_view(request: web.Request) -> ViewId:

@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass
 
 import orjson
 
+from catalog.pointers import Pointer
+
 # Clients' own words come back in messages; what is kept of one is bounded.
 MESSAGE_MAX_CHARS = 2_000
 
@@ -49,6 +51,17 @@ class Outcome:
     location: str = ""
     removed: tuple[str, ...] = ()
     refusal: Refusal | None = None
+    digest: str = ""
+
+    @property
+    def pointer(self) -> Pointer:
+        """Return where the metadata is that it made current or dropped."""
+        return Pointer(self.location, self.digest)
+
+
+def outcome_at(pointer: Pointer) -> Outcome:
+    """Say which metadata a request made current or dropped."""
+    return Outcome(pointer.location, digest=pointer.digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,4 +103,5 @@ def decode_outcome(text: str) -> Outcome:
         location=kept.get("location", ""),
         removed=tuple(kept.get("removed", ())),
         refusal=Refusal(**refusal) if refusal else None,
+        digest=kept.get("digest", ""),
     )

@@ -5,15 +5,15 @@ No method awaits anything, so each is one step that no other request can see hal
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from catalog.errors import AlreadyExists, NamespaceNotEmpty, NoSuchNamespace
 from catalog.names import EntryId, Namespace, TableId, ViewId, dotted
-from catalog.store.claims import Claim, Outcome, Remembered, current_claim
-from catalog.store.protocol import Contents, Move, check_empty, key_taken, name_is_taken, no_such_entry
+from catalog.pointers import Pointer
+from catalog.store.claims import Claim, Outcome, Remembered, current_claim, outcome_at
+from catalog.store.protocol import Contents, Move, check_empty, do_first, key_taken, name_is_taken, no_such_entry
 
 _Entry = TypeVar("_Entry", bound=EntryId)
 
@@ -23,7 +23,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._namespaces: dict[Namespace, dict[str, str]] = {}
-        self._entries: dict[tuple[Namespace, str], tuple[EntryId, str]] = {}
+        self._entries: dict[tuple[Namespace, str], tuple[EntryId, Pointer]] = {}
         self._outcomes: dict[str, tuple[int, Remembered]] = {}
 
     async def open(self) -> None:
@@ -47,7 +47,7 @@ class MemoryStore:
         """Fill the store, if it is empty."""
         check_empty(bool(self._namespaces))
         self._namespaces = {name: dict(properties) for name, properties in contents.namespaces.items()}
-        self._entries = {_key(entry): (entry, location) for entry, location in contents.entries.items()}
+        self._entries = {_key(entry): (entry, pointer) for entry, pointer in contents.entries.items()}
 
     async def create_namespace(self, namespace: Namespace, properties: Mapping[str, str]) -> None:
         """Create a namespace below an existing parent."""
@@ -100,63 +100,67 @@ class MemoryStore:
         """Return one page of a namespace's views."""
         return self._list(ViewId, namespace, after=after, limit=limit)
 
-    async def load_pointer(self, entry: EntryId) -> str | None:
+    async def load_pointer(self, entry: EntryId) -> Pointer | None:
         """Return where the current metadata of a table or view is, or None."""
         return self._pointer(entry)
 
-    async def find_entries(self, part: str) -> dict[EntryId, str]:
-        """Return the tables and views whose metadata location has this text in it."""
-        return {entry: location for entry, location in self._entries.values() if part in location}
+    async def find_tables(self, *, table_uuid: str, directory: str) -> dict[TableId, Pointer]:
+        """Return the tables that may be the one of this uuid."""
+        return {
+            entry: pointer
+            for entry, pointer in self._entries.values()
+            if isinstance(entry, TableId)
+            and (not table_uuid or pointer.table_uuid in ("", table_uuid) or directory in pointer.location)
+        }
 
-    async def create_entry(self, entry: EntryId, location: str) -> None:
+    async def create_entry(self, entry: EntryId, pointer: Pointer) -> None:
         """Create a table or view that points at its first metadata."""
         self._check_key()
-        self._create(entry, location)
-        self._record(Outcome(location=location))
+        self._create(entry, pointer)
+        self._record(outcome_at(pointer))
 
     async def swap_pointer(
-        self, entry: EntryId, *, expected: str, new: str, first: Callable[[], None] | None = None
+        self, entry: EntryId, *, expected: Pointer, new: Pointer, first: Callable[[], None] | None = None
     ) -> bool:
         """Move a pointer if it still is where expected."""
-        if first is not None:
-            await asyncio.to_thread(first)
-        return self._move([Move(entry, expected, new)], Outcome(location=new))
+        await do_first(first)
+        return self._move([Move(entry, expected, new)], outcome_at(new))
 
     async def move_pointers(self, moves: Sequence[Move]) -> bool:
         """Make all moves, or none."""
         return self._move(moves, Outcome())
 
-    async def put_entry(self, entry: EntryId, location: str) -> None:
+    async def put_entry(self, entry: EntryId, pointer: Pointer) -> None:
         """Point a table or view at metadata, whether or not it existed."""
         self._check_key()
         if self._pointer(entry) is None:
-            self._create(entry, location)
-        self._entries[_key(entry)] = (entry, location)
-        self._record(Outcome(location=location))
+            self._create(entry, pointer)
+        self._entries[_key(entry)] = (entry, pointer)
+        self._record(outcome_at(pointer))
 
     async def rename_entry(self, source: EntryId, destination: EntryId) -> None:
         """Give a table or view another name."""
         self._check_key()
-        location = self._pointer(source)
-        if location is None:
+        pointer = self._pointer(source)
+        if pointer is None:
             raise no_such_entry(source)
         self._properties(destination.namespace)
         found = self._entries.get(_key(destination))
         if found is not None and source != destination:
             raise AlreadyExists(f"Cannot rename {source} to {destination}. {found[0].kind} already exists")
         del self._entries[_key(source)]
-        self._entries[_key(destination)] = (destination, location)
+        self._entries[_key(destination)] = (destination, pointer)
         self._record(Outcome())
 
-    async def drop_entry(self, entry: EntryId) -> str:
+    async def drop_entry(self, entry: EntryId) -> Pointer:
         """Forget a table or view and return where its last metadata is."""
         self._check_key()
-        location = self._pointer(entry)
-        if location is None:
+        pointer = self._pointer(entry)
+        if pointer is None:
             raise no_such_entry(entry)
         del self._entries[_key(entry)]
-        self._record(Outcome(location=location))
-        return location
+        self._record(outcome_at(pointer))
+        return pointer
 
     async def load_outcome(self, key: str) -> Remembered | None:
         """Return what became of the request with this idempotency key, or None."""
@@ -191,7 +195,9 @@ class MemoryStore:
         for move in moves:
             if move.expected is None:
                 self._check_free(move.entry)
-            elif self._pointer(move.entry) != move.expected:
+                continue
+            found = self._pointer(move.entry)
+            if found is None or not found.is_version(move.expected):
                 return False
         for move in moves:
             self._entries[_key(move.entry)] = (move.entry, move.new)
@@ -203,7 +209,7 @@ class MemoryStore:
             raise NoSuchNamespace(f"Namespace does not exist: {dotted(namespace)}")
         return self._namespaces[namespace]
 
-    def _pointer(self, entry: EntryId) -> str | None:
+    def _pointer(self, entry: EntryId) -> Pointer | None:
         found = self._entries.get(_key(entry))
         return found[1] if found is not None and found[0] == entry else None
 
@@ -213,9 +219,9 @@ class MemoryStore:
         if found is not None:
             raise name_is_taken(entry, found[0].kind)
 
-    def _create(self, entry: EntryId, location: str) -> None:
+    def _create(self, entry: EntryId, pointer: Pointer) -> None:
         self._check_free(entry)
-        self._entries[_key(entry)] = (entry, location)
+        self._entries[_key(entry)] = (entry, pointer)
 
     def _list(self, kind: type[_Entry], namespace: Namespace, *, after: str, limit: int | None) -> list[_Entry]:
         self._properties(namespace)

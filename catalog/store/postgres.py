@@ -18,13 +18,15 @@ import orjson
 
 from catalog.errors import AlreadyExists, NamespaceNotEmpty, NoSuchNamespace, StoreFailed, StoreUnusable
 from catalog.names import SEPARATOR, EntryId, Namespace, TableId, ViewId, dotted
-from catalog.store.claims import Claim, Outcome, Remembered, current_claim, decode_outcome, encode_outcome
+from catalog.pointers import Pointer
+from catalog.store.claims import Claim, Outcome, Remembered, current_claim, decode_outcome, encode_outcome, outcome_at
 from catalog.store.postgres_schema import SCHEMA_VERSION, migrate, prepare_schema
 from catalog.store.protocol import (
     Contents,
     Move,
     check_empty,
     check_version,
+    do_first,
     entry_of,
     key_taken,
     name_is_taken,
@@ -36,6 +38,7 @@ _SEARCH_PATH = {"search_path": "lakefeed_catalog"}
 
 _POOL_MAX_CONNECTIONS = 8
 
+
 _Entry = TypeVar("_Entry", bound=EntryId)
 
 
@@ -45,6 +48,15 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg has no t
     def get_reset_query(self) -> str:
         """Return nothing to send; a transaction that is still open is rolled back all the same."""
         return ""
+
+
+_INSERT_ENTRY = (
+    "INSERT INTO entries (namespace, name, kind, metadata_location, digest, table_uuid) VALUES ($1, $2, $3, $4, $5, $6)"
+)
+_UPDATE_ENTRY = (
+    "UPDATE entries SET metadata_location = $4, digest = $5, table_uuid = $6"
+    " WHERE namespace = $1 AND name = $2 AND kind = $3"
+)
 
 
 class _PointerMoved(Exception):
@@ -93,11 +105,12 @@ class PostgresStore:
         async with self._connection() as db, db.transaction(isolation="repeatable_read", readonly=True):
             namespaces = await db.fetch("SELECT name, properties FROM namespaces ORDER BY name")
             entries = await db.fetch(
-                "SELECT kind, namespace, name, metadata_location FROM entries ORDER BY namespace, name"
+                "SELECT kind, namespace, name, metadata_location, digest, table_uuid"
+                " FROM entries ORDER BY namespace, name"
             )
         return Contents(
             {_levels(name): orjson.loads(properties) for name, properties in namespaces},
-            {entry_of(kind, _levels(space), name): location for kind, space, name, location in entries},
+            {entry_of(kind, _levels(space), name): Pointer(*pointer) for kind, space, name, *pointer in entries},
         )
 
     async def restore(self, contents: Contents) -> None:
@@ -106,13 +119,11 @@ class PostgresStore:
             (_key(name), _key(name[:-1]) or None, orjson.dumps(dict(properties)).decode())
             for name, properties in contents.namespaces.items()
         ]
-        entries = [(*_entry_key(entry), location) for entry, location in contents.entries.items()]
+        entries = [(*_entry_key(entry), *_columns(pointer)) for entry, pointer in contents.entries.items()]
         async with self._transaction() as db:
             check_empty(await db.fetchval("SELECT EXISTS (SELECT 1 FROM namespaces)"))
             await db.executemany("INSERT INTO namespaces VALUES ($1, $2, $3)", namespaces)
-            await db.executemany(
-                "INSERT INTO entries (namespace, name, kind, metadata_location) VALUES ($1, $2, $3, $4)", entries
-            )
+            await db.executemany(_INSERT_ENTRY, entries)
 
     async def close(self) -> None:
         """Close the connections after running work."""
@@ -178,34 +189,36 @@ class PostgresStore:
         """Return one page of a namespace's views."""
         return await self._list(ViewId, namespace, after=after, limit=limit)
 
-    async def load_pointer(self, entry: EntryId) -> str | None:
+    async def load_pointer(self, entry: EntryId) -> Pointer | None:
         """Return where the current metadata of a table or view is, or None."""
         async with self._connection() as db:
             return await _load_pointer(db, entry)
 
-    async def find_entries(self, part: str) -> dict[EntryId, str]:
-        """Return the tables and views whose metadata location has this text in it."""
-        sql = "SELECT kind, namespace, name, metadata_location FROM entries WHERE strpos(metadata_location, $1) > 0"
+    async def find_tables(self, *, table_uuid: str, directory: str) -> dict[TableId, Pointer]:
+        """Return the tables that may be the one of this uuid."""
+        sql = (
+            "SELECT namespace, name, metadata_location, digest, table_uuid FROM entries WHERE kind = $1"
+            " AND ($2 = '' OR table_uuid IN ('', $2) OR strpos(metadata_location, $3) > 0)"
+        )
         async with self._connection() as db:
-            rows = await db.fetch(sql, part)
-        return {entry_of(kind, _levels(space), name): location for kind, space, name, location in rows}
+            rows = await db.fetch(sql, TableId.kind, table_uuid, directory)
+        return {TableId(_levels(space), name): Pointer(*pointer) for space, name, *pointer in rows}
 
-    async def create_entry(self, entry: EntryId, location: str) -> None:
+    async def create_entry(self, entry: EntryId, pointer: Pointer) -> None:
         """Create a table or view that points at its first metadata."""
         async with self._transaction() as db:
-            await _create_entry(db, entry, location)
-            await _record(db, Outcome(location))
+            await _create_entry(db, entry, pointer)
+            await _record(db, outcome_at(pointer))
 
     async def swap_pointer(
-        self, entry: EntryId, *, expected: str, new: str, first: Callable[[], None] | None = None
+        self, entry: EntryId, *, expected: Pointer, new: Pointer, first: Callable[[], None] | None = None
     ) -> bool:
         """Move a pointer if it still is where expected."""
-        if first is not None:
-            await asyncio.to_thread(first)
+        await do_first(first)
         async with self._change() as db:
-            swapped = await _swap_pointer(db, Move(entry, expected, new))
+            swapped = await _swap_pointer(db, entry, expected=expected, new=new)
             if swapped:
-                await _record(db, Outcome(new))
+                await _record(db, outcome_at(new))
         return swapped
 
     async def move_pointers(self, moves: Sequence[Move]) -> bool:
@@ -218,13 +231,12 @@ class PostgresStore:
             return False
         return True
 
-    async def put_entry(self, entry: EntryId, location: str) -> None:
+    async def put_entry(self, entry: EntryId, pointer: Pointer) -> None:
         """Point a table or view at metadata, whether or not it existed."""
-        sql = "UPDATE entries SET metadata_location = $1 WHERE namespace = $2 AND name = $3 AND kind = $4"
         async with self._transaction() as db:
-            if _rows(await db.execute(sql, location, *_entry_key(entry))) == 0:
-                await _create_entry(db, entry, location)
-            await _record(db, Outcome(location))
+            if _rows(await db.execute(_UPDATE_ENTRY, *_entry_key(entry), *_columns(pointer))) == 0:
+                await _create_entry(db, entry, pointer)
+            await _record(db, outcome_at(pointer))
 
     async def rename_entry(self, source: EntryId, destination: EntryId) -> None:
         """Give a table or view another name."""
@@ -247,15 +259,19 @@ class PostgresStore:
                 raise no_such_entry(source)
             await _record(db, Outcome())
 
-    async def drop_entry(self, entry: EntryId) -> str:
+    async def drop_entry(self, entry: EntryId) -> Pointer:
         """Forget a table or view and return where its last metadata is."""
-        sql = "DELETE FROM entries WHERE namespace = $1 AND name = $2 AND kind = $3 RETURNING metadata_location"
+        sql = (
+            "DELETE FROM entries WHERE namespace = $1 AND name = $2 AND kind = $3"
+            " RETURNING metadata_location, digest, table_uuid"
+        )
         async with self._change() as db:
-            location: str | None = await db.fetchval(sql, *_entry_key(entry))
-            if location is None:
+            row = await db.fetchrow(sql, *_entry_key(entry))
+            if row is None:
                 raise no_such_entry(entry)
-            await _record(db, Outcome(location))
-        return location
+            pointer = Pointer(*row)
+            await _record(db, outcome_at(pointer))
+        return pointer
 
     async def load_outcome(self, key: str) -> Remembered | None:
         """Return what became of the request with this idempotency key, or None."""
@@ -315,10 +331,10 @@ async def _load_namespace(db: Any, namespace: Namespace, *, for_update: bool = F
     return properties
 
 
-async def _load_pointer(db: Any, entry: EntryId) -> str | None:
-    sql = "SELECT metadata_location FROM entries WHERE namespace = $1 AND name = $2 AND kind = $3"
-    location: str | None = await db.fetchval(sql, *_entry_key(entry))
-    return location
+async def _load_pointer(db: Any, entry: EntryId) -> Pointer | None:
+    sql = "SELECT metadata_location, digest, table_uuid FROM entries WHERE namespace = $1 AND name = $2 AND kind = $3"
+    row = await db.fetchrow(sql, *_entry_key(entry))
+    return None if row is None else Pointer(*row)
 
 
 async def _kind_at(db: Any, entry: EntryId) -> str | None:
@@ -328,24 +344,19 @@ async def _kind_at(db: Any, entry: EntryId) -> str | None:
     return kind
 
 
-async def _create_entry(db: Any, entry: EntryId, location: str) -> None:
-    sql = (
-        "INSERT INTO entries (namespace, name, kind, metadata_location) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING"
-    )
+async def _create_entry(db: Any, entry: EntryId, pointer: Pointer) -> None:
     try:
-        done = await db.execute(sql, *_entry_key(entry), location)
+        done = await db.execute(f"{_INSERT_ENTRY} ON CONFLICT DO NOTHING", *_entry_key(entry), *_columns(pointer))
     except asyncpg.ForeignKeyViolationError as error:
         raise _no_namespace(entry.namespace) from error
     if _rows(done) == 0:
         raise name_is_taken(entry, await _kind_at(db, entry) or entry.kind)
 
 
-async def _swap_pointer(db: Any, move: Move) -> bool:
-    sql = (
-        "UPDATE entries SET metadata_location = $1"
-        " WHERE namespace = $2 AND name = $3 AND kind = $4 AND metadata_location = $5"
-    )
-    return _rows(await db.execute(sql, move.new, *_entry_key(move.entry), move.expected)) == 1
+async def _swap_pointer(db: Any, entry: EntryId, *, expected: Pointer, new: Pointer) -> bool:
+    sql = f"{_UPDATE_ENTRY} AND metadata_location = $7 AND digest = $8"
+    facts = (*_entry_key(entry), *_columns(new), expected.location, expected.digest)
+    return _rows(await db.execute(sql, *facts)) == 1
 
 
 async def _move_pointers(db: Any, moves: Sequence[Move]) -> None:
@@ -353,7 +364,7 @@ async def _move_pointers(db: Any, moves: Sequence[Move]) -> None:
     for move in sorted(moves, key=lambda each: (each.entry.namespace, each.entry.name)):
         if move.expected is None:
             await _create_entry(db, move.entry, move.new)
-        elif not await _swap_pointer(db, move):
+        elif not await _swap_pointer(db, move.entry, expected=move.expected, new=move.new):
             raise _PointerMoved
 
 
@@ -381,6 +392,10 @@ def _levels(key: str) -> Namespace:
 
 def _entry_key(entry: EntryId) -> tuple[str, str, str]:
     return _key(entry.namespace), entry.name, entry.kind
+
+
+def _columns(pointer: Pointer) -> tuple[str, str, str]:
+    return pointer.location, pointer.digest, pointer.table_uuid
 
 
 def _no_namespace(namespace: Namespace) -> NoSuchNamespace:

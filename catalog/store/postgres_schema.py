@@ -1,7 +1,7 @@
 """The SQL schema of the PostgreSQL store. Owns its version and the way there.
 
     namespaces  name (levels joined by 0x1F) | parent (all but the last level, NULL at the top) | properties (JSON)
-    entries     namespace | name | kind (Table or View) | metadata_location
+    entries     namespace | name | kind (Table or View) | metadata_location | digest | table_uuid ('' where not known)
     outcomes    idempotency_key | fingerprint | outcome (JSON) | recorded_ms
 
 Migrations run forward only, and only when asked to, in a transaction and under a lock that all processes take; a new
@@ -39,6 +39,10 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
             recorded_ms BIGINT NOT NULL
         )""",
         "CREATE INDEX outcomes_by_time ON outcomes (recorded_ms)",
+    ),
+    (
+        "ALTER TABLE entries ADD COLUMN digest TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE entries ADD COLUMN table_uuid TEXT NOT NULL DEFAULT ''",
     ),
 )
 SCHEMA_VERSION = len(_MIGRATIONS)

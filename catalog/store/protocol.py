@@ -9,12 +9,14 @@ outcome already, nothing changes and KeyTaken is raised.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from catalog.errors import AlreadyExists, CatalogError, KeyTaken, NoSuchTable, NoSuchView, StoreUnusable
 from catalog.names import EntryId, Namespace, TableId, ViewId
+from catalog.pointers import Pointer
 from catalog.store.claims import Claim, Outcome, Remembered
 
 
@@ -61,13 +63,22 @@ def entry_of(kind: str, namespace: Namespace, name: str) -> EntryId:
     return (ViewId if kind == ViewId.kind else TableId)(namespace, name)
 
 
+async def do_first(first: Callable[[], None] | None) -> None:
+    """Do what has to be done before a pointer moves, for stores that have no thread of their own to do it in.
+
+    Raises: what `first` raises.
+    """
+    if first is not None:
+        await asyncio.to_thread(first)
+
+
 @dataclass(frozen=True, slots=True)
 class Move:
     """A pointer that goes from one place to another; without `expected` the entry is created."""
 
     entry: EntryId
-    expected: str | None
-    new: str
+    expected: Pointer | None
+    new: Pointer
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +86,7 @@ class Contents:
     """Everything that a store holds, as of one moment: namespaces, parents first, and entries with their pointers."""
 
     namespaces: Mapping[Namespace, Mapping[str, str]]
-    entries: Mapping[EntryId, str]
+    entries: Mapping[EntryId, Pointer]
 
 
 class Store(Protocol):
@@ -149,22 +160,26 @@ class Store(Protocol):
         Raises: NoSuchNamespace.
         """
 
-    async def load_pointer(self, entry: EntryId) -> str | None:
+    async def load_pointer(self, entry: EntryId) -> Pointer | None:
         """Return where the current metadata of a table or view is, or None if there is none of this kind and name."""
 
-    async def find_entries(self, part: str) -> dict[EntryId, str]:
-        """Return the tables and views whose metadata location has this text in it, with the location. Looks at all."""
+    async def find_tables(self, *, table_uuid: str, directory: str) -> dict[TableId, Pointer]:
+        """Return the tables that may be the one of this uuid, whose metadata is in this directory. Looks at all.
 
-    async def create_entry(self, entry: EntryId, location: str) -> None:
+        That are those of the uuid, those whose uuid is not known, and those with this text in their metadata location;
+        all tables, if the uuid is empty.
+        """
+
+    async def create_entry(self, entry: EntryId, pointer: Pointer) -> None:
         """Create a table or view that points at its first metadata.
 
         Raises: AlreadyExists, NoSuchNamespace.
         """
 
     async def swap_pointer(
-        self, entry: EntryId, *, expected: str, new: str, first: Callable[[], None] | None = None
+        self, entry: EntryId, *, expected: Pointer, new: Pointer, first: Callable[[], None] | None = None
     ) -> bool:
-        """Move a pointer if it still is where expected; tell whether it was.
+        """Move a pointer if it still is at the version that is expected; tell whether it was.
 
         `first` is done before, in a thread, because it blocks. If it fails its error is raised, and nothing has moved.
         """
@@ -175,7 +190,7 @@ class Store(Protocol):
         Raises: AlreadyExists, NoSuchNamespace; nothing has moved then.
         """
 
-    async def put_entry(self, entry: EntryId, location: str) -> None:
+    async def put_entry(self, entry: EntryId, pointer: Pointer) -> None:
         """Point a table or view at metadata, whether or not it existed.
 
         Raises: NoSuchNamespace; AlreadyExists if the name is taken by the other kind.
@@ -187,7 +202,7 @@ class Store(Protocol):
         Raises: NoSuchTable, NoSuchView, NoSuchNamespace, AlreadyExists.
         """
 
-    async def drop_entry(self, entry: EntryId) -> str:
+    async def drop_entry(self, entry: EntryId) -> Pointer:
         """Forget a table or view and return where its last metadata is.
 
         Raises: NoSuchTable, NoSuchView.

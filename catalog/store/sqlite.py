@@ -1,15 +1,9 @@
-"""The store on SQLite. Owns the SQL schema and its version; sqlite_lines.py owns threads and transactions.
+"""The store on SQLite. Owns the statements; sqlite_schema.py owns the schema, sqlite_lines.py threads and transactions.
 
 One connection writes and one lists, each in a thread of its own: in WAL mode a read never waits for a writer's sync.
 A third one looks up pointers and outcomes on the event loop itself: a look-up takes microseconds, less than handing it
 to a thread. Every write is synced before it returns (synchronous=FULL). Other processes may use the same file; the
 pointer swap compares in SQL, so that is safe, if slow.
-
-    namespaces  name (levels joined by 0x1F) | parent (all but the last level, '' at the top) | properties (JSON)
-    entries     namespace | name | kind (Table or View) | metadata_location
-    outcomes    idempotency_key | fingerprint | outcome (JSON) | recorded_ms
-
-Migrations run forward only, and only when asked to; a new file goes through all of them at its first open.
 """
 
 from __future__ import annotations
@@ -28,7 +22,8 @@ from catalog.errors import (
     NoSuchNamespace,
 )
 from catalog.names import SEPARATOR, EntryId, Namespace, TableId, ViewId, dotted
-from catalog.store.claims import Claim, Outcome, Remembered, current_claim, decode_outcome, encode_outcome
+from catalog.pointers import Pointer
+from catalog.store.claims import Claim, Outcome, Remembered, current_claim, decode_outcome, encode_outcome, outcome_at
 from catalog.store.protocol import (
     Contents,
     Move,
@@ -40,41 +35,14 @@ from catalog.store.protocol import (
     no_such_entry,
 )
 from catalog.store.sqlite_lines import Line, WriteLine, connect, in_transaction, store_failed
+from catalog.store.sqlite_schema import SCHEMA_VERSION, migrate, prepare_schema
 
 # SQLite's word for "no limit".
 _UNLIMITED = -1
 
-# Statements that lead from each version to the next; a new file goes through all of them.
-_MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        """CREATE TABLE namespaces (
-        name TEXT NOT NULL PRIMARY KEY,
-        parent TEXT NOT NULL,
-        properties TEXT NOT NULL
-    ) STRICT, WITHOUT ROWID""",
-        "CREATE UNIQUE INDEX namespaces_by_parent ON namespaces (parent, name)",
-        """CREATE TABLE tables (
-        namespace TEXT NOT NULL REFERENCES namespaces (name),
-        name TEXT NOT NULL,
-        metadata_location TEXT NOT NULL,
-        PRIMARY KEY (namespace, name)
-    ) STRICT, WITHOUT ROWID""",
-    ),
-    (
-        "ALTER TABLE tables RENAME TO entries",
-        "ALTER TABLE entries ADD COLUMN kind TEXT NOT NULL DEFAULT 'Table'",
-    ),
-    (
-        """CREATE TABLE outcomes (
-        idempotency_key TEXT NOT NULL PRIMARY KEY,
-        fingerprint TEXT NOT NULL,
-        outcome TEXT NOT NULL,
-        recorded_ms INTEGER NOT NULL
-    ) STRICT, WITHOUT ROWID""",
-        "CREATE INDEX outcomes_by_time ON outcomes (recorded_ms)",
-    ),
+_UPDATE_ENTRY = (
+    "UPDATE entries SET metadata_location = ?, digest = ?, table_uuid = ? WHERE namespace = ? AND name = ? AND kind = ?"
 )
-SCHEMA_VERSION = len(_MIGRATIONS)
 
 _T = TypeVar("_T")
 _Entry = TypeVar("_Entry", bound=EntryId)
@@ -97,7 +65,7 @@ class SqliteStore:
         """Open the file, and make or check its schema."""
         await asyncio.to_thread(lambda: self._path.parent.mkdir(parents=True, exist_ok=True))
         await self._writer.open(self._path)
-        check_version(await self._writer.run(_prepare_schema), SCHEMA_VERSION)
+        check_version(await self._writer.run(prepare_schema), SCHEMA_VERSION)
         await self._reader.open(self._path)
         self._lookups = connect(self._path)
 
@@ -106,7 +74,7 @@ class SqliteStore:
         line = WriteLine("migrate")
         await line.open(self._path)
         try:
-            return await line.run(_migrate), SCHEMA_VERSION
+            return await line.run(migrate), SCHEMA_VERSION
         finally:
             await line.close()
 
@@ -158,25 +126,25 @@ class SqliteStore:
         """Return one page of a namespace's views."""
         return await self._reader.run(lambda db: _list_entries(db, ViewId, namespace, after=after, limit=limit))
 
-    async def load_pointer(self, entry: EntryId) -> str | None:
+    async def load_pointer(self, entry: EntryId) -> Pointer | None:
         """Return where the current metadata of a table or view is, or None."""
         return self._look_up(lambda db: _load_pointer(db, entry))
 
-    async def find_entries(self, part: str) -> dict[EntryId, str]:
-        """Return the tables and views whose metadata location has this text in it."""
-        return await self._reader.run(lambda db: _find_entries(db, part))
+    async def find_tables(self, *, table_uuid: str, directory: str) -> dict[TableId, Pointer]:
+        """Return the tables that may be the one of this uuid."""
+        return await self._reader.run(lambda db: _find_tables(db, table_uuid, directory))
 
-    async def create_entry(self, entry: EntryId, location: str) -> None:
+    async def create_entry(self, entry: EntryId, pointer: Pointer) -> None:
         """Create a table or view that points at its first metadata."""
-        await self._write(lambda db: _create_entry(db, entry, location), lambda _: Outcome(location))
+        await self._write(lambda db: _create_entry(db, entry, pointer), lambda _: outcome_at(pointer))
 
     async def swap_pointer(
-        self, entry: EntryId, *, expected: str, new: str, first: Callable[[], None] | None = None
+        self, entry: EntryId, *, expected: Pointer, new: Pointer, first: Callable[[], None] | None = None
     ) -> bool:
         """Move a pointer if it still is where expected."""
         return await self._write(
             lambda db: _swap_pointer(db, entry, expected=expected, new=new),
-            lambda swapped: Outcome(new) if swapped else None,
+            lambda swapped: outcome_at(new) if swapped else None,
             first=first,
         )
 
@@ -188,17 +156,17 @@ class SqliteStore:
             return False
         return True
 
-    async def put_entry(self, entry: EntryId, location: str) -> None:
+    async def put_entry(self, entry: EntryId, pointer: Pointer) -> None:
         """Point a table or view at metadata, whether or not it existed."""
-        await self._write(lambda db: _put_entry(db, entry, location), lambda _: Outcome(location))
+        await self._write(lambda db: _put_entry(db, entry, pointer), lambda _: outcome_at(pointer))
 
     async def rename_entry(self, source: EntryId, destination: EntryId) -> None:
         """Give a table or view another name."""
         await self._write(lambda db: _rename_entry(db, source, destination))
 
-    async def drop_entry(self, entry: EntryId) -> str:
+    async def drop_entry(self, entry: EntryId) -> Pointer:
         """Forget a table or view and return where its last metadata is."""
-        return await self._write(lambda db: _drop_entry(db, entry), Outcome)
+        return await self._write(lambda db: _drop_entry(db, entry), outcome_at)
 
     async def load_outcome(self, key: str) -> Remembered | None:
         """Return what became of the request with this idempotency key, or None."""
@@ -240,35 +208,14 @@ class SqliteStore:
         return await self._writer.run(claimed_work, first)
 
 
-def _prepare_schema(db: sqlite3.Connection) -> int:
-    """Make the schema of a new file; return the version."""
-    if db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'catalog_schema'").fetchone() is None:
-        _migrate(db)
-    (version,) = db.execute("SELECT version FROM catalog_schema").fetchone()
-    return int(version)
-
-
-def _migrate(db: sqlite3.Connection) -> int:
-    """Go through the migrations that a file has not seen; return the version that it had."""
-    db.execute("CREATE TABLE IF NOT EXISTS catalog_schema (version INTEGER NOT NULL) STRICT")
-    row = db.execute("SELECT version FROM catalog_schema").fetchone()
-    version = 0 if row is None else int(row[0])
-    if version > SCHEMA_VERSION:
-        check_version(version, SCHEMA_VERSION)
-    for statements in _MIGRATIONS[version:]:
-        for statement in statements:
-            db.execute(statement)
-    db.execute("DELETE FROM catalog_schema")
-    db.execute("INSERT INTO catalog_schema VALUES (?)", (SCHEMA_VERSION,))
-    return version
-
-
 def _export(db: sqlite3.Connection) -> Contents:
     namespaces = db.execute("SELECT name, properties FROM namespaces ORDER BY name")
-    entries = db.execute("SELECT kind, namespace, name, metadata_location FROM entries ORDER BY namespace, name")
+    entries = db.execute(
+        "SELECT kind, namespace, name, metadata_location, digest, table_uuid FROM entries ORDER BY namespace, name"
+    )
     return Contents(
         {_levels(name): orjson.loads(properties) for name, properties in namespaces},
-        {entry_of(kind, _levels(space), name): location for kind, space, name, location in entries},
+        {entry_of(kind, _levels(space), name): Pointer(*pointer) for kind, space, name, *pointer in entries},
     )
 
 
@@ -276,8 +223,8 @@ def _restore(db: sqlite3.Connection, contents: Contents) -> None:
     check_empty(db.execute("SELECT 1 FROM namespaces LIMIT 1").fetchone() is not None)
     for namespace, properties in contents.namespaces.items():
         _create_namespace(db, namespace, properties)
-    for entry, location in contents.entries.items():
-        _create_entry(db, entry, location)
+    for entry, pointer in contents.entries.items():
+        _create_entry(db, entry, pointer)
 
 
 def _levels(key: str) -> Namespace:
@@ -286,6 +233,14 @@ def _levels(key: str) -> Namespace:
 
 def _key(namespace: Namespace) -> str:
     return SEPARATOR.join(namespace)
+
+
+def _entry_key(entry: EntryId) -> tuple[str, str, str]:
+    return _key(entry.namespace), entry.name, entry.kind
+
+
+def _columns(pointer: Pointer) -> tuple[str, str, str]:
+    return pointer.location, pointer.digest, pointer.table_uuid
 
 
 def _check_namespace(db: sqlite3.Connection, namespace: Namespace) -> None:
@@ -354,15 +309,19 @@ def _list_entries(
     return [kind(namespace, name) for (name,) in rows]
 
 
-def _load_pointer(db: sqlite3.Connection, entry: EntryId) -> str | None:
-    sql = "SELECT metadata_location FROM entries WHERE namespace = ? AND name = ? AND kind = ?"
-    row = db.execute(sql, (_key(entry.namespace), entry.name, entry.kind)).fetchone()
-    return None if row is None else str(row[0])
+def _load_pointer(db: sqlite3.Connection, entry: EntryId) -> Pointer | None:
+    sql = "SELECT metadata_location, digest, table_uuid FROM entries WHERE namespace = ? AND name = ? AND kind = ?"
+    row = db.execute(sql, _entry_key(entry)).fetchone()
+    return None if row is None else Pointer(*row)
 
 
-def _find_entries(db: sqlite3.Connection, part: str) -> dict[EntryId, str]:
-    sql = "SELECT kind, namespace, name, metadata_location FROM entries WHERE instr(metadata_location, ?) > 0"
-    return {entry_of(kind, _levels(space), name): location for kind, space, name, location in db.execute(sql, (part,))}
+def _find_tables(db: sqlite3.Connection, table_uuid: str, directory: str) -> dict[TableId, Pointer]:
+    sql = (
+        "SELECT namespace, name, metadata_location, digest, table_uuid FROM entries WHERE kind = ?"
+        " AND (? = '' OR table_uuid IN ('', ?) OR instr(metadata_location, ?) > 0)"
+    )
+    rows = db.execute(sql, (TableId.kind, table_uuid, table_uuid, directory))
+    return {TableId(_levels(space), name): Pointer(*pointer) for space, name, *pointer in rows}
 
 
 def _kind_at(db: sqlite3.Connection, entry: EntryId) -> str | None:
@@ -372,21 +331,18 @@ def _kind_at(db: sqlite3.Connection, entry: EntryId) -> str | None:
     return None if row is None else str(row[0])
 
 
-def _create_entry(db: sqlite3.Connection, entry: EntryId, location: str) -> None:
+def _create_entry(db: sqlite3.Connection, entry: EntryId, pointer: Pointer) -> None:
     _check_namespace(db, entry.namespace)
     kind = _kind_at(db, entry)
     if kind is not None:
         raise name_is_taken(entry, kind)
-    row = (_key(entry.namespace), entry.name, entry.kind, location)
-    db.execute("INSERT INTO entries (namespace, name, kind, metadata_location) VALUES (?, ?, ?, ?)", row)
+    sql = "INSERT INTO entries (namespace, name, kind, metadata_location, digest, table_uuid) VALUES (?, ?, ?, ?, ?, ?)"
+    db.execute(sql, (*_entry_key(entry), *_columns(pointer)))
 
 
-def _swap_pointer(db: sqlite3.Connection, entry: EntryId, *, expected: str, new: str) -> bool:
-    sql = (
-        "UPDATE entries SET metadata_location = ?"
-        " WHERE namespace = ? AND name = ? AND kind = ? AND metadata_location = ?"
-    )
-    return db.execute(sql, (new, _key(entry.namespace), entry.name, entry.kind, expected)).rowcount == 1
+def _swap_pointer(db: sqlite3.Connection, entry: EntryId, *, expected: Pointer, new: Pointer) -> bool:
+    sql = f"{_UPDATE_ENTRY} AND metadata_location = ? AND digest = ?"
+    return db.execute(sql, (*_columns(new), *_entry_key(entry), expected.location, expected.digest)).rowcount == 1
 
 
 def _move_pointers(db: sqlite3.Connection, moves: Sequence[Move]) -> None:
@@ -397,12 +353,9 @@ def _move_pointers(db: sqlite3.Connection, moves: Sequence[Move]) -> None:
             raise _PointerMoved
 
 
-def _put_entry(db: sqlite3.Connection, entry: EntryId, location: str) -> None:
-    if _kind_at(db, entry) != entry.kind:
-        _create_entry(db, entry, location)
-        return
-    sql = "UPDATE entries SET metadata_location = ? WHERE namespace = ? AND name = ?"
-    db.execute(sql, (location, _key(entry.namespace), entry.name))
+def _put_entry(db: sqlite3.Connection, entry: EntryId, pointer: Pointer) -> None:
+    if db.execute(_UPDATE_ENTRY, (*_columns(pointer), *_entry_key(entry))).rowcount == 0:
+        _create_entry(db, entry, pointer)
 
 
 def _rename_entry(db: sqlite3.Connection, source: EntryId, destination: EntryId) -> None:
@@ -420,12 +373,12 @@ def _rename_entry(db: sqlite3.Connection, source: EntryId, destination: EntryId)
     )
 
 
-def _drop_entry(db: sqlite3.Connection, entry: EntryId) -> str:
-    location = _load_pointer(db, entry)
-    if location is None:
+def _drop_entry(db: sqlite3.Connection, entry: EntryId) -> Pointer:
+    pointer = _load_pointer(db, entry)
+    if pointer is None:
         raise no_such_entry(entry)
     db.execute("DELETE FROM entries WHERE namespace = ? AND name = ?", (_key(entry.namespace), entry.name))
-    return location
+    return pointer
 
 
 def _load_outcome(db: sqlite3.Connection, key: str) -> Remembered | None:

@@ -54,14 +54,22 @@ class Client:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        self._head = b""
 
     async def ask(self, request: bytes) -> tuple[int, bytes]:
         self._writer.write(request)
-        head = await self._reader.readuntil(b"\r\n\r\n")
-        status = int(head[9:12])
-        length = head.lower().find(b"content-length:")
-        size = int(head[length + 15 : head.index(b"\r\n", length)]) if length >= 0 and status != 304 else 0
-        return status, await self._reader.readexactly(size) if size else b""
+        self._head = await self._reader.readuntil(b"\r\n\r\n")
+        status = int(self._head[9:12])
+        length = self.header(b"content-length") if status != 304 else None
+        return status, await self._reader.readexactly(int(length)) if length else b""
+
+    def header(self, name: bytes) -> bytes | None:
+        """A header of the last answer; its name in lower case."""
+        start = self._head.lower().find(b"\r\n" + name + b":")
+        if start < 0:
+            return None
+        value = start + len(name) + 3
+        return self._head[value : self._head.index(b"\r\n", value)].strip()
 
     def close(self) -> None:
         self._writer.close()
@@ -270,6 +278,7 @@ async def run(bench: Bench, floor: Bench, only: str | None) -> list[Figure]:
 async def measure_loads(bench: Bench, floor: Bench, client: Client, snapshots: int) -> list[Figure]:
     path, name = f"/v1/namespaces/db/tables/t{snapshots}", f"load, {snapshots:,} snapshots"
     _, answer = await client.ask(request("GET", path))
+    tag = (client.header(b"etag") or b"").decode()
     plain, bare = request("GET", path), request("GET", f"/load/{len(answer)}")
     found = [
         await bench.measure_beside(
@@ -279,8 +288,10 @@ async def measure_loads(bench: Bench, floor: Bench, client: Client, snapshots: i
     kinds = {
         "gzip": request("GET", path, headers="Accept-Encoding: gzip\r\n"),
         "refs": request("GET", f"{path}?snapshots=refs"),
-        "304": request("GET", path, headers="If-None-Match: *\r\n"),
+        "304": request("GET", path, headers=f"If-None-Match: {tag}\r\n"),
     }
+    status, _ = await client.ask(kinds["304"])
+    assert status == 304, tag
     for kind, sent in kinds.items():
         found.append(await bench.measure(f"{name}, {kind}", READERS, lambda each, _, sent=sent: each.ask(sent)))
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,20 +68,18 @@ def measure_merges(
     merges: int,
     directory: Path,
     tell: Callable[[str], None],
-) -> list[MergeFigures]:
+) -> Iterator[MergeFigures]:
     """Build a change table and merge into its mirror, mode by mode."""
     handler = _Merges()
     logger = logging.getLogger("pipeline.mirrors.follower")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    figures = []
     try:
         for mode in modes:
             tell(f"{mode.value}, {rows:,} rows")
-            figures.append(_measure(spark, mode, rows, changes, merges, directory, handler))
+            yield _measure(spark, mode, rows, changes, merges, directory, handler)
     finally:
         logger.removeHandler(handler)
-    return figures
 
 
 def _measure(

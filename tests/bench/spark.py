@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,6 +38,7 @@ _QUICK_SHARE = 20
 @click.option("--seconds", default=180.0, show_default=True, help="Length of the live run.")
 @click.option("--keys", default=1_000_000, show_default=True, help="Keys of the live table.")
 @click.option("--interval", default=10.0, show_default=True, help="interval_s of the live mirror.")
+@click.option("--driver-memory", default="3g", show_default=True, help="Heap of the Spark that merges.")
 @click.option("--quick", is_flag=True, help="A twentieth of everything.")
 def main(
     *,
@@ -48,6 +50,7 @@ def main(
     seconds: float,
     keys: int,
     interval: float,
+    driver_memory: str,
     quick: bool,
 ) -> None:
     """Run the benchmark."""
@@ -56,14 +59,13 @@ def main(
     chosen = [MirrorMode(each) for each in modes.split(",") if each]
     console = Console()
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    results = _Results()
     with tempfile.TemporaryDirectory(prefix="lakefeed-bench-") as text, console.status("starting") as status:
         directory = Path(text)
-        merged: list[MergeFigures] = []
-        live: LiveFigures | None = None
         with service_process(directory, {}) as service:
             service.start()
             if rate:
-                live = measure_live(
+                results.live = measure_live(
                     service,
                     rate=rate,
                     seconds=seconds / share if quick else seconds,
@@ -72,38 +74,59 @@ def main(
                     directory=directory,
                     tell=status.update,
                 )
+                results.keep()
             if chosen:
-                merged = _merges(service, sizes, chosen, changes // share, merges, directory, status.update)
+                sizing = {"changes": changes // share, "merges": merges, "driver_memory": driver_memory}
+                for figures in _merges(service, sizes, chosen, directory=directory, tell=status.update, **sizing):
+                    results.merged.append(figures)
+                    results.keep()
             service.stop()
-    _print(console, merged, live)
-    RESULTS_DIRECTORY.mkdir(exist_ok=True)
-    path = RESULTS_DIRECTORY / f"spark-{datetime.now(UTC):%Y%m%dT%H%M%S}.json"
-    results = {"machine": machine_facts(), "merges": [asdict(each) for each in merged], "live": live and asdict(live)}
-    path.write_text(json.dumps(results, indent=2), encoding="utf-8")
-    console.print(f"written to {path}", highlight=False)
+    _print(console, results.merged, results.live)
+    console.print(f"written to {results.path}", highlight=False)
+
+
+class _Results:
+    """What was measured so far. It is kept after each part: the last ones may want more memory than there is."""
+
+    def __init__(self) -> None:
+        RESULTS_DIRECTORY.mkdir(exist_ok=True)
+        self.path = RESULTS_DIRECTORY / f"spark-{datetime.now(UTC):%Y%m%dT%H%M%S}.json"
+        self.live: LiveFigures | None = None
+        self.merged: list[MergeFigures] = []
+        self._machine = machine_facts()
+
+    def keep(self) -> None:
+        live = None if self.live is None else asdict(self.live)
+        document = {"machine": self._machine, "merges": [asdict(each) for each in self.merged], "live": live}
+        self.path.write_text(json.dumps(document, indent=2), encoding="utf-8")
 
 
 def _merges(
-    service: ServiceProcess, sizes: list[int], modes: list[MirrorMode], changes: int, merges: int, directory: Path, tell
-) -> list[MergeFigures]:
+    service: ServiceProcess,
+    sizes: list[int],
+    modes: list[MirrorMode],
+    *,
+    changes: int,
+    merges: int,
+    driver_memory: str,
+    directory: Path,
+    tell: Callable[[str], None],
+) -> Iterator[MergeFigures]:
     spark = build_session(
         SessionConfig(
             master="local[2]",
             job_kind=JobKind.LONG,
-            driver_memory="3g",
+            driver_memory=driver_memory,
             catalog=CatalogConfig(uri=service.http_url),
             extra_conf={"spark.log.level": "ERROR"},
         )
     )
     try:
         spark.sql("CREATE NAMESPACE IF NOT EXISTS default")
-        return [
-            figures
-            for rows in sizes
-            for figures in measure_merges(
+        for rows in sizes:
+            yield from measure_merges(
                 spark, modes=modes, rows=rows, changes=changes, merges=merges, directory=directory, tell=tell
             )
-        ]
     finally:
         stop_session(spark)
 

@@ -10,8 +10,10 @@ import orjson
 import pytest
 
 from catalog.answers import ALL, GZIP_MIN_BYTES, REFS, Key, LoadAnswers
+from catalog.errors import StorageFailed
 from catalog.metadata.serialising import serialise
 from catalog.metadata_files import StoredMetadata
+from catalog.pointers import Pointer
 from tests.catalog.conftest import Client, Server
 from tests.catalog.documents import append, create_body, new_table
 from tests.catalog.test_http import Connect
@@ -21,7 +23,7 @@ TABLE = "namespaces/db/tables/t"
 
 def stored(location: str, **more: object) -> StoredMetadata:
     document = new_table() | more
-    return StoredMetadata(location, serialise(document))
+    return StoredMetadata(Pointer(location), serialise(document))
 
 
 class Loads:
@@ -39,8 +41,8 @@ class Loads:
 async def test_answer_is_built_once_per_form():
     answers, loads = LoadAnswers({"a": "b"}, max_bytes=10**6), Loads(stored("one", padding="x" * GZIP_MIN_BYTES))
     for _ in range(3):
-        plain = await answers.find_or_build(Key("one", ALL, packed=False), loads.load)
-        packed = await answers.find_or_build(Key("one", ALL, packed=True), loads.load)
+        plain = await answers.find_or_build(Key(Pointer("one"), ALL, packed=False), loads.load)
+        packed = await answers.find_or_build(Key(Pointer("one"), ALL, packed=True), loads.load)
     assert loads.count == 2
     assert gzip.decompress(packed) == plain
     assert orjson.loads(plain) == {
@@ -55,9 +57,9 @@ async def test_least_recently_used_answers_leave_at_the_limit():
     room = len(LoadAnswers({}, max_bytes=0).build(first.version))
     answers = LoadAnswers({}, max_bytes=room)
     for _ in range(2):
-        await answers.find_or_build(Key("one", ALL, packed=False), first.load)
-    await answers.find_or_build(Key("two", ALL, packed=False), second.load)
-    await answers.find_or_build(Key("one", ALL, packed=False), first.load)
+        await answers.find_or_build(Key(Pointer("one"), ALL, packed=False), first.load)
+    await answers.find_or_build(Key(Pointer("two"), ALL, packed=False), second.load)
+    await answers.find_or_build(Key(Pointer("one"), ALL, packed=False), first.load)
     assert (first.count, second.count) == (2, 1)
 
 
@@ -65,20 +67,47 @@ async def test_answer_larger_than_the_limit_drives_no_other_one_out():
     small, large = Loads(stored("one")), Loads(stored("two", padding="x" * 10_000))
     answers = LoadAnswers({}, max_bytes=5_000)
     for loads in (small, large, large, small):
-        await answers.find_or_build(Key(loads.version.location, ALL, packed=False), loads.load)
+        await answers.find_or_build(Key(loads.version.pointer, ALL, packed=False), loads.load)
     assert (small.count, large.count) == (1, 2)
 
 
 async def test_those_who_ask_at_once_for_what_is_not_kept_wait_for_one_to_build_it():
     loads = Loads(stored("one", padding="x" * GZIP_MIN_BYTES))
-    answers, key = LoadAnswers({}, max_bytes=10**6), Key("one", ALL, packed=True)
+    answers, key = LoadAnswers({}, max_bytes=10**6), Key(Pointer("one"), ALL, packed=True)
     found = await asyncio.gather(*(answers.find_or_build(key, loads.load) for _ in range(20)))
     assert (loads.count, len(set(found))) == (1, 1)
 
 
+async def test_those_who_wait_for_one_answer_all_get_the_error_of_the_one_try():
+    tries: list[int] = []
+    gate = asyncio.Event()
+
+    async def fail() -> StoredMetadata:
+        tries.append(1)
+        await gate.wait()
+        raise StorageFailed("storage does not answer")
+
+    answers = LoadAnswers({}, max_bytes=10**6)
+    waiting = [
+        asyncio.create_task(answers.find_or_build(Key(Pointer("one"), ALL, packed=False), fail)) for _ in range(20)
+    ]
+    await asyncio.sleep(0)
+    gate.set()
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [StorageFailed] * 20
+    assert len(tries) == 1
+
+
 def test_tags_differ_by_version_history_and_client_configuration():
     answers, others = LoadAnswers({}, max_bytes=0), LoadAnswers({"a": "b"}, max_bytes=0)
-    tags = [answers.etag("one", ALL), answers.etag("two", ALL), answers.etag("one", REFS), others.etag("one", ALL)]
+    one = Pointer("one")
+    tags = [
+        answers.etag(one, ALL),
+        answers.etag(Pointer("two"), ALL),
+        answers.etag(Pointer("one", digest="other content"), ALL),
+        answers.etag(one, REFS),
+        others.etag(one, ALL),
+    ]
     assert len(set(tags)) == len(tags)
 
 

@@ -11,16 +11,19 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import (
+    BadRequestError,
     CommitFailedException,
     NamespaceAlreadyExistsError,
     NamespaceNotEmptyError,
     NoSuchTableError,
     NoSuchViewError,
     TableAlreadyExistsError,
+    ValidationError,
     ViewAlreadyExistsError,
 )
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.table import Table
 from pyiceberg.table.statistics import StatisticsFile
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
@@ -136,6 +139,39 @@ def test_dropped_table_is_gone(db: RestCatalog):
     assert not db.table_exists("db.t")
     with pytest.raises(NoSuchTableError, match=r"Table does not exist: db\.t"):
         db.load_table("db.t")
+
+
+def files_of(table: Table) -> set[Path]:
+    return {path for path in Path(table.location().removeprefix("file://")).rglob("*") if path.is_file()}
+
+
+def test_purged_table_leaves_no_file_and_other_tables_keep_theirs(db: RestCatalog):
+    purged, other = (db.create_table(name, SCHEMA) for name in ("db.t", "db.other"))
+    for table in (purged, other):
+        table.append(ROWS)
+        table.append(ROWS)
+        table.delete("id = 1")
+    assert len(files_of(purged)) > 10
+    before = files_of(other)
+    db.purge_table("db.t")
+    assert not db.table_exists("db.t")
+    assert files_of(purged) == set()
+    assert files_of(other) == before
+    assert db.load_table("db.other").scan().to_arrow().num_rows == 4
+
+
+def test_table_is_not_purged_while_another_name_has_its_files(db: RestCatalog):
+    table = db.create_table("db.t", SCHEMA)
+    table.append(ROWS)
+    db.register_table("db.twin", table.metadata_location)
+    db.load_table("db.twin").append(ROWS)
+    before = files_of(table)
+    with pytest.raises((BadRequestError, ValidationError), match=r"Cannot purge table: .* db\.twin"):
+        db.purge_table("db.t")
+    assert files_of(table) == before
+    db.drop_table("db.t")
+    db.purge_table("db.twin")
+    assert not {path for path in files_of(table) if path.suffix == ".parquet"}
 
 
 def test_register_brings_a_dropped_table_back(db: RestCatalog):

@@ -12,8 +12,9 @@ import pytest
 
 from catalog.app import build_app
 from catalog.config import CatalogConfig, Warehouse
-from catalog.errors import StoreFailed, TooManyCommits
+from catalog.errors import StoreFailed, TooManyWaiting
 from catalog.names import TableId
+from catalog.pointers import Pointer
 from catalog.storage import LocalFiles
 from catalog.store.sqlite import SqliteStore
 from catalog.turns import Turns
@@ -99,16 +100,16 @@ class TroubledStore(SqliteStore):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.competitor: Callable[[TableId, str], Any] | None = None
+        self.competitor: Callable[[TableId, str], str] | None = None
         self.fail_before_swap = False
         self.fail_after_swap = False
 
     async def swap_pointer(
-        self, table: TableId, *, expected: str, new: str, first: Callable[[], None] | None = None
+        self, table: TableId, *, expected: Pointer, new: Pointer, first: Callable[[], None] | None = None
     ) -> bool:
         if self.competitor is not None:
             competitor, self.competitor = self.competitor, None
-            await super().swap_pointer(table, expected=expected, new=competitor(table, expected))
+            await super().swap_pointer(table, expected=expected, new=Pointer(competitor(table, expected.location)))
         if self.fail_before_swap:
             if first is not None:
                 await asyncio.to_thread(first)
@@ -184,7 +185,7 @@ async def test_waiting_for_a_turn_is_bounded_and_given_up_on_cancel():
         group.create_task(work("first"))
         second = group.create_task(work("second"))
         await asyncio.sleep(0)
-        with pytest.raises(TooManyCommits):
+        with pytest.raises(TooManyWaiting):
             await work("third")
         second.cancel()
         await asyncio.sleep(0)

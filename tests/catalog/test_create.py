@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import orjson
@@ -101,6 +102,12 @@ def test_schema_that_readers_would_choke_on_is_refused(columns: dict):
 def test_types_of_v3_are_taken_from_v3_on(type_: str):
     table = new_table(schema=schema(field(1, "a", type_)), properties={"format-version": "3"})
     assert table["schemas"][0]["fields"][0]["type"] == type_
+
+
+@pytest.mark.parametrize(("length", "fits"), [("2147483647", True), ("2147483648", False), ("9" * 5_000, False)])
+def test_length_of_a_fixed_type_is_a_number_that_java_can_read(length: str, fits: bool):
+    with contextlib.nullcontext() if fits else pytest.raises(BadRequest, match="Cannot parse type string"):
+        new_table(schema=schema(field(1, "a", f"fixed[ {length} ]")))
 
 
 def test_commit_that_creates_needs_only_a_schema():

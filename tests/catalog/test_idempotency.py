@@ -11,6 +11,7 @@ from catalog.config import CatalogConfig
 from catalog.errors import AlreadyExists, Unprocessable
 from catalog.idempotency import Idempotency
 from catalog.names import TableId
+from catalog.pointers import Pointer
 from catalog.store.claims import Outcome
 from catalog.store.protocol import Store
 
@@ -37,7 +38,7 @@ class Creation:
     async def __call__(self) -> str:
         self.begun.set()
         await self.gate.wait()
-        await self._store.create_entry(T, self._location)
+        await self._store.create_entry(T, Pointer(self._location))
         return self._location
 
 
@@ -64,7 +65,7 @@ async def test_of_two_processes_under_one_key_the_later_is_undone_and_tells_the_
         await tasks[1]
         requests[0].gate.set()
     assert [task.result() for task in tasks] == ["two", "two"]
-    assert await store.load_pointer(T) == "two"
+    assert await store.load_pointer(T) == Pointer("two")
 
 
 async def test_outcomes_are_forgotten_when_their_time_is_over_and_never_before(store: Store):

@@ -14,6 +14,7 @@ from catalog.app import ROUTES, build_app
 from catalog.config import MEMORY_DATABASE, CatalogConfig, Warehouse
 from catalog.errors import StoreFailed
 from catalog.names import EntryId, TableId
+from catalog.pointers import Pointer
 from catalog.storage import LocalFiles
 from catalog.store.sqlite import SqliteStore
 from tests.catalog.conftest import Client, Server, parsed
@@ -302,7 +303,7 @@ class SilentStore(SqliteStore):
     is_silent = False
 
     async def swap_pointer(
-        self, table: TableId, *, expected: str, new: str, first: Callable[[], None] | None = None
+        self, table: TableId, *, expected: Pointer, new: Pointer, first: Callable[[], None] | None = None
     ) -> bool:
         if self.lands is not None:
             if self.lands:
@@ -311,7 +312,7 @@ class SilentStore(SqliteStore):
             raise StoreFailed("injected")
         return await super().swap_pointer(table, expected=expected, new=new, first=first)
 
-    async def load_pointer(self, entry: EntryId) -> str | None:
+    async def load_pointer(self, entry: EntryId) -> Pointer | None:
         if self.is_silent:
             raise StoreFailed("injected")
         return await super().load_pointer(entry)

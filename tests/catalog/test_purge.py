@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -136,6 +137,50 @@ def test_table_that_shares_its_files_with_another_name_is_not_purged_while_that_
     assert db.load_table("db.twin").scan().to_arrow().num_rows == 9
     db.purge_table("db.twin")
     assert not files_below(path_of(table.location()) / "data")
+
+
+def move_metadata(table: Table, root: Path) -> None:
+    """Let the metadata of a table go elsewhere from here on."""
+    with table.transaction() as transaction:
+        transaction.set_properties({"write.metadata.path": f"file://{root}/moved"})
+
+
+@pytest.mark.parametrize("moved", ["db.t", "db.twin"])
+@pytest.mark.parametrize("purged", ["db.t", "db.twin"])
+def test_twin_whose_metadata_has_gone_elsewhere_is_found(db: RestCatalog, root: Path, moved: str, purged: str):
+    table = make_table(db)
+    db.register_table("db.twin", table.metadata_location)
+    move_metadata(db.load_table(moved), root)
+    before = files_below(root)
+    other = ({"db.t", "db.twin"} - {purged}).pop()
+    with pytest.raises((BadRequestError, ValidationError), match=rf"Cannot purge table: .* {other}"):
+        db.purge_table(purged)
+    assert files_below(root) == before
+    assert db.load_table(other).scan().to_arrow().num_rows == 6
+
+
+def test_twin_whose_metadata_cannot_be_read_is_found(db: RestCatalog, start_server: Callable[..., Server], root: Path):
+    table = make_table(db)
+    db.register_table("db.twin", table.metadata_location)
+    move_metadata(db.load_table("db.twin"), root)
+    path_of(db.load_table("db.twin").metadata_location).write_bytes(b"{")
+    with contextlib.closing(open_pyiceberg(start_server().url)) as without_cache:
+        before = files_below(root)
+        with pytest.raises((BadRequestError, ValidationError), match=r"Cannot purge table: .* db\.twin"):
+            without_cache.purge_table("db.t")
+        assert files_below(root) == before
+
+
+def test_twin_of_which_the_database_does_not_know_the_uuid_is_found(db: RestCatalog, root: Path, tmp_path: Path):
+    """As after an update from a version that did not keep it."""
+    table = make_table(db)
+    db.register_table("db.twin", table.metadata_location)
+    move_metadata(db.load_table("db.twin"), root)
+    with contextlib.closing(sqlite3.connect(tmp_path / "catalog.db")) as database, database:
+        assert database.execute("UPDATE entries SET table_uuid = ''").rowcount == 2
+    with pytest.raises((BadRequestError, ValidationError), match=r"Cannot purge table: .* db\.twin"):
+        db.purge_table("db.t")
+    assert db.load_table("db.twin").scan().to_arrow().num_rows == 6
 
 
 def test_tables_whose_metadata_lies_in_one_directory_are_purged_apart(db: RestCatalog, root: Path):

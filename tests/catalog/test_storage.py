@@ -19,6 +19,7 @@ from catalog.locations import Confinement, entry_location, namespace_location, n
 from catalog.metadata.documents import parse_document
 from catalog.metadata_files import MetadataFiles, unpack
 from catalog.names import TableId
+from catalog.pointers import Pointer
 from catalog.storage import LocalFiles
 from tests.catalog.conftest import Server
 from tests.catalog.documents import new_table
@@ -56,7 +57,17 @@ def test_locations_are_made_of_safe_characters():
     assert entry_location(base, TableId(("x",), "t?é" + "x" * 500), "u").endswith(f"/t__{'x' * 117}-u")
 
 
-@pytest.mark.parametrize(("name", "version"), [("00007-a.metadata.json", 8), ("v3.metadata.json", 0), ("x", 0)])
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        ("00007-a.metadata.json", 8),
+        ("1234567890-a.metadata.json", 1_234_567_891),
+        ("9999999999-a.metadata.json", 0),
+        ("9" * 200 + "-a.metadata.json", 0),
+        ("v3.metadata.json", 0),
+        ("x", 0),
+    ],
+)
 def test_version_counts_on_from_the_files_name(name: str, version: int):
     assert next_version(f"file:///t/metadata/{name}") == version
 
@@ -98,10 +109,10 @@ async def test_cache_keeps_the_recently_used_within_its_limit(tmp_path: Path):
     metadata = MetadataFiles(files, parse=parse_document, max_bytes=10 * size, cache_bytes=5 * size * 2)
     locations = [f"file://{tmp_path}/{number}.metadata.json" for number in range(3)]
     first, second = [await metadata.write(location, document) for location in locations[:2]]
-    assert await metadata.load(locations[0]) is first
+    assert await metadata.load(first.pointer) is first
     await metadata.write(locations[2], document)
-    assert await metadata.load(locations[0]) is first
-    assert await metadata.load(locations[1]) is not second
+    assert await metadata.load(first.pointer) is first
+    assert await metadata.load(second.pointer) is not second
     metadata.forget(locations[1])
     await files.close()
 
@@ -110,8 +121,8 @@ async def test_document_larger_than_the_whole_cache_is_still_served(tmp_path: Pa
     files = LocalFiles()
     metadata = MetadataFiles(files, parse=parse_document, max_bytes=10**6, cache_bytes=0)
     location = f"file://{tmp_path}/0.metadata.json"
-    await metadata.write(location, new_table())
-    assert (await metadata.load(location)).document == new_table()
+    written = await metadata.write(location, new_table())
+    assert (await metadata.load(written.pointer)).document == new_table()
     await files.close()
 
 
@@ -121,7 +132,7 @@ async def test_document_larger_than_the_cache_drives_no_other_one_out(tmp_path: 
     small, large = (f"file://{tmp_path}/{number}.metadata.json" for number in range(2))
     first = await metadata.write(small, new_table())
     await metadata.write(large, new_table(properties={"padding": "x" * 10_000}))
-    assert await metadata.load(small) is first
+    assert await metadata.load(first.pointer) is first
     await files.close()
 
 
@@ -135,9 +146,54 @@ async def test_those_who_load_one_document_at_once_share_one_read(tmp_path: Path
     location = f"file://{tmp_path}/0.metadata.json"
     (tmp_path / "0.metadata.json").write_bytes(orjson.dumps(new_table()))
     metadata = MetadataFiles(files, parse=parse, max_bytes=10**6, cache_bytes=10**6)
-    loaded = await asyncio.gather(*(metadata.load(location) for _ in range(20)))
+    loaded = await asyncio.gather(*(metadata.load(Pointer(location)) for _ in range(20)))
     assert len(reads) == 1
     assert all(each is loaded[0] for each in loaded)
+    await files.close()
+
+
+class HungFiles(LocalFiles):
+    """The local disk, whose reads wait to be let through and then fail, if they are to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.reads = 0
+        self.fails = False
+
+    async def read(self, location: str, *, max_bytes: int) -> bytes:
+        self.reads += 1
+        await self.gate.wait()
+        if self.fails:
+            raise StorageFailed("storage does not answer")
+        return await super().read(location, max_bytes=max_bytes)
+
+
+async def test_those_who_wait_for_one_document_all_get_the_error_of_the_one_try(tmp_path: Path):
+    files = HungFiles()
+    files.fails = True
+    metadata = MetadataFiles(files, parse=parse_document, max_bytes=10**6, cache_bytes=10**6)
+    pointer = Pointer(f"file://{tmp_path}/0.metadata.json")
+    waiting = [asyncio.create_task(metadata.load(pointer)) for _ in range(20)]
+    await asyncio.sleep(0)
+    files.gate.set()
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [StorageFailed] * 20
+    assert files.reads == 1
+    await files.close()
+
+
+async def test_document_is_read_anew_for_another_content_of_its_file(tmp_path: Path):
+    files, place = LocalFiles(), tmp_path / "v1.metadata.json"
+    location = f"file://{place}"
+    metadata = MetadataFiles(files, parse=parse_document, max_bytes=10**6, cache_bytes=10**6)
+    pointers = []
+    for owner in ("first", "second", "first"):
+        place.write_bytes(orjson.dumps(new_table(properties={"owner": owner})))
+        other_process = MetadataFiles(files, parse=parse_document, max_bytes=10**6, cache_bytes=10**6)
+        pointers.append((await other_process.load_anew(location)).pointer)
+        assert (await metadata.load(pointers[-1])).document["properties"]["owner"] == owner
+    assert pointers[0] == pointers[2] != pointers[1]
     await files.close()
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from catalog.errors import StoreFailed, StoreUnusable
 from catalog.names import TableId
+from catalog.pointers import Pointer
 from catalog.store.sqlite import SqliteStore
 from tests.catalog.conftest import Server
 
@@ -25,7 +26,7 @@ async def test_database_of_another_version_is_left_alone(tmp_path: Path):
         database.execute("UPDATE catalog_schema SET version = 99")
     database.close()
     newer = SqliteStore(path)
-    with pytest.raises(StoreUnusable, match="found=99 known=3"):
+    with pytest.raises(StoreUnusable, match="found=99 known=4"):
         await newer.open()
     await newer.close()
 
@@ -49,14 +50,14 @@ async def test_database_of_the_first_version_is_brought_up_to_date(tmp_path: Pat
         )
     database.close()
     old = SqliteStore(path)
-    with pytest.raises(StoreUnusable, match=r"run `lakefeed catalog migrate`: found=1 known=3"):
+    with pytest.raises(StoreUnusable, match=r"run `lakefeed catalog migrate`: found=1 known=4"):
         await old.open()
     await old.close()
-    assert await SqliteStore(path).migrate() == (1, 3)
+    assert await SqliteStore(path).migrate() == (1, 4)
     for _ in range(2):
         store = SqliteStore(path)
         await store.open()
-        assert await store.load_pointer(TABLE) == "here"
+        assert await store.load_pointer(TABLE) == Pointer("here")
         assert await store.list_tables(("db",), after="", limit=None) == [TABLE]
         assert await store.list_views(("db",), after="", limit=None) == []
         await store.close()
@@ -66,11 +67,11 @@ async def test_swap_moves_the_pointer_only_from_where_it_is_expected(tmp_path: P
     store = SqliteStore(tmp_path / "catalog.db")
     await store.open()
     await store.create_namespace(("db",), {})
-    await store.create_entry(TABLE, "one")
-    assert not await store.swap_pointer(TABLE, expected="none", new="two")
-    assert await store.load_pointer(TABLE) == "one"
-    assert await store.swap_pointer(TABLE, expected="one", new="two")
-    assert await store.load_pointer(TABLE) == "two"
+    await store.create_entry(TABLE, Pointer("one"))
+    assert not await store.swap_pointer(TABLE, expected=Pointer("none"), new=Pointer("two"))
+    assert await store.load_pointer(TABLE) == Pointer("one")
+    assert await store.swap_pointer(TABLE, expected=Pointer("one"), new=Pointer("two"))
+    assert await store.load_pointer(TABLE) == Pointer("two")
     await store.close()
 
 

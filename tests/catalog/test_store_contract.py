@@ -23,6 +23,7 @@ from catalog.errors import (
     StoreUnusable,
 )
 from catalog.names import TableId, ViewId
+from catalog.pointers import Pointer
 from catalog.store.claims import Claim, Outcome, Refusal, Remembered, claiming
 from catalog.store.memory import MemoryStore
 from catalog.store.postgres import PostgresStore
@@ -34,25 +35,32 @@ TABLE, OTHER, VIEW = TableId(DB, "t"), TableId(DB, "u"), ViewId(DB, "v")
 
 
 async def test_pointer_moves_after_what_has_to_be_done_first_and_not_without_it(store: Store):
-    await store.create_entry(TABLE, "one")
+    await store.create_entry(TABLE, Pointer("one"))
     done: list[int] = []
 
     def fail() -> None:
         raise StorageFailed("disk full")
 
     with pytest.raises(StorageFailed):
-        await store.swap_pointer(TABLE, expected="one", new="two", first=fail)
-    assert await store.load_pointer(TABLE) == "one"
-    assert await store.swap_pointer(TABLE, expected="one", new="two", first=lambda: done.append(1))
-    assert (done, await store.load_pointer(TABLE)) == ([1], "two")
+        await store.swap_pointer(TABLE, expected=Pointer("one"), new=Pointer("two"), first=fail)
+    assert await store.load_pointer(TABLE) == Pointer("one")
+    assert await store.swap_pointer(TABLE, expected=Pointer("one"), new=Pointer("two"), first=lambda: done.append(1))
+    assert (done, await store.load_pointer(TABLE)) == ([1], Pointer("two"))
 
 
-async def test_entries_are_found_by_a_part_of_where_their_metadata_is(store: Store):
-    await store.create_entry(TABLE, "file:///a_b/%1/metadata/1.json")
-    await store.create_entry(OTHER, "file:///aXb/%1/metadata/1.json")
-    assert await store.find_entries("/a_b/%1/") == {TABLE: "file:///a_b/%1/metadata/1.json"}
-    assert set(await store.find_entries("metadata/")) == {TABLE, OTHER}
-    assert await store.find_entries("nowhere") == {}
+async def test_tables_are_found_by_their_uuid_and_those_of_unknown_uuid_with_them(store: Store):
+    pointers = {
+        TableId(DB, "same"): Pointer("file:///elsewhere/1.json", "", "uuid"),
+        TableId(DB, "unknown"): Pointer("file:///c/metadata/1.json"),
+        TableId(DB, "beside"): Pointer("file:///a_b/%1/metadata/1.json", "", "other"),
+        TableId(DB, "foreign"): Pointer("file:///aXb/%1/metadata/1.json", "", "other"),
+    }
+    for entry, pointer in pointers.items():
+        await store.create_entry(entry, pointer)
+    await store.create_entry(VIEW, Pointer("file:///a_b/%1/metadata/2.json"))
+    found = await store.find_tables(table_uuid="uuid", directory="/a_b/%1/")
+    assert found == {entry: pointer for entry, pointer in pointers.items() if entry.name != "foreign"}
+    assert await store.find_tables(table_uuid="", directory="nowhere") == pointers
 
 
 async def test_namespaces_nest_and_are_listed_level_by_level(store: Store):
@@ -84,7 +92,7 @@ async def test_only_an_empty_namespace_is_dropped(store: Store, held: TableId | 
     if isinstance(held, tuple):
         await store.create_namespace(held, {})
     else:
-        await store.create_entry(held, "here")
+        await store.create_entry(held, Pointer("here"))
     with pytest.raises(NamespaceNotEmpty, match="db is not empty"):
         await store.drop_namespace(DB)
     await (store.drop_namespace(held) if isinstance(held, tuple) else store.drop_entry(held))
@@ -94,25 +102,25 @@ async def test_only_an_empty_namespace_is_dropped(store: Store, held: TableId | 
 
 
 async def test_tables_and_views_share_their_names_but_not_their_lists(store: Store):
-    await store.create_entry(TABLE, "table")
-    await store.create_entry(VIEW, "view")
+    await store.create_entry(TABLE, Pointer("table"))
+    await store.create_entry(VIEW, Pointer("view"))
     assert await store.list_tables(DB, after="", limit=None) == [TABLE]
     assert await store.list_views(DB, after="", limit=None) == [VIEW]
     assert await store.load_pointer(ViewId(DB, "t")) is None
     with pytest.raises(AlreadyExists, match=r"^Table already exists: db\.t$"):
-        await store.create_entry(TABLE, "again")
+        await store.create_entry(TABLE, Pointer("again"))
     for put in (store.create_entry, store.put_entry):
         with pytest.raises(AlreadyExists, match=r"^View with same name already exists: db\.v$"):
-            await put(TableId(DB, "v"), "other")
+            await put(TableId(DB, "v"), Pointer("other"))
     with pytest.raises(NoSuchNamespace):
-        await store.create_entry(TableId(("none",), "t"), "here")
-    assert await store.load_pointer(VIEW) == "view"
+        await store.create_entry(TableId(("none",), "t"), Pointer("here"))
+    assert await store.load_pointer(VIEW) == Pointer("view")
 
 
 async def test_lists_are_paged_by_name_byte_by_byte(store: Store):
     names = ["B", "a", "a_b", "aa", "b", "é"]
     for name in reversed(names):
-        await store.create_entry(TableId(DB, name), name)
+        await store.create_entry(TableId(DB, name), Pointer(name))
     assert [table.name for table in await store.list_tables(DB, after="", limit=None)] == names
     assert [table.name for table in await store.list_tables(DB, after="a", limit=2)] == ["a_b", "aa"]
     with pytest.raises(NoSuchNamespace):
@@ -120,46 +128,65 @@ async def test_lists_are_paged_by_name_byte_by_byte(store: Store):
 
 
 async def test_pointer_moves_only_from_where_it_is_expected(store: Store):
-    await store.create_entry(TABLE, "one")
-    assert not await store.swap_pointer(TABLE, expected="none", new="two")
-    assert await store.load_pointer(TABLE) == "one"
-    assert await store.swap_pointer(TABLE, expected="one", new="two")
-    assert not await store.swap_pointer(OTHER, expected="two", new="three")
-    assert await store.load_pointer(TABLE) == "two"
+    await store.create_entry(TABLE, Pointer("one"))
+    assert not await store.swap_pointer(TABLE, expected=Pointer("none"), new=Pointer("two"))
+    assert await store.load_pointer(TABLE) == Pointer("one")
+    assert await store.swap_pointer(TABLE, expected=Pointer("one"), new=Pointer("two"))
+    assert not await store.swap_pointer(OTHER, expected=Pointer("two"), new=Pointer("three"))
+    assert await store.load_pointer(TABLE) == Pointer("two")
+
+
+async def test_pointer_moves_only_from_the_content_that_is_expected(store: Store):
+    """A file that is registered again under its old name is another version, of which a commit knows nothing."""
+    await store.create_entry(TABLE, Pointer("one", "first"))
+    await store.put_entry(TABLE, Pointer("one", "second"))
+    assert not await store.swap_pointer(TABLE, expected=Pointer("one", "first"), new=Pointer("two"))
+    assert not await store.move_pointers([Move(TABLE, Pointer("one", "first"), Pointer("two"))])
+    assert await store.load_pointer(TABLE) == Pointer("one", "second")
+    assert await store.swap_pointer(TABLE, expected=Pointer("one", "second"), new=Pointer("two", "", "uuid"))
+    assert await store.load_pointer(TABLE) == Pointer("two", "", "uuid")
 
 
 async def test_of_many_swaps_from_one_place_one_is_made(store: Store):
-    await store.create_entry(TABLE, "one")
-    done = await asyncio.gather(*(store.swap_pointer(TABLE, expected="one", new=f"{n}") for n in range(20)))
+    await store.create_entry(TABLE, Pointer("one"))
+    done = await asyncio.gather(
+        *(store.swap_pointer(TABLE, expected=Pointer("one"), new=Pointer(f"{n}")) for n in range(20))
+    )
     assert done.count(True) == 1
-    assert await store.load_pointer(TABLE) == f"{done.index(True)}"
+    assert await store.load_pointer(TABLE) == Pointer(f"{done.index(True)}")
 
 
 async def test_of_many_creates_of_one_name_one_is_made(store: Store):
-    made = await asyncio.gather(*(store.create_entry(TABLE, f"{n}") for n in range(20)), return_exceptions=True)
+    made = await asyncio.gather(
+        *(store.create_entry(TABLE, Pointer(f"{n}")) for n in range(20)), return_exceptions=True
+    )
     assert [error for error in made if error is not None and not isinstance(error, AlreadyExists)] == []
     assert made.count(None) == 1
 
 
 async def test_several_pointers_move_together_or_not_at_all(store: Store):
-    await store.create_entry(TABLE, "one")
-    assert not await store.move_pointers([Move(OTHER, None, "new"), Move(TABLE, "elsewhere", "two")])
+    await store.create_entry(TABLE, Pointer("one"))
+    assert not await store.move_pointers(
+        [Move(OTHER, None, Pointer("new")), Move(TABLE, Pointer("elsewhere"), Pointer("two"))]
+    )
     assert await store.load_pointer(OTHER) is None
     with pytest.raises(AlreadyExists):
-        await store.move_pointers([Move(TABLE, "one", "two"), Move(TableId(DB, "t"), None, "again")])
-    assert await store.load_pointer(TABLE) == "one"
-    assert await store.move_pointers([Move(TABLE, "one", "two"), Move(OTHER, None, "new")])
-    assert [await store.load_pointer(entry) for entry in (TABLE, OTHER)] == ["two", "new"]
+        await store.move_pointers(
+            [Move(TABLE, Pointer("one"), Pointer("two")), Move(TableId(DB, "t"), None, Pointer("again"))]
+        )
+    assert await store.load_pointer(TABLE) == Pointer("one")
+    assert await store.move_pointers([Move(TABLE, Pointer("one"), Pointer("two")), Move(OTHER, None, Pointer("new"))])
+    assert [await store.load_pointer(entry) for entry in (TABLE, OTHER)] == [Pointer("two"), Pointer("new")]
 
 
 async def test_entry_is_renamed_into_another_namespace(store: Store):
     await store.create_namespace(("other",), {})
-    await store.create_entry(TABLE, "here")
-    await store.create_entry(VIEW, "view")
+    await store.create_entry(TABLE, Pointer("here"))
+    await store.create_entry(VIEW, Pointer("view"))
     moved = TableId(("other",), "t")
     await store.rename_entry(TABLE, moved)
     await store.rename_entry(moved, moved)
-    assert await store.load_pointer(moved) == "here"
+    assert await store.load_pointer(moved) == Pointer("here")
     assert await store.load_pointer(TABLE) is None
     with pytest.raises(AlreadyExists, match=r"Cannot rename other.t to db.v. View already exists"):
         await store.rename_entry(moved, TableId(DB, "v"))
@@ -170,20 +197,20 @@ async def test_entry_is_renamed_into_another_namespace(store: Store):
 
 
 async def test_dropped_entry_says_where_it_was(store: Store):
-    await store.create_entry(TABLE, "here")
+    await store.create_entry(TABLE, Pointer("here"))
     with pytest.raises(NoSuchView):
         await store.drop_entry(ViewId(DB, "t"))
-    assert await store.drop_entry(TABLE) == "here"
+    assert await store.drop_entry(TABLE) == Pointer("here")
     with pytest.raises(NoSuchTable):
         await store.drop_entry(TABLE)
 
 
 async def test_entry_is_put_whether_or_not_it_is_there(store: Store):
-    await store.put_entry(TABLE, "one")
-    await store.put_entry(TABLE, "two")
-    assert await store.load_pointer(TABLE) == "two"
+    await store.put_entry(TABLE, Pointer("one"))
+    await store.put_entry(TABLE, Pointer("two"))
+    assert await store.load_pointer(TABLE) == Pointer("two")
     with pytest.raises(NoSuchNamespace):
-        await store.put_entry(TableId(("none",), "t"), "here")
+        await store.put_entry(TableId(("none",), "t"), Pointer("here"))
 
 
 # Every change, and what is to be remembered of it where it is made for a request with a key.
@@ -194,13 +221,18 @@ CHANGES: dict[str, tuple[Callable[[Store], Awaitable[Any]], Outcome]] = {
         Outcome(removed=("owner",)),
     ),
     "drop namespace": (lambda store: store.drop_namespace(("empty",)), Outcome()),
-    "create entry": (lambda store: store.create_entry(TableId(DB, "new"), "new"), Outcome("new")),
-    "swap pointer": (lambda store: store.swap_pointer(TABLE, expected="one", new="two"), Outcome("two")),
+    "create entry": (lambda store: store.create_entry(TableId(DB, "new"), Pointer("new")), Outcome("new")),
+    "swap pointer": (
+        lambda store: store.swap_pointer(TABLE, expected=Pointer("one"), new=Pointer("two")),
+        Outcome("two"),
+    ),
     "move pointers": (
-        lambda store: store.move_pointers([Move(TABLE, "one", "two"), Move(OTHER, None, "u")]),
+        lambda store: store.move_pointers(
+            [Move(TABLE, Pointer("one"), Pointer("two")), Move(OTHER, None, Pointer("u"))]
+        ),
         Outcome(),
     ),
-    "put entry": (lambda store: store.put_entry(TABLE, "two"), Outcome("two")),
+    "put entry": (lambda store: store.put_entry(TABLE, Pointer("two", "digest")), Outcome("two", digest="digest")),
     "rename entry": (lambda store: store.rename_entry(TABLE, OTHER), Outcome()),
     "drop entry": (lambda store: store.drop_entry(TABLE), Outcome("one")),
 }
@@ -209,7 +241,7 @@ CHANGES: dict[str, tuple[Callable[[Store], Awaitable[Any]], Outcome]] = {
 @pytest.mark.parametrize("name", CHANGES)
 async def test_a_change_and_its_outcome_are_recorded_together_or_not_at_all(store: Store, name: str):
     await store.create_namespace(("empty",), {})
-    await store.create_entry(TABLE, "one")
+    await store.create_entry(TABLE, Pointer("one"))
     change, outcome = CHANGES[name]
     before = await store.export()
     await store.record_outcome(Claim("taken", "other", 0), Outcome())
@@ -224,12 +256,12 @@ async def test_a_change_and_its_outcome_are_recorded_together_or_not_at_all(stor
 
 
 async def test_a_change_that_is_not_made_has_no_outcome(store: Store):
-    await store.create_entry(TABLE, "one")
+    await store.create_entry(TABLE, Pointer("one"))
     with claiming(Claim("key", "print", 0)):
-        assert not await store.swap_pointer(TABLE, expected="elsewhere", new="two")
-        assert not await store.move_pointers([Move(TABLE, "elsewhere", "two")])
+        assert not await store.swap_pointer(TABLE, expected=Pointer("elsewhere"), new=Pointer("two"))
+        assert not await store.move_pointers([Move(TABLE, Pointer("elsewhere"), Pointer("two"))])
         with pytest.raises(AlreadyExists):
-            await store.create_entry(TABLE, "two")
+            await store.create_entry(TABLE, Pointer("two"))
         with pytest.raises(NoSuchTable):
             await store.drop_entry(OTHER)
     assert await store.load_outcome("key") is None
@@ -242,7 +274,7 @@ async def test_a_change_that_is_not_made_has_no_outcome(store: Store):
 
 async def test_writes_that_wait_together_are_made_or_refused_one_by_one(store: Store):
     names = [TableId(DB, f"t{number % 30}") for number in range(60)]
-    made = await asyncio.gather(*(store.create_entry(name, "here") for name in names), return_exceptions=True)
+    made = await asyncio.gather(*(store.create_entry(name, Pointer("here")) for name in names), return_exceptions=True)
     assert sum(error is None for error in made) == 30
     assert all(isinstance(error, AlreadyExists) for error in made if error is not None)
     assert len(await store.list_tables(DB, after="", limit=None)) == 30
@@ -250,10 +282,12 @@ async def test_writes_that_wait_together_are_made_or_refused_one_by_one(store: S
 
 async def test_what_is_exported_fills_any_other_store(store: Store, tmp_path: Path):
     await store.create_namespace(("db", "in"), {"a": "b"})
-    await store.create_entry(TABLE, "table")
-    await store.create_entry(VIEW, "view")
+    await store.create_entry(TABLE, Pointer("table", "d", "u"))
+    await store.create_entry(VIEW, Pointer("view"))
     contents = await store.export()
-    assert contents == Contents({DB: {"owner": "me"}, ("db", "in"): {"a": "b"}}, {TABLE: "table", VIEW: "view"})
+    assert contents == Contents(
+        {DB: {"owner": "me"}, ("db", "in"): {"a": "b"}}, {TABLE: Pointer("table", "d", "u"), VIEW: Pointer("view")}
+    )
     assert decode_backup(encode_backup(contents)) == contents
     with pytest.raises(StoreUnusable, match="not empty"):
         await store.restore(contents)
@@ -265,7 +299,7 @@ async def test_what_is_exported_fills_any_other_store(store: Store, tmp_path: Pa
 
 
 async def test_empty_store_is_filled_from_an_export(make_postgres, tmp_path: Path):
-    contents = Contents({DB: {}, ("db", "in"): {"a": "b"}}, {TABLE: "table", VIEW: "view"})
+    contents = Contents({DB: {}, ("db", "in"): {"a": "b"}}, {TABLE: Pointer("table", "d", "u"), VIEW: Pointer("view")})
     url = await asyncio.to_thread(make_postgres)
     empty = PostgresStore(url, timeout_s=30)
     await empty.open()
@@ -293,8 +327,8 @@ async def test_two_processes_may_open_one_new_postgres_at_once(make_postgres):
     stores = [PostgresStore(url, timeout_s=30) for _ in range(4)]
     await asyncio.gather(*(each.open() for each in stores))
     await stores[0].create_namespace(DB, {})
-    await stores[1].create_entry(TABLE, "here")
-    assert await stores[2].load_pointer(TABLE) == "here"
+    await stores[1].create_entry(TABLE, Pointer("here"))
+    assert await stores[2].load_pointer(TABLE) == Pointer("here")
     for each in stores:
         await each.close()
 
@@ -307,7 +341,7 @@ async def test_postgres_of_a_newer_version_is_left_alone(make_postgres):
         await db.execute("UPDATE catalog_schema SET version = 99")
     await store.close()
     newer = PostgresStore(url, timeout_s=30)
-    with pytest.raises(StoreUnusable, match="found=99 known=2"):
+    with pytest.raises(StoreUnusable, match="found=99 known=3"):
         await newer.open()
     await newer.close()
 

@@ -258,6 +258,29 @@ def test_registering_reads_the_file_anew_though_one_of_its_name_was_known(table:
         assert table.delete("namespaces/db/tables/hadoop")[0] == 204
 
 
+def test_other_content_under_a_known_name_has_another_tag_and_reaches_every_process(
+    table: Client, start_server: Callable[..., Server], connect: Connect
+):
+    loaded = table.get(TABLE)[1]
+    place = path_of(loaded["metadata-location"]).with_name("v1.metadata.json")
+    body = {"name": "hadoop", "metadata-location": f"file://{place}", "overwrite": True}
+    clients = [table, connect(start_server())]
+    tags = []
+    for owner in ("first", "second"):
+        place.write_text(json.dumps(loaded["metadata"] | {"properties": {"owner": owner}}))
+        registered = table.send("POST", "namespaces/db/register", body)
+        tags.append(registered.headers["ETag"])
+        for client in clients:
+            answer = client.send("GET", "namespaces/db/tables/hadoop", headers={"If-None-Match": tags[0]})
+            if owner == "second":
+                assert answer.status_code == 200
+                assert answer.json()["metadata"]["properties"] == {"owner": owner}
+            current = client.send("GET", "namespaces/db/tables/hadoop", headers={"If-None-Match": tags[-1]})
+            assert (current.status_code, current.headers["ETag"]) == (304, tags[-1])
+            assert client.get("namespaces/db/tables/hadoop")[1]["metadata"]["properties"] == {"owner": owner}
+    assert tags[0] != tags[1]
+
+
 def test_location_of_a_registered_table_may_end_in_a_slash(table: Client):
     loaded = table.get(TABLE)[1]
     place = path_of(loaded["metadata-location"]).with_name("v1.metadata.json")

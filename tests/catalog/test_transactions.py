@@ -12,6 +12,7 @@ from catalog.app import build_app
 from catalog.config import CatalogConfig, Warehouse
 from catalog.errors import AlreadyExists, StoreFailed
 from catalog.names import TableId
+from catalog.pointers import Pointer
 from catalog.storage import LocalFiles
 from catalog.store.protocol import Move
 from catalog.store.sqlite import SqliteStore
@@ -158,14 +159,18 @@ async def test_moves_are_made_together_or_not_at_all(tmp_path: Path):
     await store.open()
     await store.create_namespace(("db",), {})
     a, b, c = (TableId(("db",), name) for name in "abc")
-    await store.create_entry(a, "a1")
-    await store.create_entry(b, "b1")
-    assert not await store.move_pointers([Move(a, "a1", "a2"), Move(b, "elsewhere", "b2")])
+    await store.create_entry(a, Pointer("a1"))
+    await store.create_entry(b, Pointer("b1"))
+    assert not await store.move_pointers(
+        [Move(a, Pointer("a1"), Pointer("a2")), Move(b, Pointer("elsewhere"), Pointer("b2"))]
+    )
     with pytest.raises(AlreadyExists):
-        await store.move_pointers([Move(a, "a1", "a2"), Move(b, None, "b2")])
-    assert [await store.load_pointer(table) for table in (a, b, c)] == ["a1", "b1", None]
-    assert await store.move_pointers([Move(a, "a1", "a2"), Move(b, "b1", "b1"), Move(c, None, "c1")])
-    assert [await store.load_pointer(table) for table in (a, b, c)] == ["a2", "b1", "c1"]
+        await store.move_pointers([Move(a, Pointer("a1"), Pointer("a2")), Move(b, None, Pointer("b2"))])
+    assert [await store.load_pointer(table) for table in (a, b, c)] == [Pointer("a1"), Pointer("b1"), None]
+    assert await store.move_pointers(
+        [Move(a, Pointer("a1"), Pointer("a2")), Move(b, Pointer("b1"), Pointer("b1")), Move(c, None, Pointer("c1"))]
+    )
+    assert [await store.load_pointer(table) for table in (a, b, c)] == [Pointer("a2"), Pointer("b1"), Pointer("c1")]
     await store.close()
 
 

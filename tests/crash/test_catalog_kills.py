@@ -18,12 +18,18 @@ from tests.crash.dying_catalog import command
 pytestmark = pytest.mark.crash
 
 STORE = "catalog.store.sqlite"
-# The metadata is written; the change and its outcome are written, not yet durable; they are durable, nobody knows.
+STORAGE = "catalog.storage"
+# The metadata file is there and empty; it is whole, and its name may not survive a loss of power; the metadata is
+# written; the change and its outcome are written, not yet durable; they are durable, nobody knows.
 MOMENTS = (
+    ("before", f"{STORAGE}:_write_all"),
+    ("before", f"{STORAGE}:_sync_directory"),
     ("before", f"{STORE}:_{{method}}"),
     ("after", f"{STORE}:_record_outcome"),
     ("after", f"{STORE}:SqliteStore.{{method}}"),
 )
+# What a commit has made of its metadata file when it dies in there.
+LEFT_BEHIND = {f"{STORAGE}:_write_all": ["empty"]}
 
 APPEND = {"requirements": [require_main(None)], "updates": append(1, 1)}
 REQUESTS: dict[str, tuple[str, str, Any]] = {
@@ -49,7 +55,10 @@ def send(catalog: CatalogProcess, method: str, path: str, body: Any, key: str = 
 
 
 @pytest.mark.parametrize(
-    ("method", "moment"), [("swap_pointer", moment) for moment in MOMENTS] + [(name, MOMENTS[2]) for name in REQUESTS]
+    ("method", "moment"),
+    [("swap_pointer", moment) for moment in MOMENTS[:-1]]
+    + [(name, MOMENTS[1]) for name in ("create_entry", "move_pointers")]
+    + [(name, MOMENTS[-1]) for name in REQUESTS],
 )
 def test_a_request_whose_catalog_was_killed_is_done_once_when_it_is_sent_again(
     catalog: CatalogProcess, method: str, moment: tuple[str, str]
@@ -61,11 +70,14 @@ def test_a_request_whose_catalog_was_killed_is_done_once_when_it_is_sent_again(
     assert catalog.stop() == 0
 
     when, where = moment
+    before = metadata_files(catalog)
     key = str(uuid.uuid4())
     catalog.start(command(when, where.format(method=method)))
     with pytest.raises(requests.ConnectionError):
         send(catalog, *REQUESTS[method], key)
     assert catalog.wait_for_exit() == -signal.SIGKILL
+    if method == "swap_pointer":
+        assert new_file_sizes(catalog, before) == LEFT_BEHIND.get(where, ["whole"])
 
     catalog.start()
     again = [send(catalog, *REQUESTS[method], key) for _ in range(2)]
@@ -74,7 +86,16 @@ def test_a_request_whose_catalog_was_killed_is_done_once_when_it_is_sent_again(
     check_done_once(catalog, method)
 
 
+def metadata_files(catalog: CatalogProcess) -> set[Path]:
+    return set(catalog.directory.rglob("*.metadata.json"))
+
+
+def new_file_sizes(catalog: CatalogProcess, before: set[Path]) -> list[str]:
+    return ["whole" if path.stat().st_size else "empty" for path in metadata_files(catalog) - before]
+
+
 def check_done_once(catalog: CatalogProcess, method: str) -> None:
+    """Check that the tables are as after one request; files that a death left half written belong to none of them."""
     tables = send(catalog, "GET", "namespaces/db/tables", None).json()["identifiers"]
     names = [table["name"] for table in tables]
     assert names == {"create_entry": ["new", "t", "u"], "drop_entry": ["u"]}.get(method, ["t", "u"])

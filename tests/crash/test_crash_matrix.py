@@ -36,7 +36,7 @@ FEW_CHANGES = 40
 
 # So little memory that a table which stands still for a second has to give up its rows.
 LITTLE_MEMORY = {
-    "writer.flush_max_bytes": "128KiB",
+    "writer.flush_max_bytes": "64KiB",
     "writer.buffer_max_bytes": "256KiB",
     "writer.flush_max_changes": 5_000,
 }

@@ -34,6 +34,24 @@ def show_failures(results: Sequence[Result]) -> Iterator[str]:
             yield from (f"FAILED {kit_class}.{result.name}: {result.message}" for result in failed)
 
 
+def show_counts(counts: Counter[str]) -> str:
+    """Say how many tests passed, failed and were skipped."""
+    return ", ".join(f"{counts[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))
+
+
+def find_problem(counts: Counter[str], exit_status: int, *, expected: Counter[str] | None) -> str | None:
+    """Say why a run is no pass, or None if it is one; of a part of the kit nobody knows how much to expect."""
+    if counts["failed"]:
+        return "tests failed"
+    if not counts["passed"]:
+        return f"no test ran: exit_status={exit_status}"
+    if exit_status:
+        return f"the kit ended with an error, though no test failed: exit_status={exit_status}"
+    if expected is not None and counts != expected:
+        return f"not the expected number of tests: {show_counts(expected)}"
+    return None
+
+
 def _read(case: ET.Element) -> Result:
     kit_class = case.get("classname", "").rpartition(".")[2]
     name = case.get("name", "")
