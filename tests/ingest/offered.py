@@ -24,12 +24,13 @@ def body_of(sequences: list[int], *, table: str = "users", padding: int = 0) -> 
     return orjson.dumps({"type": "cdc_batch", "events": events})
 
 
-def offer_of(*sequences: int, source: str = "shop", epoch: int = 0, padding: int = 0) -> Offer:
+def offer_of(*sequences: int, source: str = "shop", epoch: int = 0, padding: int = 0, table: str = "users") -> Offer:
     return Offer(
         source=SourceId(source),
         epoch=epoch,
         sequences=list(sequences),
         received_at_us=1_763_251_200_000_000,
         encoding=Encoding.JSON_BATCH,
-        body=body_of(list(sequences), padding=padding),
+        body=body_of(list(sequences), table=table, padding=padding),
+        tables=frozenset((table,)),
     )

@@ -1,0 +1,75 @@
+"""A client that names a table for every id: it is told, whichever way it comes, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+
+from ingest.config import Config
+from ingest.service import serving
+from tests.clients import open_duckdb
+from tests.ingest.conftest import small_config
+from tests.ingest.talking import DEADLINE_S, insert, talking
+
+WORDS = "table: no room for another table"
+
+
+def config_of(tmp_path: Path, tables_max: int, **writer: object) -> Config:
+    return small_config(tmp_path / "data", tables_max=tables_max, **writer)
+
+
+async def test_batch_with_a_table_too_many_is_refused_whole_and_known_tables_go_on(tmp_path: Path) -> None:
+    async with serving(config_of(tmp_path, 2)) as service, talking(service.ws_url) as client:
+        assert (await client.batch(1, table="a"))["status"] == "ok"
+        assert (await client.batch(2, table="default.b"))["status"] == "ok"
+        nack = await client.ask("cdc_batch", events=[insert(3, table="b"), insert(4, table="b_4711")])
+        assert (nack["type"], nack["reason"], nack["shouldRetry"]) == ("nack", "invalid_format", False)
+        assert nack["errorMessage"].startswith(WORDS)
+        assert nack["errorMessage"].endswith("writer.tables_max: table=b_4711 known=2 tables_max=2")
+        assert (await client.batch(3, table="b"))["status"] == "ok"
+        flushed = await client.ask("flush_request")
+        assert {table: each["rows"] for table, each in flushed["result"]["tables"].items()} == {
+            "default.a": 1,
+            "default.b": 2,
+        }
+
+
+async def test_requests_over_http_are_refused_in_the_same_words(tmp_path: Path) -> None:
+    timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
+    async with (
+        serving(config_of(tmp_path, 1)) as service,
+        aiohttp.ClientSession(service.http_url, timeout=timeout) as http,
+    ):
+        batch = {"type": "cdc_batch", "sourceDoId": "shop", "events": [insert(1, table="a")]}
+        async with http.post("/cdc", json=batch) as answer:
+            assert answer.status == 200
+        batch["events"] = [insert(2, table="a_2")]
+        async with http.post("/cdc", json=batch) as answer:
+            assert (answer.status, (await answer.json())["error"].partition(";")[0]) == (400, WORDS)
+        event = {"before": None, "after": {"id": 1}, "op": "c", "ts_ms": 1, "source": {"table": "a_3", "db": "d"}}
+        async with http.post("/cdc/debezium?source=other", data=json.dumps(event)) as answer:
+            assert (answer.status, (await answer.json())["error"].partition(";")[0]) == (400, WORDS)
+
+
+async def test_tables_that_the_log_already_holds_are_written_though_the_limit_is_lower_now(tmp_path: Path) -> None:
+    config = replace(config_of(tmp_path, 3), server=replace(config_of(tmp_path, 3).server, shutdown_deadline_s=0.001))
+    async with serving(config) as service, talking(service.ws_url) as client:
+        for sequence, table in enumerate(("a", "b", "c")):
+            await client.batch(sequence, table=table)
+    async with serving(replace(config, writer=replace(config.writer, tables_max=1))) as service:
+        async with talking(service.ws_url) as client:
+            assert (await client.ask("flush_request"))["result"]["success"]
+            assert (await client.batch(3, table="c"))["status"] == "ok"
+            assert (await client.batch(4, table="d"))["errorMessage"].startswith(WORDS)
+            await client.ask("flush_request")
+        assert [await asyncio.to_thread(sequences, service.http_url, table) for table in "abc"] == [[0], [1], [2, 3]]
+
+
+def sequences(http_url: str, table: str) -> list[int]:
+    with open_duckdb(http_url) as connection:
+        query = f"SELECT _cdc_sequence FROM lake.default.{table} ORDER BY 1"
+        return [row[0] for row in connection.execute(query).fetchall()]
