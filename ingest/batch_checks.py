@@ -35,6 +35,7 @@ class CheckedChanges:
 
     encoding: Encoding
     sequences: Sequence[int]
+    tables: frozenset[str]
     expanded_bytes: int = 0
 
 
@@ -55,10 +56,11 @@ def check_changes(batch: AnyBatch, body: bytes, *, event_max_bytes: int) -> Chec
     """
     if isinstance(batch, ArrowFrame):
         return _check_arrow(batch, event_max_bytes)
-    sequences = _check_events(batch)
+    tables = frozenset(event.table for event in batch.events)
+    sequences = _check_events(batch, tables)
     if len(body) > event_max_bytes:  # only then can a single event be too large
         _check_event_sizes(body, event_max_bytes)
-    return CheckedChanges(Encoding.JSON_BATCH, sequences)
+    return CheckedChanges(Encoding.JSON_BATCH, sequences, tables)
 
 
 def _check_arrow(frame: ArrowFrame, event_max_bytes: int) -> CheckedChanges:
@@ -72,10 +74,12 @@ def _check_arrow(frame: ArrowFrame, event_max_bytes: int) -> CheckedChanges:
         ) from None
     except BatchMalformed as error:
         raise invalid(str(error)) from None
-    return CheckedChanges(Encoding.ARROW_STREAM, batch.sequences, batch.expanded_bytes)
+    return CheckedChanges(
+        Encoding.ARROW_STREAM, batch.sequences, frozenset((frame.head.table,)), expanded_bytes=batch.expanded_bytes
+    )
 
 
-def _check_events(batch: BatchHead) -> list[int]:
+def _check_events(batch: BatchHead, tables: frozenset[str]) -> list[int]:
     events = batch.events
     sequences = [event.sequence for event in events]
     if not events:
@@ -87,7 +91,7 @@ def _check_events(batch: BatchHead) -> list[int]:
         raise invalid(f"firstEventSequence: expected {sequences[0]}, that of the first event")
     if batch.last_event_sequence not in (None, sequences[-1]):
         raise invalid(f"lastEventSequence: expected {sequences[-1]}, that of the last event")
-    for table in {event.table for event in events}:
+    for table in tables:
         _check_table_name(batch, table)
     return sequences
 

@@ -222,6 +222,7 @@ def _offer_of(
         encoding=Encoding.JSON_BATCH,
         body=_encode(_Batch(list(map(_event_of, changes, sequences)))),
         origin=origin,
+        tables=frozenset(change.table for change in changes),
     )
 
 

@@ -25,6 +25,7 @@ from ingest.transactions import open_transaction
 from writer.changes import Position, SourceId
 from writer.errors import CatalogError, WalFailed, WalFull
 from writer.frames import Frame, decode_frame, encode_frame
+from writer.table_room import TableRoom
 from writer.wal.log import Log
 
 # One write and sync. Larger groups do not sync faster per byte (measured flat from 4 MiB) but make acks wait longer.
@@ -82,8 +83,10 @@ class Intake:
         metrics: IngestMetrics,
         elsewhere: ResumePoints | None = None,
         heeds_transactions: bool = False,
+        room: TableRoom | None = None,
     ) -> None:
         self._log = log
+        self._table_room = room
         self.heeds_transactions = heeds_transactions
         self._elsewhere = elsewhere
         self._config = config
@@ -221,12 +224,20 @@ class Intake:
         if _record_max_bytes(offer) > self._log.group_max_bytes:
             verdict.set_result(_too_large(offer, self._log.group_max_bytes))
             return verdict
+        if (crowded := self._without_room(offer)) is not None:
+            verdict.set_result(crowded)
+            return verdict
         self._waiting.append(_Waiting(offer, verdict))
         self._waiting_bytes += len(offer.body)
         if self._waiting_bytes >= self._config.queue_max_bytes:
             self._room.clear()
         self._arrived.set()
         return verdict
+
+    def _without_room(self, offer: Offer) -> Refused | None:
+        """Refuse an offer with a table that there is no room for. Otherwise its tables are known from now on."""
+        table = self._table_room.take(offer.tables) if self._table_room is not None else None
+        return None if self._table_room is None or table is None else _too_many_tables(table, self._table_room)
 
     async def run(self) -> None:
         """Admit groups until closed and empty. Cancelling it may leave a group durable but told to come again."""
@@ -368,6 +379,14 @@ def _too_large(offer: Offer, max_bytes: int) -> Refused:
         max_size=max_bytes,
         actual_size=_record_max_bytes(offer),
     )
+
+
+def _too_many_tables(table: str, room: TableRoom) -> Refused:
+    message = (
+        "table: no room for another table; if its name has an id in it, put that into a column, else raise"
+        f" writer.tables_max: table={table} known={room.count} tables_max={room.tables_max}"
+    )
+    return Refused(NackReason.INVALID_FORMAT, message, retry=False)
 
 
 def _refusal(error: WalFull | WalFailed, log_max_bytes: int) -> Refused:

@@ -51,7 +51,7 @@ class Offer:
     changes is only about that. `expanded_bytes` is what the body may take once decoded, where that is more.
     `declared` is what the source declared of the batch's tables and is not durable yet (declarations.py).
     `open_transaction` is the one that goes on behind it, where that is heeded (transactions.py). `line` is the
-    connection it came on, where that outlives it.
+    connection it came on, where that outlives it. `tables` are those of its changes, as the source calls them.
     """
 
     source: SourceId
@@ -64,6 +64,7 @@ class Offer:
     expanded_bytes: int = 0
     declared: str = ""
     open_transaction: str = ""
+    tables: frozenset[str] = frozenset()
     line: Line | None = field(default=None, compare=False)
 
     @property

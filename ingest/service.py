@@ -52,6 +52,7 @@ from writer.metrics import WriterMetrics
 from writer.schema import initial_columns
 from writer.storage import open_store
 from writer.table_context import TableContext
+from writer.table_room import TableRoom
 from writer.types import Schema
 from writer.wal.log import Log
 
@@ -195,12 +196,14 @@ def _build_parts(
     registry: CollectorRegistry,
 ) -> Parts:
     metrics = IngestMetrics(registry)
+    room = TableRoom(tables_max=config.writer.tables_max, default_namespace=config.writer.default_namespace)
     intake = Intake(
         log,
         config=config.ingest,
         metrics=metrics,
         elsewhere=elsewhere,
         heeds_transactions=config.writer.transactions,
+        room=room,
     )
     feed = Feed(
         log,
@@ -208,6 +211,7 @@ def _build_parts(
         tasks=tasks,
         marks_at_start=intake.sources(),
         table_max_share=config.log.table_max_share,
+        room=room,
     )
     registry.register(
         SourceCollector(

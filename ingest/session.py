@@ -93,6 +93,7 @@ class Session:
             body=body,
             expanded_bytes=checked.expanded_bytes,
             declared=self.declarations.of_batch(batch),
+            tables=checked.tables,
             line=self.line,
         )
 

@@ -2,13 +2,15 @@
 
     new columns:   add-schema, set-current-schema            if the schema and the last field id are as we know them
     rows:          add-snapshot, set-snapshot-ref main,
-                   set-properties lakefeed.progress, .totals if main is still at the snapshot that we build on
+                   set-properties lakefeed.progress, .totals if main is still at the snapshot that we build on, and the
+                                                             schema is the one that the files are written for
 
 After a conflict, or when the outcome is unknown, the table itself says what happened:
 
     our flush id is in its snapshots      LANDED      done, whoever answered what
     a source's mark is at our rows        OVERTAKEN   those rows are in the table: the caller drops them
-    neither                               RETRY       build on the fresh state
+    a column of our files is gone         ColumnsChanged: the rows have to be written again
+    none of these                         RETRY       build on the fresh state
 
 A request still under way when we look can land later; it then meets the same requirement as our next attempt, and of
 the two only one can win.
@@ -21,8 +23,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from writer.changes import SourceId, Span
-from writer.errors import TableReplaced
+from writer.changes import Position, SourceId, Span
+from writer.errors import ColumnsChanged, TableReplaced
 from writer.iceberg.avro_schemas import FORMAT_WITH_ROW_IDS
 from writer.iceberg.manifests import DataFile, ListHeader, ManifestFile, ManifestList, apply_manifest, apply_row_ids
 from writer.iceberg.progress import (
@@ -36,7 +38,8 @@ from writer.iceberg.progress import (
     spans_to_text,
 )
 from writer.iceberg.table_state import MAIN_BRANCH, TableState
-from writer.types import Schema, schema_to_json
+from writer.merge import shows_all
+from writer.types import Schema, StructType, schema_to_json, written_fields
 from writer.verification.ledger import LEDGER_KEY, TOTALS_PROPERTY, Ledger, next_totals
 
 # Iceberg's own key. Expiry goes by it: only where manifests were replaced can old ones be left over.
@@ -52,7 +55,7 @@ class Flush:
 
     The files are durable, and were written for the columns and partitions of the state they are committed with.
     `properties` become the table's in the same act. The ledger says what rows are in the files; a flush without one
-    leaves the table's totals incomplete.
+    leaves the table's totals incomplete. `complete` is up to where sources are in all of their tables with this flush.
     """
 
     id: str
@@ -63,6 +66,7 @@ class Flush:
     files: Sequence[DataFile]
     properties: Mapping[str, str] = field(default_factory=dict)
     ledger: Ledger | None = None
+    complete: Mapping[SourceId, Position] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,9 @@ def plan_append(
 
 def _progress_after(state: TableState, flush: Flush, generation: int) -> Progress:
     lasts = {source: span.last for source, span in flush.spans.items()}
-    return state.progress.advance(node=flush.node, log_to=flush.log_to, sources=lasts, generation=generation)
+    return state.progress.advance(
+        node=flush.node, log_to=flush.log_to, sources=lasts, generation=generation, complete=flush.complete
+    )
 
 
 def _totals_after(state: TableState, flush: Flush) -> str:
@@ -147,6 +153,8 @@ def _append_request(state: TableState, after: TableState, changed: Mapping[str, 
     requirements = (
         {"type": "assert-table-uuid", "uuid": state.uuid},
         {"type": "assert-ref-snapshot-id", "ref": MAIN_BRANCH, "snapshot-id": state.snapshot_id},
+        # Whoever drops a column does not move main: its values would go into files under an id that nobody shows.
+        {"type": "assert-current-schema-id", "current-schema-id": state.schema.schema_id},
     )
     updates = (
         {"action": "add-snapshot", "snapshot": _snapshot(state, after)},
@@ -218,16 +226,21 @@ def plan_schema(state: TableState, schema: Schema) -> Request:
 
 
 def read_outcome(base: TableState, fresh: TableState, document: Mapping[str, Any], flush: Flush) -> Outcome:
-    """Say what became of a flush, from a table loaded after the attempt.
+    """Say what became of a flush, from a table loaded after the attempt; its files are written for the base's schema.
 
     Raises:
         TableReplaced: the name belongs to another table now.
+        ColumnsChanged: the table shows the files' values no more.
     """
     if fresh.uuid != base.uuid:
         raise TableReplaced(f"table was replaced: table={base.name} uuid={base.uuid} found={fresh.uuid}")
     if find_flush(document, flush.id) is not None:
         return Outcome.LANDED
-    return Outcome.OVERTAKEN if fresh.progress.is_ahead_of(flush.spans) else Outcome.RETRY
+    if fresh.progress.is_ahead_of(flush.spans):
+        return Outcome.OVERTAKEN
+    if not shows_all(fresh.schema.columns, StructType(written_fields(base.schema.columns))):
+        raise ColumnsChanged(f"columns were changed: table={base.name} flush={flush.id}", table=base.name)
+    return Outcome.RETRY
 
 
 def find_flush(document: Mapping[str, Any], flush_id: str) -> int | None:

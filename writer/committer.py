@@ -34,7 +34,9 @@ from writer.config import WriterConfig
 from writer.errors import (
     CatalogError,
     CatalogUnavailable,
+    ColumnsChanged,
     CommitConflict,
+    CommitRefused,
     CommitUnknown,
     RowsAlreadyCommitted,
     TableMissing,
@@ -83,8 +85,9 @@ class CommitResult:
 
 @dataclass(slots=True)
 class _Pending:
-    """A flush on its way, and what it has come to."""
+    """A flush on its way, and what it has come to. Its files were written for `base`; `state` is the table by now."""
 
+    base: TableState
     state: TableState
     flush: Flush
     manifest: FreshManifest
@@ -171,7 +174,9 @@ class Committer:
             Fenced: a later service commits under our node id.
             RowsAlreadyCommitted: some of its rows are in the table; carries the marks.
             TableMissing, TableReplaced: the table is gone.
+            ColumnsChanged: columns of its files are gone; write the rows again for those that there are.
             CommitConflict, CommitUnknown, CatalogUnavailable: no luck within the attempts; try again later.
+            CatalogError: refused, and nothing that we know of the table is to blame.
             StorageError: manifests could not be written; try again later.
         """
         [result] = await self.commit_all([(state, flush)], on_retry=on_retry)
@@ -202,13 +207,18 @@ class Committer:
             await self._pause(number)
             try:
                 if must_look:
-                    for pending in pendings:
-                        await self._look(pending)
+                    await self._look_at_all(pendings)
                     must_look = False
                 await self._try_commit([pending for pending in pendings if pending.result is None])
                 return [pending.result for pending in pendings if pending.result is not None]
             except CatalogUnavailable as error:
                 failure = failure or error  # an outcome that was unknown stays so
+            except ColumnsChanged:
+                raise
+            except CommitRefused as error:
+                if not await self._look_at_all(pendings):  # it would be refused again
+                    raise
+                failure = error
             except (CommitConflict, CommitUnknown) as error:
                 failure, must_look = error, True
             _log.warning("commit_retried", extra={"reason": str(failure), **_facts(pendings)})
@@ -220,7 +230,7 @@ class Committer:
         assert flush.files, "a flush without rows is not committed"
         check_fence(state.progress, node=flush.node, generation=self._generation)
         snapshot_id = self._random.getrandbits(_SNAPSHOT_ID_BITS)
-        return _Pending(state, flush, prepare_manifest(state, flush, snapshot_id=snapshot_id))
+        return _Pending(state, state, flush, prepare_manifest(state, flush, snapshot_id=snapshot_id))
 
     async def maybe_expire(self, state: TableState) -> TableState:
         """Remove old snapshots if it is time to; the state after it. A failure is logged and waits for the next time.
@@ -276,23 +286,29 @@ class Committer:
         else:
             await self._catalog.commit_transaction({plan.next_state.name: plan.request for plan in plans})
 
-    async def _look(self, pending: _Pending) -> None:
+    async def _look_at_all(self, pendings: Sequence[_Pending]) -> bool:
+        """Look what became of flushes; tell whether there is anything that we did not know."""
+        news = [await self._look(pending) for pending in pendings]
+        return any(news)
+
+    async def _look(self, pending: _Pending) -> bool:
         """Load the table and see what became of the flush: its result, or a fresh state to build on."""
         state, flush = pending.state, pending.flush
         document = (await self._catalog.load_table(state.name)).document
         fresh = table_state_from(state.name, document)
-        outcome = read_outcome(state, fresh, document, flush)
+        outcome = read_outcome(pending.base, fresh, document, flush)
         if outcome is Outcome.LANDED:
             snapshot_id = find_flush(document, flush.id)
             assert snapshot_id is not None
             pending.result = CommitResult(snapshot_id, fresh)
-            return
+            return True
         check_fence(fresh.progress, node=flush.node, generation=self._generation)
         if outcome is Outcome.OVERTAKEN:
             message = f"rows are in the table: table={state.name} flush={flush.id}"
             raise RowsAlreadyCommitted(message, table=state.name, marks=fresh.progress.marks_in(flush.spans))
         unmoved = fresh.snapshot_id == state.snapshot_id
         pending.state = replace(fresh, manifests=state.manifests) if unmoved else fresh
+        return replace(fresh, manifests=None) != replace(state, manifests=None)
 
     async def _pause(self, number: int) -> None:
         """Wait before another try, at random, so that writers who met once do not meet again."""

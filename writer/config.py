@@ -20,6 +20,10 @@ ROUTES = ("", "dolake")
 
 PARQUET_COMPRESSIONS = ("zstd", "snappy", "lz4", "gzip", "none")
 
+# Flushes of full size that the memory for rows holds: of a slow table one under way and one that gathers, which is what
+# tables that do not get on may have of it (parking.STUCK_MAX_SHARE), and as much for the others.
+FLUSHES_IN_MEMORY = 4
+
 S3_CHECKSUMS = ("crc32", "md5", "none")
 # Google's and Azure's locations.
 CLOUD_SCHEMES = ("gs://", "abfss://", "abfs://")
@@ -115,7 +119,11 @@ class WriterConfig:
         default=0.25, metadata={"why": "how often ages are looked at, so that idle tables flush by themselves"}
     )
     buffer_max_bytes: int = field(
-        default=256 * MIB, metadata={"why": "all buffers together; beyond it the writer stops reading the log"}
+        default=256 * MIB,
+        metadata={
+            "why": "all buffers together; beyond it the writer stops reading the log; at least four times every"
+            " flush_max_bytes"
+        },
     )
     parquet_compression: str = field(
         default="zstd",
@@ -136,6 +144,13 @@ class WriterConfig:
         metadata={
             "why": "rows per row group; small enough for readers to skip, large enough to compress",
             "per_table": True,
+        },
+    )
+    tables_max: int = field(
+        default=10_000,
+        metadata={
+            "why": "tables that changes are taken for from one start to the next; batches of others are refused, lest"
+            " names with an id in them make tables without end"
         },
     )
     decode_threads: int = field(default=2, metadata={"why": "threads that turn frames into Arrow columns"})
@@ -205,12 +220,17 @@ class WriterConfig:
         check(self.target_file_bytes >= MIB, "target_file_bytes must be at least 1 MiB")
         check(self.small_file_bytes >= 0, "small_file_bytes must not be negative")
         check(self.flush_check_interval_s > 0, "flush_check_interval_s must be positive")
-        check(self.buffer_max_bytes >= self.flush_max_bytes, "buffer_max_bytes must be at least flush_max_bytes")
+        check(
+            self.buffer_max_bytes >= FLUSHES_IN_MEMORY * self.flush_max_bytes,
+            f"buffer_max_bytes must be at least {FLUSHES_IN_MEMORY} times flush_max_bytes; raise the one or lower the"
+            f" other: buffer_max_bytes={self.buffer_max_bytes} flush_max_bytes={self.flush_max_bytes}",
+        )
         check(
             self.parquet_compression in PARQUET_COMPRESSIONS,
             f"parquet_compression must be one of {', '.join(PARQUET_COMPRESSIONS)}",
         )
         check(self.parquet_row_group_rows > 0, "parquet_row_group_rows must be positive")
+        check(self.tables_max > 0, "tables_max must be positive")
         check(self.decode_threads > 0, "decode_threads must be positive")
         check(self.format_version in (2, 3), "format_version must be 2 or 3")
         check(self.transaction_max_wait_s >= 0, "transaction_max_wait_s must not be negative")

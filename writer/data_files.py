@@ -24,7 +24,7 @@ from writer.iceberg.single_values import (
     upper_binary_bound,
     upper_text_bound,
 )
-from writer.types import ListType, MapType, Schema, StructType, Type, to_arrow_schema
+from writer.types import ListType, MapType, Schema, StructType, Type, to_arrow_schema, written_fields
 
 # A dictionary costs a third of the writing time and pays only where values repeat: judged on a sample of each column.
 DICTIONARY_SAMPLE_ROWS = 1_000
@@ -75,7 +75,7 @@ def write_data_file(
 
 def _columns_with_statistics(schema: Schema) -> bool | list[str]:
     """Name the Parquet columns that get statistics; True where all do."""
-    leaves = list(_leaf_columns(schema.columns))
+    leaves = list(_leaf_columns(StructType(written_fields(schema.columns))))
     wanted = [leaf.path for leaf in leaves if leaf.type not in _WITHOUT_STATISTICS]
     return True if len(wanted) == len(leaves) else wanted
 
@@ -116,7 +116,7 @@ def describe_file(
 ) -> DataFile:
     """Describe a file from its footer alone."""
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-    leaves = list(_leaf_columns(schema.columns))
+    leaves = list(_leaf_columns(StructType(written_fields(schema.columns))))
     assert len(leaves) == footer.num_columns, "the file was written with this schema"
     columns = [_describe_column(leaf, [group.column(i) for group in groups]) for i, leaf in enumerate(leaves)]
     return DataFile(

@@ -25,7 +25,7 @@ from writer.rows.groups import ChangeGroup, Image
 from writer.rows.number_check import NumberCheck, number_check_of
 from writer.rows.parse_types import NO_VACANCIES, Vacancies, parse_struct, refine_column
 from writer.rows.text_values import Misfit
-from writer.types import Field, Schema, StructType, to_arrow_schema
+from writer.types import Field, Schema, StructType, to_arrow_schema, written_fields
 
 # Measured best from 128 KiB to 512 KiB; larger blocks leave the processor's cache.
 PARSE_BLOCK_BYTES = 256 * 1024
@@ -69,8 +69,8 @@ def decode_lifted(
 
 
 def own_fields(columns: StructType) -> tuple[Field, ...]:
-    """Give the columns that the rows themselves bring."""
-    return tuple(field for field in columns.fields if not field.name.startswith(names.RESERVED_PREFIX))
+    """Give the columns that the rows themselves bring, and that can be written."""
+    return tuple(field for field in written_fields(columns) if not field.name.startswith(names.RESERVED_PREFIX))
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,18 @@ class CommitConflict(CatalogError):
     """Somebody else committed first: plan again on fresh metadata."""
 
 
+class ColumnsChanged(CommitConflict):
+    """Files were written for columns that the table has no more: load it, and write the rows again for what it is."""
+
+    def __init__(self, message: str, *, table: TableName) -> None:
+        super().__init__(message)
+        self.table = table
+
+
+class CommitRefused(CatalogError):
+    """The catalog refused what a request says, not who sent it: load the table, which may be another by now."""
+
+
 class CommitUnknown(CatalogError):
     """The catalog may or may not have committed: look for the flush id in the snapshots before trying again."""
 

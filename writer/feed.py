@@ -32,6 +32,7 @@ from writer.quarantine.names import is_quarantine
 from writer.set_aside import SetAside
 from writer.table_context import TableContext
 from writer.table_flush import Flushed
+from writer.table_room import TableRoom
 from writer.table_writer import TableWriter
 from writer.transactions import Gate, Open, OpenTransactions, Split
 from writer.wal.log import Log
@@ -59,8 +60,10 @@ class Feed(FeedStatus):
         tasks: asyncio.TaskGroup,
         marks_at_start: Mapping[SourceId, Position],
         table_max_share: float,
+        room: TableRoom | None = None,
     ) -> None:
         config = context.config
+        self._room = room
         self._gate: Gate[DecodedRun] = Gate(
             OpenTransactions(),
             # The rest is for tables, so that there is always one that can give up memory.
@@ -237,6 +240,8 @@ class Feed(FeedStatus):
     def _table_of(self, name: TableName) -> TableWriter:
         if str(name) not in self.tables:
             self.tables[str(name)] = self._start_table(name)
+            if self._room is not None and not is_quarantine(name):
+                self._room.note(name)
         return self.tables[str(name)]
 
     def _start_table(self, name: TableName) -> TableWriter:
@@ -248,6 +253,7 @@ class Feed(FeedStatus):
             on_commit=functools.partial(self._note_commit, name),
             count_commits=lambda: self._table_commits,
             groups=self._groups if self._context.commits_together and not is_quarantine(name) else None,
+            complete_with=self.complete_with,
         )
         for run, kind in ((writer.run_intake, "intake"), (writer.run_flushes, "flushes")):
             self._table_tasks.append(self._tasks.create_task(run(), name=f"table-{name}-{kind}"))

@@ -5,13 +5,15 @@ Owns these answers and what they are made of; the feed (feed.py) moves it on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from writer.buffer_facts import BufferFacts, gather_facts
 from writer.changes import Position, SourceId, table_name_of
+from writer.completeness import complete_positions
 from writer.relief import Relief
 from writer.table_context import TableContext
+from writer.table_flush import TableFlush
 from writer.table_status import describe_table, set_gauges
 from writer.table_writer import TableWriter
 from writer.wal.log import Log
@@ -70,6 +72,14 @@ class FeedStatus:
             first = min(waiting)
             return Position(first.epoch, first.sequence - 1)
         return self._applied_positions.get(source) or self._marks_at_start.get(source)
+
+    def complete_with(self, flushes: Sequence[TableFlush]) -> dict[SourceId, Position]:
+        """Tell of the sources in these flushes up to where they are in all of their tables, once the flushes are."""
+        return complete_positions(
+            {source for flush in flushes for source in flush.gathered.spans},
+            waiting=(spans for table in self.tables.values() for spans in table.waiting_spans(landing=flushes)),
+            applied=self._applied_positions,
+        )
 
     def snapshots_of(self, source: SourceId) -> dict[str, int]:
         """Name the tables that hold changes of a source, each with its newest snapshot of ours."""

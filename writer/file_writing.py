@@ -43,8 +43,11 @@ async def write_files(
     flush_id: str,
     files_for: Callable[[int], int],
     spans: Mapping[SourceId, Span],
+    on_file: Callable[[], object] = lambda: None,
 ) -> Written:
     """Write rows as files of the table's partitions and order; nothing refers to them yet. Cancelling leaves orphans.
+
+    `on_file` hears of each file that is stored.
 
     Raises:
         pa.ArrowInvalid: rows do not fit the table's columns.
@@ -57,7 +60,9 @@ async def write_files(
 
     async def write(number: int) -> DataFile:
         location = data_location(state, planned[number].partition, f"{flush_id}-{number:05}.parquet")
-        return await _write_file(planned[number], location, state, context, config=config)
+        file = await _write_file(planned[number], location, state, context, config=config)
+        on_file()
+        return file
 
     if not config.ledger:
         return Written(await _write_all(write, len(planned)), None)

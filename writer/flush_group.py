@@ -25,8 +25,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from writer.buffer import FlushReason
+from writer.changes import Position, SourceId
 from writer.errors import (
     CatalogUnavailable,
+    ColumnsChanged,
     CommitUnknown,
     Fenced,
     RowsAlreadyCommitted,
@@ -62,6 +64,9 @@ class Flow(Protocol):
     @property
     def applying(self) -> AbstractAsyncContextManager[object]:
         """Hold the applier still while the block runs."""
+
+    def complete_with(self, flushes: Sequence[TableFlush]) -> Mapping[SourceId, Position]:
+        """Tell of the sources in these flushes up to where they are in all of their tables, once the flushes are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +137,10 @@ class FlushGroups:
         finally:
             self._tidying -= 1
             self._changed.set()
+
+    def complete_with(self, flushes: Sequence[TableFlush]) -> Mapping[SourceId, Position]:
+        """Tell of the sources in these flushes up to where they are in all of their tables, once the flushes are."""
+        return self._flow.complete_with(flushes)
 
     def note_split(self, why: Split, tables: Sequence[TableWriter]) -> None:
         """Count and tell that transactions may be torn apart."""
@@ -228,6 +237,10 @@ class _Group:
             for member in self._members:
                 if member.table.name == error.table:
                     member.flush.leave_out(error.marks)
+        except ColumnsChanged as error:
+            for member in self._members:
+                if member.table.name == error.table:
+                    member.flush.start_over()
         except Exception as error:  # noqa: BLE001 - the boundary of a task; what is unexpected is logged below
             await self._refuse(error)
 
@@ -246,6 +259,10 @@ class _Group:
             elif not outcome:  # another node was first: the table has all of its rows
                 member.table.finish(member.flush, Flushed(member.table.columns.snapshot_id))
         self._members = [member for member in self._members if member.is_here]
+        # Their rows have left memory: they are decoded again, and come with a later group.
+        unfit = [member.table for member in failed if not member.is_here]
+        if unfit and self._members:
+            self._groups.note_split(Split.TABLE_LEFT, unfit)
         return failed
 
     async def _go_on_without(self, failed: Sequence[_Member]) -> None:
@@ -268,7 +285,8 @@ class _Group:
     async def _commit(self) -> None:
         started = self._context.clock()
         members = list(self._members)
-        flushes = [member.flush.prepared for member in members]
+        complete = self._groups.complete_with([member.flush for member in members])
+        flushes = [member.flush.prepared_with(complete) for member in members]
         results = await self._context.committer.commit_all(
             flushes,
             on_retry=self._note_hindrance,

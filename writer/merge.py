@@ -2,8 +2,9 @@
 
 The table's version wins wherever both know a column, its field ids always, except that what holds more stays: the
 wider of two types, and optional. Rows may be buffered that need it. A column that only one of them has renamed gets
-its new name. Columns that only the writer knows are added behind with fresh ids. So a table that the catalog numbered
-anew at creation, or that Spark has altered while rows were buffered, goes on with every column of both.
+its new name. Columns that only the writer knows are added behind with fresh ids, and optional: the table may have files
+without them. So a table that the catalog numbered anew at creation, or that Spark has altered while rows were buffered,
+goes on with every column of both.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import re
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from writer.rows.column_notes import as_key, former_names, is_key, name_in, with_former_names
+from writer.rows.column_notes import as_key, former_names, is_json, is_key, name_in, with_former_names
+from writer.rows.field_names import fold
 from writer.types import Field, ListType, MapType, StructType, Type
 
 _PROMOTIONS = {("int", "long"), ("float", "double")}
@@ -49,7 +51,10 @@ def _merge_structs(table: StructType, own: StructType, ids: _Ids) -> StructType:
     pairs = _pair_fields(table, own)
     paired = {own_field.name for own_field in pairs.values()}
     kept = tuple(_merge_field(field, pairs.get(field.name), ids) for field in table.fields)
-    added = tuple(_renumber_field(field, ids) for field in own.fields if field.name not in paired)
+    # Engines take names for the same that differ by case only: what rows have for such a one is rescued.
+    taken = {fold(name) for field in kept for name in (field.name, *former_names(field))}
+    unknown = (field for field in own.fields if field.name not in paired and fold(field.name) not in taken)
+    added = tuple(_renumber_field(replace(field, required=False), ids) for field in unknown)
     return StructType(kept + added)
 
 
@@ -95,11 +100,71 @@ def _merge_types(table: Type, own: Type, ids: _Ids) -> Type:
 
 
 def _is_promotion(table: str, own: str) -> bool:
-    """Tell whether Iceberg lets a column of the table's type become the writer's."""
+    """Tell whether Iceberg lets a column of the table's type become the writer's, which is a wider one."""
     if (table, own) in _PROMOTIONS:
         return True
     from_, to = _DECIMAL.fullmatch(table), _DECIMAL.fullmatch(own)
     return from_ is not None and to is not None and int(from_[1]) < int(to[1]) and from_[2] == to[2]
+
+
+def reads_otherwise(before: Type, after: Type) -> bool:
+    """Tell whether rows in Arrow that were decoded for some columns mean others in columns that look the same there.
+
+    Text is not JSON text, nor the other way round, and 16 bytes may be a UUID or not. All else Arrow's types tell.
+    """
+    match before, after:
+        case StructType(), StructType():
+            names = {field.name: field for field in before.fields}
+            pairs = ((names.get(name_in(field, names) or ""), field) for field in after.fields)
+            return any(
+                is_json(old.doc) != is_json(new.doc) or reads_otherwise(old.type, new.type)
+                for old, new in pairs
+                if old is not None
+            )
+        case ListType(), ListType():
+            return reads_otherwise(before.element, after.element)
+        case MapType(), MapType():
+            return reads_otherwise(before.key, after.key) or reads_otherwise(before.value, after.value)
+        case str(), str():
+            return {before, after} == {"uuid", "fixed[16]"}
+    return False
+
+
+def shows_all(table: StructType, written: StructType) -> bool:
+    """Tell whether a table shows all values of files that were written for other columns, where rows meant them to be.
+
+    It finds them by ids; whoever gives a column another name, and no note of the old one, means another.
+    """
+    fields = {field.id: field for field in table.fields}
+    missing = fields.keys() - {field.id for field in written.fields}
+    return not any(fields[field_id].required for field_id in missing) and all(
+        (shown := fields.get(field.id)) is not None
+        and name_in(shown, (field.name,)) is not None
+        and is_json(shown.doc) == is_json(field.doc)
+        and shown.required <= field.required
+        and _shows(shown.type, field.type)
+        for field in written.fields
+    )
+
+
+def _shows(table: Type, written: Type) -> bool:
+    match table, written:
+        case StructType(), StructType():
+            return shows_all(table, written)
+        case ListType(), ListType():
+            as_fields = [Field(each.element_id, "", each.element, each.element_required) for each in (table, written)]
+        case MapType(), MapType():
+            as_fields = [Field(each.value_id, "", each.value, each.value_required) for each in (table, written)]
+        case str(), str():
+            return _spelled(table) == _spelled(written) or _is_promotion(written, table)
+        case _:
+            return False
+    return shows_all(StructType((as_fields[0],)), StructType((as_fields[1],)))
+
+
+def _spelled(type_: str) -> str:
+    """Spell a type as others may: decimals with a space or without."""
+    return type_.replace(" ", "")
 
 
 def _renumber_field(field: Field, ids: _Ids) -> Field:
@@ -133,6 +198,37 @@ def _without(type_: Type, ids: Container[int]) -> Type:
         case MapType(value=value):
             return replace(type_, value=_without(value, ids))
     return type_
+
+
+def lost_ids(before: StructType, after: StructType) -> frozenset[int]:
+    """Name the fields that a table had, and has no more or under a name only that was never theirs."""
+    left = dict(_fields(after))
+    return frozenset(
+        field_id
+        for field_id, field in _fields(before)
+        if field_id not in left or name_in(left[field_id], (field.name,)) is None
+    )
+
+
+def _fields(type_: Type) -> Iterator[tuple[int, Field]]:
+    match type_:
+        case StructType(fields):
+            for field in fields:
+                yield field.id, field
+                yield from _fields(field.type)
+        case ListType(element=element):
+            yield from _fields(element)
+        case MapType(value=value):
+            yield from _fields(value)
+
+
+def required_ids(columns: StructType) -> Iterator[int]:
+    """Walk over the ids of fields that are never null, nor anything above them."""
+    for field in columns.fields:
+        if field.required:
+            yield field.id
+            if isinstance(field.type, StructType):
+                yield from required_ids(field.type)
 
 
 def field_ids(type_: Type) -> Iterator[int]:

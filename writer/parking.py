@@ -21,7 +21,7 @@ waits; from there they go on together. So a table pays for what it missed, and a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -97,6 +97,11 @@ class Standing:
             self.resume_offset = self.since = None
             self._passed.clear()
 
+    @property
+    def passed_spans(self) -> Mapping[SourceId, Span]:
+        """Tell between which positions of each source changes are in the log only; the first is a lower bound."""
+        return self._passed
+
     def first_passed(self, source: SourceId) -> Position | None:
         """Find a lower bound of the positions of a source that are in the log only; None if there are none."""
         span = self._passed.get(source)
@@ -128,7 +133,7 @@ def plan_stretch(resume_offsets: Mapping[Name, int], *, applied_offset: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a table that cannot be written holds in memory: rows that wait, and rows of the flush that is stuck."""
+    """What a table holds in memory: rows that wait, and rows of the flush under way."""
 
     waiting_bytes: int
     flushing_bytes: int
@@ -142,10 +147,11 @@ class Yields(Generic[Name]):
     everything: frozenset[Name]
 
 
-def plan_yields(stuck: Mapping[Name, Holding], *, max_bytes: int) -> Yields[Name]:
+def plan_yields(stuck: Mapping[Name, Holding], *, interruptible: Collection[Name], max_bytes: int) -> Yields[Name]:
     """Choose which stuck tables give up memory, so that together they hold at most their share of `max_bytes`.
 
-    The largest first. What waits costs only a second reading; a flush under way has written files, so it comes last.
+    The largest first. What waits costs only a second reading; a flush under way has written files, so it comes last,
+    and only where it is `interruptible`: one that gets on, if slowly, would come no further the second time.
     """
     over = sum(each.waiting_bytes + each.flushing_bytes for each in stuck.values()) - int(max_bytes * STUCK_MAX_SHARE)
     waiting: set[Name] = set()
@@ -155,7 +161,7 @@ def plan_yields(stuck: Mapping[Name, Holding], *, max_bytes: int) -> Yields[Name
             over -= stuck[name].waiting_bytes
     everything: set[Name] = set()
     for name in sorted(stuck, key=lambda name: -stuck[name].flushing_bytes):
-        if over > 0 and stuck[name].flushing_bytes:
+        if over > 0 and stuck[name].flushing_bytes and name in interruptible:
             everything.add(name)
             over -= stuck[name].flushing_bytes
     return Yields(frozenset(waiting - everything), frozenset(everything))

@@ -75,9 +75,18 @@ class Relief:
         return self.has_memory and flowing < self._config.buffer_max_bytes * FLOWING_MAX_SHARE
 
     def flush_largest(self) -> None:
-        """Start a flush of the largest buffer."""
-        largest = max(self._flow.tables.values(), key=lambda table: table.open_bytes)
-        if largest.open_bytes:
+        """Start a flush of the largest buffer that can be flushed now: asking a table that fails frees nothing.
+
+        Of one that is slow to fit its rows only if there is no other.
+        """
+        now = self._clock()
+        able = [
+            table
+            for table in self._flow.tables.values()
+            if table.open_bytes and not (table.is_flushing or table.is_failing)
+        ]
+        largest = max(able, key=lambda table: (not table.is_stuck(now=now), table.open_bytes), default=None)
+        if largest is not None:
             largest.request_flush(FlushReason.MEMORY)
 
     def relieve_memory(self) -> bool:
@@ -93,7 +102,8 @@ class Relief:
             and not table.moves_away
             and not is_quarantine(table.name)
         }
-        yields = plan_yields(stuck, max_bytes=self._config.buffer_max_bytes)
+        interruptible = {name for name in stuck if tables[name].may_be_interrupted(now=now)}
+        yields = plan_yields(stuck, interruptible=interruptible, max_bytes=self._config.buffer_max_bytes)
         for name in yields.waiting:
             tables[name].park_waiting()
         for name in yields.everything:

@@ -5,8 +5,8 @@
     rows ----> expected: columns that rows ask for --+
 
 Rows may ask for new columns while a flush is being written: whoever changes the columns holds the lock. A column that
-the table had when it was last looked up, and has no more, was dropped by somebody: only rows bring it back. Lakefeed's
-own come back by themselves: a change without its epoch or its rescued values is no whole one.
+the table had when it was last looked up, and has no more under its name, was dropped or renamed by somebody: only rows
+bring it back. Lakefeed's own come back by themselves: a change without its epoch or its rescued values is no whole one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from writer.changes import Position, SourceId, TableName
-from writer.decode import own_fields
+from writer.columns import RESERVED_PREFIX
 from writer.decoding import Expected
-from writer.errors import CatalogError, CommitConflict, TableMissing
+from writer.errors import CatalogError, CommitConflict, CommitRefused, RowsUnfit, TableMissing
 from writer.iceberg.table_state import TableState
 from writer.layout_plan import plan_layout
-from writer.merge import field_ids, merge_columns, without_fields
+from writer.merge import field_ids, lost_ids, merge_columns, reads_otherwise, required_ids, without_fields
+from writer.rows.declared import without_nanoseconds
 from writer.rows.groups import Group
 from writer.rows.parse_types import NO_VACANCIES
 from writer.schema import declare_columns, initial_columns
@@ -59,6 +60,8 @@ class TableColumns:
         self.changes: deque[str] = deque(maxlen=CHANGES_MAX)
         self.refusals: tuple[str, ...] = ()
         self._context = context
+        # Rows in memory mean something else in the columns that the table turned out to have.
+        self._must_decode_again = False
         # The table as it was last looked up, also while we are to look anew.
         self._seen: TableState | None = None
         self._last_field_id = max(field_ids(self.expected.columns))
@@ -74,6 +77,7 @@ class TableColumns:
         except TableMissing:
             logger.info("table_is_new", extra={"table": str(self.name)})
             self.is_open = True
+        self._must_decode_again = False  # nothing was decoded before
         self._declare()
 
     def _declare(self) -> None:
@@ -164,21 +168,30 @@ class TableColumns:
     async def agree(self) -> TableState:
         """Make the table exist with at least our columns, under its own field ids.
 
-        Raises: WriterError, after which to try again later.
+        Raises:
+            RowsUnfit: rows that were decoded so far mean something else in the table's columns.
+            WriterError: try again later.
         """
         committer = self._context.committer
         async with self._lock:
             if self.state is None:
                 self._adopt(await committer.load_or_create(self.name, Schema(0, self.expected.columns), self.settings))
             assert self.state is not None
+            if self._must_decode_again:
+                raise RowsUnfit("buffered rows were decoded for other columns than the table has")
             if self.expected.columns != self.state.schema.columns:
-                schema = Schema(self.state.schema.schema_id + 1, self.expected.columns)
                 try:
-                    self._adopt(await committer.commit_schema(self.state, schema))
-                except CommitConflict:
+                    self._adopt(await committer.commit_schema(self.state, self._wanted_schema(self.state.schema)))
+                except (CommitConflict, CommitRefused):
                     self.state = None  # its columns changed meanwhile: the next attempt starts from those
                     raise
             return await self._agree_on_layout(self.state)
+
+    def _wanted_schema(self, now: Schema) -> Schema:
+        """Give the table's schema with our columns. A key that others have declared stays, unless it may be null."""
+        columns = self.expected.columns
+        never_null = frozenset(required_ids(columns))
+        return Schema(now.schema_id + 1, columns, tuple(each for each in now.identifier_ids if each in never_null))
 
     async def _agree_on_layout(self, state: TableState) -> TableState:
         """Let the table's partitions, order and properties follow changed settings; what cannot be followed is told."""
@@ -198,19 +211,22 @@ class TableColumns:
 
     def _adopt(self, state: TableState) -> None:
         """Go on from a table's state, with its columns and those that only we know."""
-        own = without_fields(self.expected.columns, self._dropped_ids(state))
+        own = without_fields(self.expected.columns, self._lost_ids(state))
+        nanoseconds = state.format_version >= FORMAT_WITH_NANOSECONDS
+        if not nanoseconds:  # somebody has created the table in an older format than we would have
+            own = StructType(without_nanoseconds(own.fields))
         merged = merge_columns(state.schema.columns, own, last_field_id=state.last_column_id)
+        self._must_decode_again |= reads_otherwise(self.expected.columns, merged.columns)
         self.state = state
         self._seen = replace(state, manifests=None)
-        self.expected = replace(
-            self.expected, columns=merged.columns, nanoseconds=state.format_version >= FORMAT_WITH_NANOSECONDS
-        )
+        self.expected = replace(self.expected, columns=merged.columns, nanoseconds=nanoseconds)
         self._last_field_id = merged.last_field_id
         self.is_open = True
 
-    def _dropped_ids(self, state: TableState) -> frozenset[int]:
+    def _lost_ids(self, state: TableState) -> frozenset[int]:
         """Name the rows' own fields that the table has no more. Those that only we know are not among them."""
         if self._seen is None or self._seen.uuid != state.uuid:
             return frozenset()
-        seen = StructType(own_fields(self._seen.schema.columns))
-        return frozenset(field_ids(seen)).difference(field_ids(state.schema.columns))
+        fields = self._seen.schema.columns.fields
+        seen = StructType(tuple(field for field in fields if not field.name.startswith(RESERVED_PREFIX)))
+        return lost_ids(seen, state.schema.columns)

@@ -21,7 +21,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -29,7 +29,7 @@ from writer.buffer import FlushReason, Gathered
 from writer.changes import Position, SourceId
 from writer.commit_plan import Flush
 from writer.committer import CommitResult
-from writer.errors import RowsAlreadyCommitted, RowsUnfit, TableMissing, TableReplaced
+from writer.errors import ColumnsChanged, RowsAlreadyCommitted, RowsUnfit, TableMissing, TableReplaced
 from writer.file_writing import write_files
 from writer.flush_control import FlushControl, FlushRecord
 from writer.iceberg.table_state import TableState
@@ -38,6 +38,11 @@ from writer.table_context import TableContext
 
 # Half of the least age at which orphan removal takes a file. By the wall clock: a machine that sleeps ages too.
 FILES_MAX_AGE_S = 12 * 60 * 60.0
+
+# How long a flush may show no progress: that long, and longer the more there is to write. Slower than this, in bytes of
+# Arrow, no store can be used. Requests that hang end by their own limits and make the flush fail, mostly before this.
+STILL_MAX_S = 30.0
+SLOWEST_BYTES_PER_S = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,15 @@ class Carrier(Protocol):
         """Look again which flushes there are: the rows of one have left memory."""
 
 
+# Tells of the sources in some flushes up to where they are in all of their tables, once these have landed.
+CompleteWith: TypeAlias = "Callable[[Sequence[TableFlush]], Mapping[SourceId, Position]]"
+
+
+def nothing_is_known(_: Sequence[TableFlush]) -> Mapping[SourceId, Position]:
+    """Stand for whoever knows all tables, where nobody does."""
+    return {}
+
+
 class TableFlush:
     """A flush under way, from the rows that were taken to their snapshot."""
 
@@ -88,11 +102,15 @@ class TableFlush:
         *,
         reason: FlushReason,
         control: FlushControl,
+        complete_with: CompleteWith = nothing_is_known,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.gathered = gathered
         self.reason = reason
         self.started_at = context.clock()
+        # When it last got on by a step: a file is stored, the commit begins.
+        self._moved_at = self.started_at
+        self._hindered_at: float | None = None
         self.partition_count = 0
         # Why the commit is being tried again, before anybody gives it up.
         self.hindrance: str | None = None
@@ -101,6 +119,7 @@ class TableFlush:
         self._columns = columns
         self._context = context
         self._control = control
+        self._complete_with = complete_with
         self._wall_clock = wall_clock
         self._prepared: Flush | None = None
         self._prepared_at = 0.0
@@ -114,10 +133,14 @@ class TableFlush:
         """
         while await self.prepare():
             started = self._context.clock()
+            self._note_progress()
             try:
-                result = await self._context.committer.commit(*self.prepared, on_retry=self.note_hindrance)
+                prepared = self.prepared_with(self._complete_with([self]))
+                result = await self._context.committer.commit(*prepared, on_retry=self.note_hindrance)
             except RowsAlreadyCommitted as error:
                 self.leave_out(error.marks)
+            except ColumnsChanged:
+                self.start_over()
             except (TableMissing, TableReplaced):
                 self.start_over()
                 raise
@@ -146,12 +169,12 @@ class TableFlush:
                 raise RowsUnfit("buffered rows do not fit the table's columns any more") from None
         return bool(self.gathered.rows)
 
-    @property
-    def prepared(self) -> tuple[TableState, Flush]:
-        """What to commit, after `prepare`."""
+    def prepared_with(self, complete: Mapping[SourceId, Position]) -> tuple[TableState, Flush]:
+        """Give what to commit, after `prepare`; `complete` is up to where sources are in all tables by then."""
         assert self._columns.state is not None
         assert self._prepared is not None
-        return self._columns.state, self._prepared
+        own = {source: position for source, position in complete.items() if source in self._prepared.spans}
+        return self._columns.state, replace(self._prepared, complete=own)
 
     async def land(self, result: CommitResult) -> Flushed:
         """Go on from a commit that succeeded."""
@@ -191,6 +214,20 @@ class TableFlush:
     def note_hindrance(self, reason: str) -> None:
         """Tell why the commit is being tried again."""
         self.hindrance = reason
+        if self._hindered_at is None:
+            self._hindered_at = self._context.clock()
+
+    def hindered_s(self, *, now: float) -> float:
+        """Tell for how long the commit has been tried again and again."""
+        return 0.0 if self._hindered_at is None else now - self._hindered_at
+
+    def stands_still(self, *, now: float) -> bool:
+        """Tell whether nothing has come of it for so long that nothing may ever: not because it is large, or slow."""
+        return now - self._moved_at > STILL_MAX_S + self.gathered.bytes / SLOWEST_BYTES_PER_S
+
+    def _note_progress(self) -> None:
+        self._moved_at = self._context.clock()
+        self._hindered_at = None
 
     async def _write_files(self, state: TableState) -> Flush:
         gathered = self.gathered
@@ -203,6 +240,7 @@ class TableFlush:
             flush_id=flush_id,
             files_for=self._control.files_for,
             spans=gathered.spans,
+            on_file=self._note_progress,
         )
         self.partition_count = len({file.partition for file in written.files})
         return Flush(

@@ -18,8 +18,9 @@ from writer.table_rows import TableRows
 from writer.table_status import Totals
 from writer.trouble import Trouble
 
-# How long changes may wait to be fitted, or a flush may take, before the table counts as stuck. Longer than any healthy
-# flush of full size; short enough that others, who wait for memory, do not wait long.
+# How long changes may wait to be fitted, or a flush may take, before the table counts as stuck: rows that it gathers
+# meanwhile leave memory if others need it. Longer than a flush of full size takes as a rule; short enough that others
+# do not wait long. The flush itself goes on for as long as it gets on.
 LAG_MAX_S = 5.0
 
 
@@ -77,6 +78,16 @@ class TableHealth(TableRows):
         if self._inbox:
             started.append(self._inbox.first.arrived_at)
         return self.is_failing or any(now - each > LAG_MAX_S for each in started)
+
+    def may_be_interrupted(self, *, now: float) -> bool:
+        """Tell whether the flush under way is worth nothing: it has failed, or its commit does, or it stands still.
+
+        Any other is left to it, however long it takes: begun again, it would take as long again.
+        """
+        if self._running is None or self._running.carrier is not None:
+            return self.is_failing
+        running = self._running
+        return self.is_failing or running.hindered_s(now=now) > LAG_MAX_S or running.stands_still(now=now)
 
     def is_ready(self, *, now: float) -> bool:
         """Tell whether the table, which is behind, can be read again: one run at a time while it does not work."""

@@ -5,7 +5,7 @@ in the log only (standing) --> inbox --> buffer --> running flush --> committed
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from writer.buffer import TableBuffer
 from writer.changes import Position, SourceId, Span
@@ -98,6 +98,19 @@ class TableRows:
         firsts = [span.first for span in spans if span is not None]
         others = (self._inbox.first_waiting(source), self.standing.first_passed(source))
         return min([*firsts, *(each for each in others if each is not None)], default=None)
+
+    def waiting_spans(self, *, landing: Collection[TableFlush]) -> list[Mapping[SourceId, Span]]:
+        """List, part by part, what is not committed once the flushes `landing` are."""
+        parts: list[Mapping[SourceId, Span]] = []
+        if self._inbox:
+            parts += (arrival.spans for arrival in self._inbox)
+        if self.standing.is_behind:
+            parts.append(self.standing.passed_spans)
+        if self._buffer.rows:
+            parts.append(self._buffer.spans)
+        if self._running is not None and self._running not in landing:
+            parts.append(self._running.gathered.spans)
+        return parts
 
     @property
     def oldest_at(self) -> float | None:

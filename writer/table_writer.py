@@ -23,7 +23,7 @@ from writer.errors import Fenced, RowsUnfit, WriterError
 from writer.flush_waiters import FlushWaiters, break_promises, keep_promises
 from writer.inbox import Arrival
 from writer.table_context import TableContext
-from writer.table_flush import Flushed, TableFlush
+from writer.table_flush import CompleteWith, Flushed, TableFlush, nothing_is_known
 from writer.table_health import Groups, TableHealth
 from writer.table_intake import Fit, Quarantine
 from writer.table_status import report_flush
@@ -45,6 +45,7 @@ class TableWriter(TableHealth):
         on_commit: Callable[[], None],
         count_commits: Callable[[], int],
         groups: Groups | None = None,
+        complete_with: CompleteWith = nothing_is_known,
     ) -> None:
         super().__init__(name, context, quarantine=quarantine, groups=groups)
         self._context = context
@@ -52,6 +53,7 @@ class TableWriter(TableHealth):
         self._on_change = on_change
         self._on_commit = on_commit
         self._count_commits = count_commits
+        self._complete_with = complete_with
         self._promises: list[asyncio.Future[None]] = []
         self._flushing_promises: list[asyncio.Future[None]] = []
         self._patience: asyncio.Timeout | None = None
@@ -89,7 +91,8 @@ class TableWriter(TableHealth):
         self.standing.advance(offset, applied_offset=applied_offset)
         if not self.standing.is_behind:
             logger.info("table_caught_up", extra={"table": str(self.name), "offset": offset})
-        self._settle()
+        # Whoever waits for a flush waits until the table has come here, perhaps without another row.
+        self._flush_if_due()
 
     def put(self, decoded: Decoded) -> asyncio.Future[None]:
         """Take changes that are not the log's next ones; the future is done when they are committed."""
@@ -235,7 +238,14 @@ class TableWriter(TableHealth):
     def take_buffer(self, reason: FlushReason) -> TableFlush:
         """Begin a flush of what is buffered; whoever calls it brings it to its end."""
         gathered = self._buffer.take()
-        running = TableFlush(gathered, self.columns, self._context, reason=reason, control=self.control)
+        running = TableFlush(
+            gathered,
+            self.columns,
+            self._context,
+            reason=reason,
+            control=self.control,
+            complete_with=self._complete_with,
+        )
         self._running = running
         self._flushing_promises, self._promises = self._promises, []
         self._emptied.set()

@@ -6,6 +6,7 @@ fields, as in the table metadata; Arrow fields carry them as PARQUET:field_id so
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ FIELD_ID_KEY = b"PARQUET:field_id"
 
 # The id of a field that no table has numbered yet.
 UNNUMBERED = 0
+
+_DEFAULTS = ("initial-default", "write-default")
 
 _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 _FIXED = re.compile(r"fixed\[(\d+)\]")
@@ -44,13 +47,17 @@ PRIMITIVES: Mapping[str, pa.DataType] = {
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One named field of a struct. `doc` is its comment, in which rows/column_notes.py remembers things."""
+    """One named field of a struct. `doc` is its comment, in which rows/column_notes.py remembers things.
+
+    `defaults` are what others have said its values are where files or rows have none: kept as JSON text, for them.
+    """
 
     id: int
     name: str
     type: Type
     required: bool = False
     doc: str | None = None
+    defaults: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +96,14 @@ Type: TypeAlias = str | StructType | ListType | MapType
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A table's columns under the id that the catalog gave this version of them."""
+    """A table's columns under the id that the catalog gave this version of them.
+
+    Of the key that others may have declared we only see to it that it stays.
+    """
 
     schema_id: int
     columns: StructType
+    identifier_ids: tuple[int, ...] = ()
 
 
 def type_to_json(type_: Type) -> Any:
@@ -124,7 +135,7 @@ def _field_to_json(field: Field) -> dict[str, Any]:
     document = {"id": field.id, "name": field.name, "required": field.required, "type": type_to_json(field.type)}
     if field.doc is not None:
         document["doc"] = field.doc
-    return document
+    return document if field.defaults is None else document | json.loads(field.defaults)
 
 
 def type_from_json(document: Any) -> Type:
@@ -149,26 +160,53 @@ def type_from_json(document: Any) -> Type:
 
 
 def _field_from_json(document: Mapping[str, Any]) -> Field:
+    defaults = {key: document[key] for key in _DEFAULTS if key in document}
     return Field(
-        document["id"], document["name"], type_from_json(document["type"]), document["required"], document.get("doc")
+        document["id"],
+        document["name"],
+        type_from_json(document["type"]),
+        document["required"],
+        document.get("doc"),
+        json.dumps(defaults) if defaults else None,
     )
 
 
 def schema_to_json(schema: Schema) -> dict[str, Any]:
     """Render a schema as the REST catalog takes it."""
-    return {**type_to_json(schema.columns), "schema-id": schema.schema_id}
+    document = {**type_to_json(schema.columns), "schema-id": schema.schema_id}
+    return document | {"identifier-field-ids": list(schema.identifier_ids)} if schema.identifier_ids else document
 
 
 def schema_from_json(document: Mapping[str, Any]) -> Schema:
     """Read a schema from table metadata."""
     columns = type_from_json({"type": "struct", "fields": document["fields"]})
     assert isinstance(columns, StructType)
-    return Schema(document["schema-id"], columns)
+    return Schema(document["schema-id"], columns, tuple(document.get("identifier-field-ids") or ()))
+
+
+def written_fields(columns: StructType) -> tuple[Field, ...]:
+    """Give the columns that files of a table have.
+
+    An optional one of a type that is not known here, at any depth, is left out: readers then show null.
+    """
+    return tuple(field for field in columns.fields if field.required or _is_known(field.type))
+
+
+def _is_known(type_: Type) -> bool:
+    match type_:
+        case StructType(fields):
+            return all(_is_known(field.type) for field in fields)
+        case ListType(_, element, _):
+            return _is_known(element)
+        case MapType(_, key, _, value, _):
+            return _is_known(key) and _is_known(value)
+        case str():
+            return any((type_ in PRIMITIVES, _DECIMAL.fullmatch(type_), _FIXED.fullmatch(type_)))
 
 
 def to_arrow_schema(schema: Schema) -> pa.Schema:
     """Build the Arrow schema of a table's files, field ids included."""
-    return pa.schema([to_arrow_field(field) for field in schema.columns.fields])
+    return pa.schema([to_arrow_field(field) for field in written_fields(schema.columns)])
 
 
 def to_arrow_field(field: Field) -> pa.Field:

@@ -176,6 +176,9 @@ def test_whole_numbers_do_for_seconds():
         ("[ingest]\ntrusted_proxies = 'proxy'", "ingest.trusted_proxies must be addresses and networks: "),
         ("[log]\nmax_bytes = '64MiB'", "log.max_bytes must hold at least two segments"),
         ("[writer]\nflush_max_age_s = nan", "writer.flush_max_age_s must be positive"),
+        ("[writer]\nbuffer_max_bytes = '255MiB'", "writer.buffer_max_bytes must be at least 4 times flush_max_bytes; "),
+        ("[writer]\nflush_max_bytes = '65MiB'", "writer.buffer_max_bytes must be at least 4 times flush_max_bytes; "),
+        ("[writer]\ntables_max = 0", "writer.tables_max must be positive"),
         ("[writer]\nparquet_compression = 'zip'", "writer.parquet_compression must be one of zstd"),
         ("[storage]\npart_bytes = 1", "storage.part_bytes must be at least 5 MiB"),
         (

@@ -62,6 +62,10 @@ def test_unknown_key_of_a_table_is_an_error_that_names_the_nearest():
     [
         ('[tables]\nusers = "day(x)"\n', "key=tables.users"),
         ("[tables.users]\nflush_max_bytes = 1.5\n", 'wrong type: key=tables."users".flush_max_bytes'),
+        (
+            "[tables.users]\nflush_max_bytes = '512MiB'\n",
+            'tables."users": buffer_max_bytes must be at least 4 times flush_max_bytes; ',
+        ),
         ("[tables.users]\nbuffer_max_bytes = 1\n", 'unknown setting of a table: key=tables."users".buffer_max_bytes'),
         ('[tables.users]\npartition = "week(a)"\n', 'tables."users": partition transform is not known'),
         ("[tables.users]\nproperties = 5\n", "expected=dict"),

@@ -38,7 +38,7 @@ SETTINGS = {
 }
 # An outage of a few seconds fills these buffers several times over.
 LITTLE_MEMORY = {
-    "writer.flush_max_bytes": f"{BUFFER_MAX_BYTES // KIB // 2}KiB",
+    "writer.flush_max_bytes": f"{BUFFER_MAX_BYTES // KIB // 4}KiB",
     "writer.buffer_max_bytes": f"{BUFFER_MAX_BYTES // KIB}KiB",
 }
 

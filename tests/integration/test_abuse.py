@@ -100,7 +100,7 @@ async def test_memory_is_bounded_with_a_thousand_clients_that_push_against_a_stu
         "ingest.queue_max_bytes": QUEUE_MAX_BYTES,
         "ingest.load_shedding": "false",
         "writer.buffer_max_bytes": 32 * MIB,
-        "writer.flush_max_bytes": 16 * MIB,
+        "writer.flush_max_bytes": 8 * MIB,
     }
     events = [insert(number, after={"id": number, "blob": "x" * 50_000}) for number in range(20)]
     frame = text_frame("cdc_batch", events=events)

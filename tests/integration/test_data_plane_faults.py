@@ -179,7 +179,7 @@ SETTINGS = {
     "log.segment_max_bytes": "8MiB",
     "log.max_bytes": "64MiB",
     "writer.flush_max_age_s": 2,
-    "writer.flush_max_bytes": "8MiB",
+    "writer.flush_max_bytes": "4MiB",
     "writer.buffer_max_bytes": "16MiB",
 }
 

@@ -37,7 +37,7 @@ SETTINGS = {
     "ingest.load_shedding": "false",
     "log.max_bytes": "2GiB",
     "writer.buffer_max_bytes": 32 * MIB,
-    "writer.flush_max_bytes": 16 * MIB,
+    "writer.flush_max_bytes": 8 * MIB,
 }
 
 # Each is above a megabyte: together twice what memory may grow by.

@@ -15,7 +15,7 @@ from ingest.config import Config
 from ingest.service import serving
 from tests.clients import open_duckdb
 from tests.ingest.conftest import small_config
-from tests.ingest.talking import talking
+from tests.ingest.talking import insert, talking
 from tests.service_process import service_process
 from writer.config import StorageConfig
 from writer.iceberg.config import IcebergConfig
@@ -31,7 +31,9 @@ def sequences(http_url: str, table: str) -> list[int]:
 
 def ask(socket, kind: str, **fields) -> dict:
     socket.send(json.dumps({"type": kind, "sourceDoId": "shop", **fields}))
-    return json.loads(socket.recv(timeout=60))
+    while (answer := json.loads(socket.recv(timeout=60))).get("status") == "persisted":
+        pass  # a receipt, which comes whenever there was a commit
+    return answer
 
 
 def send(socket, *changes: tuple[int, str]) -> dict:
@@ -51,7 +53,8 @@ def test_source_resumes_at_the_table_that_is_behind_after_the_log_was_lost(tmp_p
         service.start()
         with connect(service.ws_url) as socket:
             send(socket, (1, "a"), (2, "b"))
-            service.flush()
+            flush(service.http_url, "a")
+            flush(service.http_url, "b")  # now all of it is committed, and this commit says so
             # `c` is new, and like 3 in `b` only in the log; what follows in `a` is committed.
             send(socket, (3, "b"), (4, "c"), (5, "a"), (6, "a"))
             flush(service.http_url, "a")
@@ -67,6 +70,80 @@ def test_source_resumes_at_the_table_that_is_behind_after_the_log_was_lost(tmp_p
         assert sequences(service.http_url, "a") == [1, 5, 6, 7]
         assert sequences(service.http_url, "b") == [2, 3]
         assert sequences(service.http_url, "c") == [4]
+
+
+@pytest.mark.crash
+def test_source_resumes_before_a_table_that_was_never_committed_after_the_log_was_lost(tmp_path):
+    with service_process(tmp_path, QUIET) as service:
+        service.start()
+        with connect(service.ws_url) as socket:
+            send(socket, (1, "a"))
+            service.flush()
+            send(socket, (2, "new"), (3, "a"), (4, "a"))
+            flush(service.http_url, "a")
+        service.kill()
+        shutil.rmtree(service.data_dir / "log")
+        service.start()
+        with connect(service.ws_url) as socket:
+            assert ask(socket, "connect")["lastDurableSequence"] == 1
+            assert send(socket, (2, "new"), (3, "a"), (4, "a"))["status"] == "ok"
+            service.flush()
+            send(socket, (5, "new"), (6, "a"))
+            flush(service.http_url, "new")
+            flush(service.http_url, "a")
+        assert sequences(service.http_url, "a") == [1, 3, 4, 6]
+        assert sequences(service.http_url, "new") == [2, 5]
+        service.kill()
+        shutil.rmtree(service.data_dir / "log")
+        service.start()
+        with connect(service.ws_url) as socket:
+            assert ask(socket, "connect")["lastDurableSequence"] == 6, "nothing is missing any more"
+
+
+@pytest.mark.crash
+def test_source_resumes_before_a_table_that_was_not_committed_in_its_new_epoch(tmp_path):
+    with service_process(tmp_path, QUIET) as service:
+        service.start()
+        with connect(service.ws_url) as socket:
+            send(socket, (1, "a"), (2, "b"))
+            service.flush()
+        with connect(service.ws_url) as socket:
+            ask(socket, "connect", epoch=1)
+            send(socket, (1, "b"), (2, "a"), (3, "a"))
+            flush(service.http_url, "a")
+        service.kill()
+        shutil.rmtree(service.data_dir / "log")
+        service.start()
+        with connect(service.ws_url) as socket:
+            assert ask(socket, "connect", epoch=0)["errorMessage"] == "epoch: expected at least 1, got 0"
+            assert ask(socket, "connect", epoch=1).get("lastDurableSequence", 0) == 0
+            assert send(socket, (1, "b"), (2, "a"), (3, "a"))["status"] == "ok"
+        service.flush()
+        assert sequences(service.http_url, "a") == [1, 2, 3]
+        assert sequences(service.http_url, "b") == [1, 2]
+
+
+async def test_what_only_a_first_node_has_is_not_passed_over_by_a_second_one(tmp_path):
+    lake = replace(small_config(tmp_path / "lake"), storage=StorageConfig(warehouse=str(tmp_path / "files")))
+    async with serving(lake) as catalog:
+        one, two = (_beside(lake, catalog.http_url, tmp_path / name) for name in ("one", "two"))
+        async with serving(one) as first:
+            async with talking(first.ws_url) as client:
+                await client.batch(1, table="a")
+                await client.ask("flush_request")
+                await client.batch(2, table="b")  # its first, and only in the log of this node
+                await client.batch(3, 4, table="a")
+            await asyncio.to_thread(flush, first.http_url, "a")
+            async with serving(two) as second, talking(second.ws_url, source=None) as client:
+                status = await client.ask("connect", sourceDoId="shop")
+                assert status["lastDurableSequence"] == 1
+                events = [insert(2, table="b"), insert(3, table="a"), insert(4, table="a"), insert(5, table="b")]
+                kept = [event for event in events if event["sequence"] > status["lastDurableSequence"]]
+                await client.ask("cdc_batch", events=kept)
+                await client.ask("flush_request")
+            # It stops here, and commits what it still has.
+        assert await asyncio.to_thread(sequences, catalog.http_url, "b") == [2, 5]
+        assert await asyncio.to_thread(sequences, catalog.http_url, "a") == [1, 3, 4]
 
 
 async def test_source_goes_to_a_second_node_and_is_in_the_table_once(tmp_path):

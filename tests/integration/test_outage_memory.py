@@ -36,7 +36,7 @@ POLL_S = 0.02
 
 SETTINGS: dict[str, Any] = {
     "writer.buffer_max_bytes": BUFFER_MAX_BYTES,
-    "writer.flush_max_bytes": BUFFER_MAX_BYTES // 2,
+    "writer.flush_max_bytes": BUFFER_MAX_BYTES // 4,
     "writer.flush_max_age_s": 0.5,
     "storage.request_timeout_s": 1.0,
 }

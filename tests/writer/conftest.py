@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+import writer.decoding
 from catalog.app import build_catalog
 from catalog.config import CatalogConfig, S3Settings, Warehouse
 from tests import clients
 from tests.serving import serve_in_thread
 from writer.config import StorageConfig
+from writer.rows.groups import ChangeGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +59,19 @@ def s3_lake(tmp_path, s3_server) -> Iterator[Lake]:
     )
     with _serve(Warehouse(location=location, s3=s3), tmp_path / "catalog.db") as url:
         yield Lake(url, storage, s3_server.settings)
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    """Let our own decoder stumble over some rows, as it would over a fault that nobody has found yet."""
+
+    def stumbling(decode):
+        def call(group: ChangeGroup, *args, **kwargs):
+            if any(b"poison" in bytes(image) for image in group.images):
+                raise KeyError("a value of the row")
+            return decode(group, *args, **kwargs)
+
+        return call
+
+    for name in ("decode_group", "fit_group"):
+        monkeypatch.setattr(writer.decoding, name, stumbling(getattr(writer.decoding, name)))

@@ -34,13 +34,23 @@ LOG_CONFIG = LogConfig(segment_max_bytes=MIB, max_bytes=64 * MIB)
 
 @dataclass(slots=True)
 class SwitchedStore:
-    """The real store behind a switch: while `broken` matches a location, the object store is down for it."""
+    """The real store behind a switch: while `broken` matches a location, the object store is down for it.
+
+    What `slow` matches is written once the gate is open; `begun` has every write that
+    was tried.
+    """
 
     store: ObjectStore
     broken: Callable[[str], bool] = field(default=lambda _: False)
+    slow: Callable[[str], bool] = field(default=lambda _: False)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    begun: list[str] = field(default_factory=list)
 
     async def write(self, location: str, data: Any) -> None:
         self._check(location)
+        self.begun.append(location)
+        if self.slow(location):
+            await self.gate.wait()
         await self.store.write(location, data)
 
     async def read(self, location: str) -> bytes:

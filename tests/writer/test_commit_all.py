@@ -12,7 +12,7 @@ from tests.writer.committing import SHOP, open_bench
 from writer.buffer import Span
 from writer.changes import Position, SourceId, TableName
 from writer.committer import ATTEMPTS_MAX
-from writer.errors import CommitConflict, RowsAlreadyCommitted, TableMissing
+from writer.errors import ColumnsChanged, CommitConflict, RowsAlreadyCommitted, TableMissing
 
 NAMES = [TableName(("default",), name) for name in ("orders", "lines", "payments")]
 
@@ -105,6 +105,20 @@ async def test_a_table_that_is_gone_keeps_the_others_as_they_were(bench):
     with pytest.raises(TableMissing):
         await bench.committer.commit_all(flushes)
     assert [bench.sequences(str(name)) for name in NAMES[:2]] == [[], []]
+
+
+async def test_a_table_that_has_lost_a_column_is_told_with_its_name_and_nothing_is_committed(bench):
+    states = [await bench.create(name) for name in NAMES]
+    flushes = await make_flushes(bench, states)
+    with (
+        contextlib.closing(bench.lake.open_pyiceberg()) as catalog,
+        catalog.load_table("default.lines").update_schema() as update,
+    ):
+        update.delete_column("total")
+    with pytest.raises(ColumnsChanged) as raised:
+        await bench.committer.commit_all(flushes)
+    assert raised.value.table == NAMES[1]
+    assert contents(bench) == [[], [], []]
 
 
 async def test_a_part_that_landed_alone_is_not_committed_again(bench):

@@ -9,7 +9,7 @@ from tests.writer.examples import NESTED
 from writer.buffer import Span
 from writer.changes import Position, SourceId, TableName
 from writer.commit_plan import Flush, Outcome, find_flush, plan_append, plan_schema, read_outcome
-from writer.errors import CatalogError, TableReplaced
+from writer.errors import CatalogError, ColumnsChanged, TableReplaced
 from writer.iceberg.manifests import DataFile, ManifestList, describe_manifest
 from writer.iceberg.partitions import parse_partition, spec_to_json
 from writer.iceberg.progress import Progress, ProgressUnreadable
@@ -68,6 +68,7 @@ def test_the_first_commit_requires_that_main_does_not_exist():
     assert plan.request.requirements == (
         {"type": "assert-table-uuid", "uuid": "u-1"},
         {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": None},
+        {"type": "assert-current-schema-id", "current-schema-id": 0},
     )
     snapshot = updates_of(plan)["add-snapshot"]["snapshot"]
     assert "parent-snapshot-id" not in snapshot
@@ -179,6 +180,25 @@ def test_another_table_under_the_name_is_told_apart():
     document = make_document(**{"table-uuid": "u-2"})
     with pytest.raises(TableReplaced, match="found=u-2"):
         read_outcome(base, table_state_from(USERS, document), document, make_flush())
+
+
+def without_column(**changes):
+    """Make a document whose table has lost its first column."""
+    schema = schema_to_json(NESTED)
+    return make_document(schemas=[{**schema, "fields": schema["fields"][1:]}], **changes)
+
+
+def test_a_column_of_the_files_that_is_gone_is_told():
+    base, document = table_state_from(USERS, make_document()), without_column()
+    with pytest.raises(ColumnsChanged, match="flush=f-1") as raised:
+        read_outcome(base, table_state_from(USERS, document), document, make_flush())
+    assert raised.value.table == USERS
+
+
+def test_a_flush_that_landed_before_the_column_went_has_landed():
+    snapshots = [{"snapshot-id": 42, "manifest-list": "l", "summary": {"lakefeed.flush-id": "f-1"}}]
+    base, document = table_state_from(USERS, make_document()), without_column(snapshots=snapshots)
+    assert read_outcome(base, table_state_from(USERS, document), document, make_flush()) is Outcome.LANDED
 
 
 def test_files_go_under_the_table_unless_it_says_otherwise():

@@ -165,7 +165,7 @@ async def test_a_table_without_the_column_for_epochs_gets_it(
 
 
 async def test_memory_is_bounded_and_everything_still_arrives(tmp_path: Path, local_lake: Lake) -> None:
-    limits = {"flush_max_bytes": 64 * 1024, "buffer_max_bytes": 64 * 1024}
+    limits = {"flush_max_bytes": 16 * 1024, "buffer_max_bytes": 64 * 1024}
     async with running_feed(tmp_path, local_lake, **limits) as running:
         for start in range(0, 4_000, 500):
             await running.append(range(start, start + 500))

@@ -19,7 +19,7 @@ from writer.errors import WalFull
 
 SHOP = SourceId("shop")
 LITTLE_LOG = LogConfig(segment_max_bytes=MIB, max_bytes=8 * MIB, table_max_share=0.25)
-SMALL = {"flush_max_changes": 200, "flush_max_bytes": 64 * 1024, "buffer_max_bytes": 192 * 1024}
+SMALL = {"flush_max_changes": 200, "flush_max_bytes": 48 * 1024, "buffer_max_bytes": 192 * 1024}
 BATCH = 20
 
 

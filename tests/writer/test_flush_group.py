@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 
 from tests.fakes import CatalogFault, FlakyCatalog, OldCatalog
-from tests.writer.feeding import Running, running_feed, wait_for
+from tests.writer.conftest import Lake
+from tests.writer.feeding import Running, read_columns, running_feed, wait_for
 from tests.writer.transfers import (
     ACCOUNTS,
     BANK,
@@ -103,6 +105,42 @@ async def test_tables_that_are_quick_wait_for_one_whose_rows_take_longer_to_deco
     check_both(local_lake, *range(1, 21))
 
 
+# -- tables that others change
+
+
+def drop_column(lake: Lake, table: str, column: str) -> None:
+    with contextlib.closing(lake.open_pyiceberg()) as catalog, catalog.load_table(table).update_schema() as update:
+        update.delete_column(column)
+
+
+async def test_a_group_goes_on_whole_when_a_column_that_it_does_not_fill_is_dropped(tmp_path, local_lake):
+    async with running_feed(tmp_path, local_lake, **TOGETHER) as running:
+        note = event("ledger", sequence_of(1, 1), {"transfer": 1, "amount": 2, "note": "first"})
+        await log_batch(running, event("accounts", sequence_of(1, 0)), note)
+        await running.flush()
+        drop_column(local_lake, LEDGER, "note")
+        await log_transfer(running, 2)
+        await running.flush()
+        assert splits(running) == NOTHING_SPLIT
+    check_both(local_lake, 1, 2)
+
+
+async def test_values_of_a_column_that_is_dropped_during_a_group_are_not_lost_and_the_split_is_told(
+    tmp_path, local_lake
+):
+    async with running_feed(tmp_path, local_lake, **TOGETHER) as running:
+        for transfer in (1, 2):
+            note = event("ledger", sequence_of(transfer, 1), {"transfer": transfer, "note": f"n{transfer}"})
+            await log_batch(running, event("accounts", sequence_of(transfer, 0)), note)
+            if transfer == 1:
+                await running.flush()
+                drop_column(local_lake, LEDGER, "note")
+        await running.flush()
+        assert set(splits(running)) == {"table_left"}
+    check_both(local_lake, 1, 2)
+    assert read_columns(local_lake, "transfer", "note", table=LEDGER) == [(1, None), (2, "n2")]
+
+
 # -- transactions in several batches
 
 
@@ -150,7 +188,7 @@ async def test_transaction_that_is_too_large_goes_on_in_parts(tmp_path, local_la
 
 
 async def test_memory_is_bounded_while_transactions_are_open(tmp_path, local_lake):
-    limits = {"flush_max_bytes": 64 * 1024, "buffer_max_bytes": 64 * 1024}
+    limits = {"flush_max_bytes": 16 * 1024, "buffer_max_bytes": 64 * 1024}
     async with running_feed(tmp_path, local_lake, **TOGETHER, **limits) as running:
         for number in range(60):
             rows = [
@@ -305,7 +343,7 @@ async def test_outage_of_the_catalog_leaves_transactions_whole(tmp_path, local_l
 
 
 async def test_table_that_has_to_give_up_its_memory_leaves_its_group_and_catches_up(tmp_path, local_lake):
-    small = {"flush_max_bytes": 32 * 1024, "buffer_max_bytes": 64 * 1024, "flush_max_changes": 50}
+    small = {"flush_max_bytes": 16 * 1024, "buffer_max_bytes": 64 * 1024, "flush_max_changes": 50}
     async with running_feed(tmp_path, local_lake, **TOGETHER, **small) as running:
         running.store.broken = lambda location: location.endswith(".parquet")
         for transfer in range(1, 601):

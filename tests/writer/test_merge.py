@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from writer.merge import field_ids, merge_columns, without_fields
+from writer.merge import (
+    field_ids,
+    lost_ids,
+    merge_columns,
+    reads_otherwise,
+    required_ids,
+    shows_all,
+    without_fields,
+)
 from writer.types import Field, ListType, MapType, StructType, Type
 
 
@@ -27,7 +37,9 @@ def test_tables_own_ids_and_order_win():
 
 def test_columns_that_only_the_writer_knows_are_added_behind_with_fresh_ids():
     table = struct(Field(1, "a", "long"), Field(2, "altered_by_spark", "string"))
-    own = struct(Field(1, "a", "long"), Field(2, "new", "double", doc="why"), Field(3, "newer", "string"))
+    own = struct(
+        Field(1, "a", "long"), Field(2, "new", "double", doc="why"), Field(3, "newer", "string", required=True)
+    )
     merged = merge_columns(table, own, last_field_id=40)
     assert merged.columns.fields[2:] == (Field(41, "new", "double", doc="why"), Field(42, "newer", "string"))
     assert merged.last_field_id == 42
@@ -113,3 +125,115 @@ def test_fields_are_left_out_by_their_ids_at_any_depth():
     left = without_fields(own, {3, 7, 11, 13})
     assert set(field_ids(left)) == {1, 2, 4, 5, 6, 8, 9, 10, 12}
     assert without_fields(own, ()) == own
+
+
+WRITTEN = struct(
+    Field(1, "a", "int", required=True),
+    Field(2, "home", struct(Field(3, "zip", "decimal(9, 2)"))),
+    Field(4, "tags", ListType(5, struct(Field(6, "t", "float")))),
+    Field(7, "scores", MapType(8, "string", 9, struct(Field(10, "n", "int")))),
+)
+
+
+def changed(place: int, **changes: object) -> StructType:
+    fields = list(WRITTEN.fields)
+    fields[place] = replace(fields[place], **changes)
+    return StructType(tuple(fields))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        WRITTEN,
+        changed(0, name="b", doc='formerly ["a"]', type="long", required=False),
+        changed(1, type=struct(Field(3, "zip", "decimal(12,2)"), Field(11, "city", "string"))),
+        changed(1, type=struct(Field(3, "zip", "decimal(9,2)"))),
+        changed(2, type=ListType(5, struct(Field(6, "t", "double")))),
+        StructType((*reversed(WRITTEN.fields), Field(11, "new", "string"))),
+    ],
+    ids=["the same", "renamed, wider, optional", "more inside", "spelled otherwise", "wider inside", "order, one more"],
+)
+def test_files_stay_whole_under_columns_that_evolved_by_ids(table):
+    assert shows_all(table, WRITTEN)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        StructType(WRITTEN.fields[1:]),
+        changed(0, id=11),
+        changed(0, name="b"),
+        changed(0, doc="json"),
+        changed(0, type="string"),
+        changed(1, required=True),
+        changed(1, type=struct()),
+        changed(2, type=ListType(5, struct(Field(11, "t", "float")))),
+        changed(3, type=MapType(8, "string", 9, struct())),
+        StructType((*WRITTEN.fields, Field(11, "new", "string", required=True))),
+    ],
+    ids=[
+        "dropped",
+        "dropped and added again",
+        "renamed, and nobody knows from what",
+        "text that is JSON now",
+        "of another type",
+        "required now",
+        "dropped inside a struct",
+        "dropped inside a list",
+        "dropped inside a map",
+        "one more that is required",
+    ],
+)
+def test_files_with_values_that_the_columns_do_not_show_are_told_apart(table):
+    assert not shows_all(table, WRITTEN)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Field(1, "a", "string"), Field(9, "a", "string", doc="json")),
+        (Field(1, "a", "string", doc="mine; json"), Field(9, "a", "string", doc="mine")),
+        (Field(1, "b", "string"), Field(9, "a", "string", doc='json; formerly ["b"]')),
+        (Field(1, "a", "uuid"), Field(1, "a", "fixed[16]")),
+        (Field(1, "a", ListType(2, "fixed[16]")), Field(1, "a", ListType(2, "uuid"))),
+        (Field(1, "a", MapType(2, "uuid", 3, "long")), Field(1, "a", MapType(2, "fixed[16]", 3, "long"))),
+        (Field(1, "a", struct(Field(2, "x", "string"))), Field(1, "a", struct(Field(2, "x", "string", doc="json")))),
+    ],
+)
+def test_columns_that_look_the_same_in_arrow_and_are_not_are_told_apart(before, after):
+    assert reads_otherwise(struct(before), struct(after))
+    assert not reads_otherwise(struct(before), struct(before))
+    assert not reads_otherwise(struct(after), struct(after))
+
+
+def test_new_columns_and_comments_do_not_make_rows_read_otherwise():
+    before = struct(Field(1, "a", "string", doc="json"), Field(2, "gone", "string"))
+    after = struct(Field(1, "a", "string", doc="why; json; key"), Field(3, "new", "string", doc="json"))
+    assert not reads_otherwise(before, after)
+
+
+def test_lost_are_fields_that_are_gone_at_any_depth_or_have_a_name_that_was_never_theirs():
+    after = struct(
+        Field(1, "b", "int"),
+        Field(2, "house", struct(Field(11, "zip", "long")), doc='formerly ["home"]'),
+        Field(4, "tags", ListType(5, struct(Field(6, "u", "float")))),
+        Field(7, "scores", MapType(8, "string", 9, struct())),
+    )
+    assert lost_ids(WRITTEN, after) == {1, 3, 6, 10}
+    assert lost_ids(WRITTEN, WRITTEN) == frozenset()
+
+
+def test_a_field_below_an_optional_one_may_be_null():
+    inner = struct(Field(2, "x", "long", required=True), Field(3, "y", "long"))
+    outer = struct(Field(1, "a", inner, required=True), Field(4, "b", replace_ids(inner, 10)))
+    assert list(required_ids(outer)) == [1, 2]
+
+
+def replace_ids(type_: StructType, by: int) -> StructType:
+    return StructType(tuple(replace(field, id=field.id + by) for field in type_.fields))
+
+
+def test_columns_that_only_the_writer_knows_under_a_name_that_differs_by_case_are_not_added():
+    table = struct(Field(1, "ID", "long"), Field(2, "home", struct(Field(3, "Zip", "int")), doc='formerly ["House"]'))
+    own = struct(Field(7, "id", "long"), Field(8, "home", struct(Field(9, "zip", "int"))), Field(10, "house", "long"))
+    assert merge_columns(table, own, last_field_id=3).columns == table

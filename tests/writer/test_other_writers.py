@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import uuid
 from dataclasses import replace
+from decimal import Decimal
 
 import pytest
-from pyiceberg.types import StringType
+from pyiceberg.types import DecimalType, StringType
 
 from tests.fakes import CatalogFault
 from tests.writer.committing import SHOP, USERS, open_bench
@@ -130,6 +131,21 @@ async def test_a_commit_whose_snapshot_somebody_expired_before_we_looked_is_not_
         await bench.committer.commit(state, ours)
     assert raised.value.marks == {SHOP: Position(0, 10)}  # all of them: the caller has nothing left to write
     assert bench.sequences() == [*range(1, 11), 101]
+
+
+async def test_a_column_that_somebody_adds_during_our_commit_costs_one_more_request_and_no_other_files(bench):
+    state = await bench.create()
+    flush = await bench.make_flush(state, 1, 3)
+    with contextlib.closing(bench.lake.open_pyiceberg()) as catalog:
+        with catalog.load_table("default.users").update_schema() as update:
+            update.add_column("note", StringType()).update_column("price", DecimalType(12, 2))
+        seen = bench.flaky.commits_seen
+        await bench.committer.commit(state, flush)
+        assert bench.flaky.commits_seen - seen == 2
+        table = catalog.load_table("default.users")
+        assert [task.file.file_path for task in table.scan().plan_files()] == [flush.files[0].location]
+        assert table.current_snapshot().schema_id == table.metadata.current_schema_id
+        assert table.scan().to_arrow()["price"][0].as_py() == Decimal("0.01")
 
 
 async def test_a_column_that_came_with_somebody_elses_rows_is_kept_by_our_next_commits(tmp_path, local_lake):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from writer.changes import Position, SourceId, Span
+from writer.completeness import complete_positions
 from writer.parking import Holding, Standing, plan_stretch, plan_yields
 
 TABLES = ("a", "b", "c")
@@ -76,6 +79,10 @@ class Table:
         passed = self.standing.first_passed(source)
         return min([*found, *([passed.sequence] if passed else [])], default=None)
 
+    def waiting_spans(self, *, is_landing: bool) -> list[Mapping[SourceId, Span]]:
+        left = self.waiting if is_landing else self.in_memory
+        return [self.standing.passed_spans, *(change.spans for change in left)]
+
 
 @dataclass(slots=True)
 class World:
@@ -137,6 +144,19 @@ def take(table: Table) -> None:
         table.flushing, table.waiting = table.waiting, []
 
 
+def complete_with(world: World, name: str) -> dict[SourceId, Position]:
+    """Reckon what a commit of one table's flush would say is complete."""
+    applied = {c.source: Position(0, c.sequence) for c in world.changes_ever() if c.offset < world.applied}
+    parts = (table.waiting_spans(is_landing=each == name) for each, table in world.tables.items())
+    return complete_positions(applied, waiting=itertools.chain.from_iterable(parts), applied=applied)
+
+
+def check_complete(world: World, complete: dict[SourceId, Position]) -> None:
+    for change in world.changes_ever():
+        if change.source in complete and change.sequence <= complete[change.source].sequence:
+            assert change in world.tables[change.table].committed, "called complete too early"
+
+
 def commit(table: Table) -> None:
     take(table)
     table.committed += [change for change in table.flushing if change not in table.committed]
@@ -186,11 +206,16 @@ def test_each_change_is_committed_once_and_in_order_whatever_stalls(operations):
             case ("take", name):
                 take(world.tables[name])
             case ("commit", name):
+                take(world.tables[name])
+                complete = complete_with(world, name)
                 commit(world.tables[name])
+                check_complete(world, complete)
             case ("land and give up", name):
                 table = world.tables[name]
                 take(table)
+                complete = complete_with(world, name)
                 table.committed += table.flushing
+                check_complete(world, complete)
                 table.park(everything=True)
             case ("park", name, everything):
                 world.tables[name].park(everything=everything)
@@ -201,6 +226,8 @@ def test_each_change_is_committed_once_and_in_order_whatever_stalls(operations):
         check(world)
     world.drain()
     check(world)
+    ends = {c.source: Position(0, c.sequence) for c in world.changes_ever()}
+    assert complete_with(world, "a") == ends
     assert sum(len(table.committed) for table in world.tables.values()) == len(world.changes_ever())
     assert not any(table.standing.is_behind for table in world.tables.values())
 
@@ -240,5 +267,12 @@ def test_table_that_has_passed_its_last_change_of_a_source_no_longer_holds_that_
     ],
 )
 def test_stuck_tables_give_up_what_waits_before_what_is_being_flushed_and_the_largest_first(stuck, waiting, everything):
-    yields = plan_yields(stuck, max_bytes=100)
+    yields = plan_yields(stuck, interruptible=stuck, max_bytes=100)
     assert (yields.waiting, yields.everything) == (waiting, everything)
+
+
+def test_a_flush_that_gets_on_is_left_to_it_whatever_it_holds():
+    stuck = {"a": Holding(10, 60), "b": Holding(10, 50)}
+    yields = plan_yields(stuck, interruptible={"b"}, max_bytes=100)
+    assert (yields.waiting, yields.everything) == ({"a"}, {"b"})
+    assert plan_yields(stuck, interruptible=(), max_bytes=100).everything == set()

@@ -1,200 +1,33 @@
 """Any schema, rows and drift, through the feed into a table: PyIceberg, DuckDB and the files show what was sent.
 
-An example is a history of one table: batches, each of which may declare columns anew (more of them, wider, renamed),
-with rows that fit, that leave columns out, or that bring values no column takes. What a row must look like in the end
-is worked out beside it, so that nothing is compared with our own reading of it.
+An example is a history of one table (schema_histories.py): batches, each of which may declare columns and fields anew,
+at any depth (more of them, wider, renamed), with rows that fit, that leave some out, or that no column takes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import datetime as dt
 import itertools
 import json
+import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from decimal import Decimal
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import orjson
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from pyiceberg.types import IcebergType, ListType, MapType, StructType
 
 from tests.every_type import plain
 from tests.writer.feeding import WAIT_S, Running, running_feed
+from tests.writer.schema_histories import Batch, History, histories
 from writer.types import FIELD_ID_KEY
-
-NAMES = ("a", "b", "c", "D d", "ß")
-MISFITS = {"no": ["number"]}  # fits nothing that is declared below
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A declared type with its values: pairs of what JSON says and what engines show."""
-
-    declared: Any
-    values: st.SearchStrategy[tuple[Any, Any]]
-
-
-def _twice(values: st.SearchStrategy) -> st.SearchStrategy:
-    return values.map(lambda value: (value, value))
-
-
-def _decimals(precision: int, scale: int) -> st.SearchStrategy:
-    numbers = st.integers(-(10**precision) + 1, 10**precision - 1).map(lambda n: Decimal(f"{n}e{-scale}"))
-    texts = numbers.map(lambda number: (f"{number:f}", number))
-    return st.one_of(texts, texts.map(lambda pair: (msgspec.Raw(pair[0]), pair[1])))
-
-
-def _moments(**options: Any) -> st.SearchStrategy:
-    return st.datetimes(dt.datetime(2, 1, 1), dt.datetime(9998, 12, 31), **options)
-
-
-def _zoned(pair: tuple[dt.datetime, int]) -> tuple[str, dt.datetime]:
-    moment, hours = pair
-    zone = dt.timezone(dt.timedelta(hours=hours))
-    return moment.replace(tzinfo=dt.UTC).astimezone(zone).isoformat(), moment.replace(tzinfo=dt.UTC)
-
-
-def _floats(width: int) -> st.SearchStrategy:
-    return _twice(st.floats(allow_nan=False, allow_infinity=False, width=width))
-
-
-def _bytes(**options: Any) -> st.SearchStrategy:
-    return st.binary(**options).map(lambda value: (base64.b64encode(value).decode(), value))
-
-
-LONGS = st.integers(-(2**63), 2**63 - 1)
-TEXTS = _twice(st.text(st.characters(codec="utf-8"), max_size=6))
-KEYS = {
-    "string": TEXTS,
-    "int": st.integers(-(2**31), 2**31 - 1).map(lambda n: (str(n), n)),
-    "long": LONGS.map(lambda n: (str(n), n)),
-    "date": st.dates().map(lambda day: (day.isoformat(), day)),
-    "uuid": st.uuids().map(lambda value: (str(value), value)),
-    "decimal(9, 3)": _decimals(9, 3).map(lambda pair: (f"{pair[1]:f}", pair[1])),
-}
-PRIMITIVES = {
-    "boolean": _twice(st.booleans()),
-    "int": _twice(st.integers(-(2**31), 2**31 - 1)),
-    "long": st.one_of(_twice(LONGS), LONGS.map(lambda n: (f"__bigint__:{n}", n))),
-    "float": _floats(32),
-    "double": _floats(64),
-    "decimal(9, 3)": _decimals(9, 3),
-    "decimal(38, 10)": _decimals(38, 10),
-    "string": TEXTS,
-    "binary": _bytes(max_size=5),
-    "fixed[3]": _bytes(min_size=3, max_size=3),
-    "date": KEYS["date"],
-    "time": st.times().map(lambda time: (time.isoformat(), time)),
-    "timestamp": _moments().map(lambda moment: (moment.isoformat(), moment)),
-    "timestamptz": st.tuples(_moments(), st.integers(-14, 14)).map(_zoned),
-    "uuid": KEYS["uuid"],
-}
-
-
-def _list_of(kind: Kind) -> Kind:
-    values = st.lists(st.one_of(st.just((None, None)), kind.values), max_size=3)
-    pairs = values.map(lambda pairs: ([pair[0] for pair in pairs], [pair[1] for pair in pairs]))
-    return Kind({"type": "list", "element": kind.declared}, pairs)
-
-
-def _struct_of(kinds: list[Kind]) -> Kind:
-    fields = dict(zip(NAMES, kinds, strict=False))
-    values = st.fixed_dictionaries(
-        {name: st.one_of(st.just((None, None)), each.values) for name, each in fields.items()}
-    )
-    pairs = values.map(lambda members: tuple({name: pair[side] for name, pair in members.items()} for side in (0, 1)))
-    return Kind({"type": "struct", "fields": {name: each.declared for name, each in fields.items()}}, pairs)
-
-
-def _map_of(pair: tuple[str, Kind]) -> Kind:
-    key, kind = pair
-    entries = st.lists(st.tuples(KEYS[key], kind.values), max_size=3, unique_by=lambda entry: entry[0][1])
-    pairs = entries.map(lambda entries: tuple({name[side]: each[side] for name, each in entries} for side in (0, 1)))
-    return Kind({"type": "map", "key": key, "value": kind.declared}, pairs)
-
-
-KINDS = st.recursive(
-    st.sampled_from([Kind(name, values) for name, values in PRIMITIVES.items()]),
-    lambda kinds: st.one_of(
-        kinds.map(_list_of),
-        st.lists(kinds, min_size=1, max_size=2).map(_struct_of),
-        st.tuples(st.sampled_from(list(KEYS)), kinds).map(_map_of),
-    ),
-    max_leaves=3,
-)
-WIDE = PRIMITIVES | {"decimal(20, 3)": _decimals(20, 3)}
-WIDER = {"int": "long", "float": "double", "decimal(9, 3)": "decimal(20, 3)"}
-
-
-# A column that nobody declares: its type is found from its values.
-UNDECLARED = "found"
-UNDECLARED_VALUES = st.fixed_dictionaries({"n": LONGS, "t": TEXTS.map(lambda pair: pair[0])})
-
-
-@dataclass
-class Batch:
-    """Rows to send, what is declared with them, and how each must be shown: columns by place, and what is rescued."""
-
-    declared: dict[str, Any]
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    shown: list[tuple[dict[int | str, Any], Any]] = field(default_factory=list)
-
-
-@st.composite
-def histories(draw: st.DrawFn) -> tuple[list[Batch], list[str]]:
-    """Draw batches of one table, and the names that its columns have in the end."""
-    names: list[str] = []
-    kinds: list[Kind] = []
-    batches = []
-    for _ in range(draw(st.integers(1, 3))):
-        declared: dict[str, Any] = {}
-        for place, kind in enumerate(kinds):
-            wide = WIDER.get(kind.declared) if isinstance(kind.declared, str) else None
-            if wide is not None and draw(st.booleans()):
-                kinds[place] = Kind(wide, WIDE[wide])
-                declared[names[place]] = wide
-            if draw(st.integers(0, 3)) == 0:
-                former, names[place] = names[place], f"{names[place]}'"
-                declared.pop(former, None)
-                declared[names[place]] = {"type": kinds[place].declared, "renamedFrom": former}
-                if not isinstance(kinds[place].declared, str):
-                    declared[names[place]] = kinds[place].declared | {"renamedFrom": former}
-        for kind in draw(st.lists(KINDS, min_size=0 if kinds else 1, max_size=2)):
-            kinds.append(kind)
-            names.append(f"{NAMES[len(names) % len(NAMES)]}{len(names)}")
-            declared[names[-1]] = kind.declared
-        batch = Batch(declared)
-        for _ in range(draw(st.integers(1, 3))):
-            _draw_row(draw, names, kinds, batch)
-        batches.append(batch)
-    return batches, names
-
-
-def _draw_row(draw: st.DrawFn, names: list[str], kinds: list[Kind], batch: Batch) -> None:
-    row, shown, rescued = {}, {}, {}
-    for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
-        match draw(st.sampled_from(["fits", "fits", "fits", "null", "absent", "misfit"])):
-            case "fits":
-                row[name], shown[place] = draw(kind.values)
-            case "null":
-                row[name] = None
-            case "misfit" if isinstance(kind.declared, str):
-                row[name] = rescued[name] = MISFITS
-    if draw(st.booleans()):
-        row[UNDECLARED] = shown[UNDECLARED] = draw(UNDECLARED_VALUES)
-    batch.rows.append(row)
-    batch.shown.append((shown, rescued or None))
-
-
-# -- the lake
 
 
 @dataclass
@@ -252,18 +85,15 @@ async def _send(running: Running, table: str, batches: list[Batch]) -> None:
     await running.flush(table)
 
 
-def _check(rows: list[dict[str, Any]], batches: list[Batch], *, is_loose: bool = False) -> None:
-    """Compare rows, as an engine shows them, by place; `is_loose` where it cannot tell null from empty."""
-    expected = [pair for batch in batches for pair in batch.shown]
-    assert len(rows) == len(expected)
-    for row, (values, rescued) in zip(rows, expected, strict=True):
+def _check(rows: list[dict[str, Any]], history: History, *, is_loose: bool = False) -> None:
+    """Compare rows as an engine shows them; `is_loose` where it cannot tell null from empty."""
+    for row, (wanted, rescued) in zip(rows, history.shown, strict=True):
         text = row.pop("_cdc_rescued")
         assert (text and json.loads(text)) == rescued
-        for place, value in row.items():
-            shown, wanted = plain(value, values.get(place)), values.get(place)
-            if is_loose:
-                shown, wanted = _without_empty(shown), _without_empty(wanted)
-            assert shown == wanted, place
+        for name, value in row.items():
+            pair = plain(value, wanted[name]), wanted[name]
+            shown, expected = map(_without_empty, pair) if is_loose else pair
+            assert shown == expected, name
 
 
 def _without_empty(value: Any) -> Any:
@@ -274,43 +104,58 @@ def _without_empty(value: Any) -> Any:
     return value
 
 
-def _pyiceberg_rows(table: Any, places: dict[str, Any]) -> list[dict[Any, Any]]:
+def _pyiceberg_rows(table: Any, names: list[str]) -> list[dict[str, Any]]:
     rows = table.scan().to_arrow().sort_by("_cdc_sequence").to_pylist()
-    return [{place: row[name] for name, place in places.items()} for row in rows]
+    return [{name: row[name] for name in names} for row in rows]
 
 
-def _duckdb_rows(duckdb: Any, table: str, places: dict[str, Any]) -> list[dict[Any, Any]]:
-    quoted = ", ".join(f'"{name}"' for name in places)
+def _duckdb_rows(duckdb: Any, table: str, names: list[str]) -> list[dict[str, Any]]:
+    quoted = ", ".join(f'"{name}"' for name in names)
     rows = duckdb.execute(f"SELECT {quoted} FROM lake.default.{table} ORDER BY _cdc_sequence").fetchall()
-    return [dict(zip(places.values(), row, strict=True)) for row in rows]
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def _file_rows(table: Any, places: dict[str, Any]) -> list[dict[Any, Any]]:
-    """Read the files by themselves; what their columns are called today, their field ids tell."""
-    by_id = {field.field_id: field.name for field in table.schema().fields}
+def _file_rows(table: Any, names: list[str]) -> list[dict[str, Any]]:
+    """Read the files by themselves; what their fields are called today, their ids tell."""
+    columns = table.schema().as_struct()
     rows = []
     for task in table.scan().plan_files():
         file = pq.ParquetFile(task.file.file_path.removeprefix("file://"))
-        names = [by_id[int(each.metadata[FIELD_ID_KEY])] for each in file.schema_arrow]
-        rows += file.read().rename_columns(names).to_pylist()
+        rows += [_by_ids(row, pa.struct(list(file.schema_arrow)), columns) for row in file.read().to_pylist()]
     rows.sort(key=lambda row: row["_cdc_sequence"])
-    return [{place: row.get(name) for name, place in places.items()} for row in rows]
+    return [{name: row[name] for name in names} for row in rows]
 
 
+def _by_ids(value: Any, stored: pa.DataType, type_: IcebergType) -> Any:
+    if value is None:
+        return None
+    match type_:
+        case StructType():
+            known = {int(each.metadata[FIELD_ID_KEY]): each for each in stored}
+            pairs = [(each, known.get(each.field_id)) for each in type_.fields]
+            return {
+                now.name: None if old is None else _by_ids(value[old.name], old.type, now.field_type)
+                for now, old in pairs
+            }
+        case ListType():
+            return [_by_ids(each, stored.value_type, type_.element_type) for each in value]
+        case MapType():
+            return {key: _by_ids(each, stored.item_type, type_.value_type) for key, each in value}
+    return value
+
+
+HISTORIES = int(os.environ.get("SCHEMA_HISTORIES", "40"))
 _tables = itertools.count()
 
 
 # Examples are told as they were found: to shrink one takes minutes.
 @given(history=histories())
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@settings(max_examples=HISTORIES, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 def test_every_engine_shows_what_was_sent(background, history):
-    batches, names = history
     table = f"t{next(_tables)}"
-    background.do(_send(background.running, table, batches))
-    places: dict[str, Any] = {name: place for place, name in enumerate(names)} | {"_cdc_rescued": "_cdc_rescued"}
-    if any(UNDECLARED in row for batch in batches for row in batch.rows):
-        places[UNDECLARED] = UNDECLARED
+    background.do(_send(background.running, table, history.batches))
+    names = [*history.columns, "_cdc_rescued"]
     loaded = background.pyiceberg.load_table(f"default.{table}")
-    _check(_file_rows(loaded, places), batches)
-    _check(_pyiceberg_rows(loaded, places), batches, is_loose=True)
-    _check(_duckdb_rows(background.duckdb, table, places), batches)
+    _check(_file_rows(loaded, names), history)
+    _check(_pyiceberg_rows(loaded, names), history, is_loose=True)
+    _check(_duckdb_rows(background.duckdb, table, names), history)

@@ -20,7 +20,7 @@ from writer import columns as names
 from writer.arrow.frames import TABLE_KEY, open_stream
 from writer.arrow.plain import plain_rows
 from writer.frames import Frame
-from writer.rows.change_columns import epochs_of, received_at_us, sources_of
+from writer.rows.change_columns import epochs_of, moments, received_at_us, sources_of
 from writer.rows.groups import Group, Run, declared_of, keep_of_runs
 
 _US_PER_MS = 1000
@@ -116,11 +116,11 @@ def arrow_change_columns(
     rows = group.rows
     every = {
         names.SEQUENCE: rows.column(names.SEQUENCE),
-        names.TIMESTAMP: pa.array(_timestamps_us(group)),
+        names.TIMESTAMP: moments(_timestamps_us(group)),
         names.OPERATION: _column_or(rows, names.OPERATION, "INSERT"),
         names.ROW_ID: _column_or(rows, names.ROW_ID, ""),
         names.SOURCE: sources_of(group),
-        names.INGESTED_AT: pa.array(received_at_us(group)),
+        names.INGESTED_AT: moments(received_at_us(group)),
         names.BEFORE: _column_or(rows, names.BEFORE, None),
         names.UNCHANGED: _column_or(rows, names.UNCHANGED, None),
         names.METADATA: _column_or(rows, names.METADATA, None),

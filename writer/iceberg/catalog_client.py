@@ -8,9 +8,10 @@ What an answer means for a commit:
     404                                     TableMissing
     409                                     CommitConflict
     401, with OAuth2                        once more with a new token: nothing was taken up
+    401, 403                                CatalogError: it is about us, not about the table
     429, connection refused                 CatalogUnavailable: nothing was taken up
+    any other 4xx                           CommitRefused: the table may be another than we think
     5xx, timeout, connection lost           CommitUnknown: it may have committed
-    any other                               CatalogError
 """
 
 from __future__ import annotations
@@ -28,7 +29,14 @@ from yarl import URL
 
 from writer.changes import TableName
 from writer.commit_plan import Request
-from writer.errors import CatalogError, CatalogUnavailable, CommitConflict, CommitUnknown, TableMissing
+from writer.errors import (
+    CatalogError,
+    CatalogUnavailable,
+    CommitConflict,
+    CommitRefused,
+    CommitUnknown,
+    TableMissing,
+)
 from writer.iceberg.config import IcebergConfig
 from writer.iceberg.oauth import Credentials, FixedToken, OAuthClient, OAuthToken
 from writer.iceberg.partitions import PartitionSpec, spec_to_json
@@ -47,6 +55,7 @@ _HEADER_KEY = "header."
 _TRANSACTION_ENDPOINT = "POST /v1/{prefix}/transactions/commit"
 
 _NOT_AUTHENTICATED = (401, 419)  # the second is Iceberg's own, for a token that has expired
+_NOT_ALLOWED = 403
 _NOT_FOUND = 404
 _CONFLICT = 409
 _TOO_MANY_REQUESTS = 429
@@ -324,8 +333,9 @@ def _unknown_to(method: str) -> type[CatalogError]:
 def _refusal(method: str, status: int) -> type[CatalogError]:
     if status >= _FIRST_SERVER_ERROR:
         return _unknown_to(method)
+    is_about_us = method == "GET" or status in (*_NOT_AUTHENTICATED, _NOT_ALLOWED)
     return {_NOT_FOUND: TableMissing, _CONFLICT: CommitConflict, _TOO_MANY_REQUESTS: CatalogUnavailable}.get(
-        status, CatalogError
+        status, CatalogError if is_about_us else CommitRefused
     )
 
 

@@ -3,7 +3,8 @@
 A snapshot stays if it is one of these; all others that lead to main are removed, the oldest first:
 
     of main: among the newest `history.expire.min-snapshots-to-keep`
-    of main: younger than `history.expire.max-snapshot-age-ms` and among the newest `lakefeed.snapshots-max`
+    of main: younger than `history.expire.max-snapshot-age-ms` and among the newest `lakefeed.snapshots-max`,
+             fewer where their summaries together are larger than `lakefeed.summaries-max-bytes`
     of main: from the oldest on that a consumer still needs (consumers.py), up to `lakefeed.consumer-snapshots-max`
     of another branch: among its newest or younger, by the branch's own limits where it has some
     pointed at by a branch or a tag
@@ -41,6 +42,8 @@ from writer.iceberg.properties import (
     SNAPSHOTS_MAX_DEFAULT,
     SNAPSHOTS_MIN,
     SNAPSHOTS_MIN_DEFAULT,
+    SUMMARIES_MAX_BYTES,
+    SUMMARIES_MAX_BYTES_DEFAULT,
     is_enabled,
     read_number,
 )
@@ -77,6 +80,7 @@ def plan_expiry(document: Mapping[str, Any], *, now_ms: int) -> ExpiryPlan | Non
         return None
     by_id = {snapshot["snapshot-id"]: snapshot for snapshot in document["snapshots"]}
     chain = list(_ancestors(by_id, refs[MAIN_BRANCH]["snapshot-id"]))
+    most = min(most, max(_least(refs[MAIN_BRANCH], properties), _count_within_bytes(chain, properties)))
     kept = _held(by_id, refs, properties, now_ms=now_ms)
     kept |= {snapshot["snapshot-id"] for snapshot in _within(chain[:most], refs[MAIN_BRANCH], properties, now_ms)}
     kept |= _around_others(chain)
@@ -104,12 +108,31 @@ def _within(
     chain: list[_Snapshot], ref: Mapping[str, Any], properties: Mapping[str, str], now_ms: int
 ) -> Iterator[_Snapshot]:
     """Pick what a branch keeps by number and by age."""
-    least = ref.get("min-snapshots-to-keep") or read_number(properties, SNAPSHOTS_MIN, SNAPSHOTS_MIN_DEFAULT)
+    least = _least(ref, properties)
     default_age_ms = read_number(properties, SNAPSHOT_MAX_AGE_MS, SNAPSHOT_MAX_AGE_DEFAULT_MS)
     age_ms = ref.get("max-snapshot-age-ms") or default_age_ms
     for position, snapshot in enumerate(chain):
-        if position < max(1, least) or snapshot["timestamp-ms"] >= now_ms - age_ms:
+        if position < least or snapshot["timestamp-ms"] >= now_ms - age_ms:
             yield snapshot
+
+
+def _least(ref: Mapping[str, Any], properties: Mapping[str, str]) -> int:
+    """Tell how many of its newest snapshots a branch keeps at least."""
+    own: int | None = ref.get("min-snapshots-to-keep")
+    return max(1, own or read_number(properties, SNAPSHOTS_MIN, SNAPSHOTS_MIN_DEFAULT))
+
+
+def _count_within_bytes(chain: list[_Snapshot], properties: Mapping[str, str]) -> int:
+    """Count the newest snapshots whose summaries together are within the table's limit; 0 of it is no limit."""
+    max_bytes = read_number(properties, SUMMARIES_MAX_BYTES, SUMMARIES_MAX_BYTES_DEFAULT)
+    if max_bytes == 0:
+        return len(chain)
+    sizes = itertools.accumulate(_summary_bytes(snapshot) for snapshot in chain)
+    return sum(1 for _ in itertools.takewhile(lambda size: size <= max_bytes, sizes))
+
+
+def _summary_bytes(snapshot: _Snapshot) -> int:
+    return sum(len(key) + len(str(value)) for key, value in (snapshot.get("summary") or {}).items())
 
 
 def _held(

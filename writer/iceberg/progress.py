@@ -1,13 +1,20 @@
 """How far a table has come: the marker that every commit moves. Owns its text in properties and summaries.
 
-    table property     lakefeed.progress   {"generations":{"n1":17},"nodes":{"n1":4711},"sources":{"shop":[0,9000]}}
+    table property     lakefeed.progress   {"complete":{"shop":[0,8700]},"generations":{"n1":17},
+                                            "nodes":{"n1":4711},"sources":{"shop":[0,9000]}}
     snapshot summary   lakefeed.flush-id   lakefeed.node   lakefeed.log-from   lakefeed.log-to
                        lakefeed.sources    {"shop":[0,8501,9000]}     (epoch, first and last sequence of this flush)
 
 A node's number is the next log offset it has to read for this table; a source's pair is the epoch and sequence of its
 last committed change; a node's generation is that of the service that committed last under its id (fencing.py), left
-out by versions from before there were any. The property is the whole, the summary is one flush's part of it. Standard
-library only, for the Spark pipeline.
+out by versions from before there were any. The property is the whole, the summary is one flush's part of it.
+
+`complete` speaks of all tables, not of this one: up to there every change of the source is committed, whichever table
+it belongs to. The node that commits knows what it still has of the source for others (completeness.py). Once true it
+stays true, so of several tables the highest counts, and a source may resume from it anywhere. Tables that were last
+committed by versions before it do not have it.
+
+Standard library only, for the Spark pipeline.
 """
 
 from __future__ import annotations
@@ -34,11 +41,15 @@ class ProgressUnreadable(WriterError):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The next log offset of each node, the last committed position of each source, the generation of each node."""
+    """The next log offset of each node, the last committed position of each source, the generation of each node.
+
+    `complete` is up to where each source is committed in all tables, as far as this one was told.
+    """
 
     nodes: Mapping[str, int] = field(default_factory=dict)
     sources: Mapping[SourceId, Position] = field(default_factory=dict)
     generations: Mapping[str, int] = field(default_factory=dict)
+    complete: Mapping[SourceId, Position] = field(default_factory=dict)
 
     def position_of(self, source: SourceId) -> Position | None:
         """Find where a source's last committed change sits."""
@@ -48,14 +59,26 @@ class Progress:
         """Find the next log offset that a node has to read for this table."""
         return self.nodes.get(node, 0)
 
-    def advance(self, *, node: str, log_to: int, sources: Mapping[SourceId, Position], generation: int = 0) -> Progress:
+    def advance(
+        self,
+        *,
+        node: str,
+        log_to: int,
+        sources: Mapping[SourceId, Position],
+        generation: int = 0,
+        complete: Mapping[SourceId, Position] | None = None,
+    ) -> Progress:
         """Move the marks of a node and its sources on; neither a source nor a generation ever moves back."""
         before = self.generations.get(node, 0)
         # A later service under the same id may have another log, whose offsets are not to be compared.
         offset = log_to if generation > before else max(log_to, self.offset_of(node))
-        moved = {source: max(last, self.sources.get(source, last)) for source, last in sources.items()}
         generations = {**self.generations, node: max(generation, before)} if generation else self.generations
-        return Progress({**self.nodes, node: offset}, {**self.sources, **moved}, generations)
+        return Progress(
+            {**self.nodes, node: offset},
+            _moved_on(self.sources, sources),
+            generations,
+            _moved_on(self.complete, complete or {}),
+        )
 
     def is_ahead_of(self, spans: Mapping[SourceId, Span]) -> bool:
         """Tell whether some of these changes are committed already."""
@@ -68,9 +91,23 @@ class Progress:
 
     def to_text(self) -> str:
         """Render the table property."""
-        sources = {str(source): (mark.epoch, mark.sequence) for source, mark in self.sources.items()}
-        parts = {"nodes": dict(self.nodes), "sources": sources, "generations": dict(self.generations)}
+        parts = {
+            "nodes": dict(self.nodes),
+            "sources": _to_pairs(self.sources),
+            "generations": dict(self.generations),
+            "complete": _to_pairs(self.complete),
+        }
         return encode({name: part for name, part in parts.items() if part})
+
+
+def _moved_on(
+    known: Mapping[SourceId, Position], positions: Mapping[SourceId, Position]
+) -> Mapping[SourceId, Position]:
+    return {**known, **{source: max(each, known.get(source, each)) for source, each in positions.items()}}
+
+
+def _to_pairs(positions: Mapping[SourceId, Position]) -> dict[str, tuple[int, int]]:
+    return {str(source): (each.epoch, each.sequence) for source, each in positions.items()}
 
 
 def progress_from_text(text: str | None) -> Progress:
@@ -83,14 +120,18 @@ def progress_from_text(text: str | None) -> Progress:
         return Progress()
     try:
         document = decode_object(text)
-        marks = as_object(document.get("sources", {}))
         return Progress(
             as_numbers(document.get("nodes", {})),
-            {SourceId(source): _position(mark) for source, mark in marks.items()},
+            _from_pairs(document.get("sources", {})),
             as_numbers(document.get("generations", {})),
+            _from_pairs(document.get("complete", {})),
         )
     except ValueError as error:
         raise ProgressUnreadable(f"progress marker is damaged: {error}: text={text[:200]}") from error
+
+
+def _from_pairs(value: Any) -> dict[SourceId, Position]:
+    return {SourceId(source): _position(mark) for source, mark in as_object(value).items()}
 
 
 def _position(mark: Any) -> Position:

@@ -13,6 +13,7 @@ MERGE_TARGET_BYTES = "commit.manifest.target-size-bytes"
 SNAPSHOT_MAX_AGE_MS = "history.expire.max-snapshot-age-ms"
 SNAPSHOTS_MIN = "history.expire.min-snapshots-to-keep"
 SNAPSHOTS_MAX = "lakefeed.snapshots-max"
+SUMMARIES_MAX_BYTES = "lakefeed.summaries-max-bytes"
 CONSUMER_SNAPSHOTS_MAX = "lakefeed.consumer-snapshots-max"
 GC_ENABLED = "gc.enabled"
 DELETE_OLD_METADATA = "write.metadata.delete-after-commit.enabled"
@@ -30,6 +31,9 @@ SNAPSHOTS_MIN_DEFAULT = 100
 # age: with these, the last one takes at most half longer than the first. At a commit every ten seconds they are the
 # last 80 minutes. A table whose streaming readers may be away for longer sets more, or commits less often.
 SNAPSHOTS_MAX_DEFAULT = 500
+# Summaries of the snapshots that are kept. Each says of every source in it what it covers, some 180 bytes, and all of
+# them are in every metadata file: of a thousand sources, 500 snapshots would be 90 MB a commit.
+SUMMARIES_MAX_BYTES_DEFAULT = 8 * 1024 * 1024
 # Snapshots that are kept for consumers that are behind. Every commit writes the metadata of all of them, here about 10
 # MB; at a commit every ten seconds they are a bit more than a day.
 CONSUMER_SNAPSHOTS_MAX_DEFAULT = 10_000

@@ -1,9 +1,14 @@
-"""Where sources stand by the tables' own marks. Owns reading them from every table, and what they say together.
+"""Where sources resume by what the tables say. Owns reading it from every table, and what it says together.
 
-For those whose log does not know a source, because it is new or was lost. Each table knows how far it has come itself,
-so of a source the *lowest* mark counts, in its newest epoch: a change between the lowest and the highest may belong to
-the table that is behind, and the others drop it when it comes again. A table that gets nothing more of a source keeps
-its mark where it is, so more may come again than is missing.
+For those whose log does not know a source, because it is new or was lost. Every commit says up to where its sources
+were complete in all tables then (progress.py); that stays true, so of all tables the *highest* counts. It may be lower
+than what is committed by now, so more may come again than is missing, and tables drop what they have.
+
+The newest epoch that any table knows is the one that goes on. If something of an earlier one was not committed yet,
+nothing of the newest is known to be complete: the source sends that epoch from its beginning.
+
+Where no table has such a word, versions before it have written all of them. Then of a source the *lowest* mark counts,
+in its newest epoch, which passes over what belongs to a table that has no mark of it yet.
 """
 
 from __future__ import annotations
@@ -11,13 +16,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable, Mapping
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
 
 from writer.changes import Position, SourceId, TableName
 from writer.errors import CatalogError, CatalogUnavailable, TableMissing
 from writer.iceberg.catalog_client import CatalogClient
-from writer.iceberg.progress import PROGRESS_PROPERTY, ProgressUnreadable, progress_from_text
+from writer.iceberg.progress import PROGRESS_PROPERTY, Progress, ProgressUnreadable, progress_from_text
 from writer.quarantine.names import is_own_mark
 
 logger = logging.getLogger(__name__)
@@ -25,12 +30,14 @@ logger = logging.getLogger(__name__)
 # Half of the client's connections: commits go on while the tables are read.
 PARALLEL_REQUESTS = 8
 
-Marks: TypeAlias = Mapping[SourceId, Position]
+# Below every sequence.
+_BEFORE_ALL = -1
+
 T = TypeVar("T")
 
 
-async def load_lowest_marks(catalog: CatalogClient) -> dict[SourceId, Position]:
-    """Read the marks of all tables of a catalog and join them. Cancelling it changes nothing.
+async def load_resume_positions(catalog: CatalogClient) -> dict[SourceId, Position]:
+    """Read what all tables of a catalog say of their sources, and join it. Cancelling it changes nothing.
 
     Raises: CatalogUnavailable.
     """
@@ -40,27 +47,40 @@ async def load_lowest_marks(catalog: CatalogClient) -> dict[SourceId, Position]:
     listed = await _all(_list_tables(catalog, namespace, turns) for namespace in namespaces)
     names = [name for names in listed for name in names]
     logger.info("table_marks_begun", extra={"tables": len(names), "namespaces": len(namespaces)})
-    found = await _all(_load_marks(catalog, name, turns) for name in names)
-    lowest = lowest_marks(found)
+    found = await _all(_load_progress(catalog, name, turns) for name in names)
+    positions = resume_positions(found)
     facts = {
         "tables": len(names),
-        "with_marks": sum(bool(marks) for marks in found),
-        "sources": len(lowest),
+        "with_marks": sum(bool(progress.sources) for progress in found),
+        "sources": len(positions),
         "seconds": round(time.monotonic() - started, 3),
     }
     logger.info("table_marks_read", extra=facts)
-    return lowest
+    return positions
 
 
-def lowest_marks(tables: Iterable[Marks]) -> dict[SourceId, Position]:
-    """Join the marks of tables: per source the lowest of its newest epoch."""
+def resume_positions(tables: Iterable[Progress]) -> dict[SourceId, Position]:
+    """Join what tables say: per source, in its newest epoch, up to where it is complete."""
     lowest: dict[SourceId, Position] = {}
-    for marks in tables:
-        for source, mark in marks.items():
-            known = lowest.get(source)
-            if known is None or mark.epoch > known.epoch or (mark.epoch == known.epoch and mark < known):
-                lowest[source] = mark
-    return lowest
+    complete: dict[SourceId, Position] = {}
+    for progress in tables:
+        for source, mark in progress.sources.items():
+            if not is_own_mark(source):
+                lowest[source] = _lower_of_newest(lowest.get(source, mark), mark)
+        for source, position in progress.complete.items():
+            complete[source] = max(position, complete.get(source, position))
+    return {source: _resume_at(lowest.get(source), complete.get(source)) for source in lowest | complete}
+
+
+def _lower_of_newest(known: Position, mark: Position) -> Position:
+    return min(known, mark) if mark.epoch == known.epoch else max(known, mark)
+
+
+def _resume_at(lowest: Position | None, complete: Position | None) -> Position:
+    if lowest is not None and (complete is None or lowest.epoch > complete.epoch):
+        return lowest if complete is None else Position(lowest.epoch, _BEFORE_ALL)
+    assert complete is not None
+    return complete
 
 
 async def _all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -81,16 +101,15 @@ async def _list_tables(catalog: CatalogClient, namespace: tuple[str, ...], turns
             return []
 
 
-async def _load_marks(catalog: CatalogClient, name: TableName, turns: asyncio.Semaphore) -> Marks:
+async def _load_progress(catalog: CatalogClient, name: TableName, turns: asyncio.Semaphore) -> Progress:
     async with turns:
         try:
             properties = await catalog.load_table_properties(name)
-            marks = progress_from_text(properties.get(PROGRESS_PROPERTY)).sources
-            return {source: mark for source, mark in marks.items() if not is_own_mark(source)}
+            return progress_from_text(properties.get(PROGRESS_PROPERTY))
         except TableMissing:  # dropped meanwhile
-            return {}
+            return Progress()
         except CatalogUnavailable:
             raise
         except (CatalogError, ProgressUnreadable) as error:  # a table of somebody else, or one that has to be looked at
             logger.warning("table_marks_unreadable", extra={"table": str(name), "error": str(error)})
-            return {}
+            return Progress()

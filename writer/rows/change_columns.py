@@ -26,11 +26,11 @@ def change_columns(
     """Build those `_cdc_` columns of a group that its table has."""
     build: dict[str, Callable[[pa.DataType], pa.Array]] = {
         names.SEQUENCE: lambda type_: pa.array(group.sequences, type_),
-        names.TIMESTAMP: lambda type_: pa.array(_timestamps_us(group)).cast(type_),
+        names.TIMESTAMP: lambda type_: moments(_timestamps_us(group)).cast(type_),
         names.OPERATION: lambda type_: pa.array(group.operations, type_),
         names.ROW_ID: lambda type_: pa.array(group.row_ids, type_),
         names.SOURCE: lambda type_: sources_of(group).cast(type_),
-        names.INGESTED_AT: lambda type_: pa.array(received_at_us(group)).cast(type_),
+        names.INGESTED_AT: lambda type_: moments(received_at_us(group)).cast(type_),
         names.BEFORE: lambda type_: _or_nulls(group, _texts_of(group.befores), type_),
         names.UNCHANGED: lambda type_: _or_nulls(group, group.unchanged, type_),
         names.METADATA: lambda type_: _or_nulls(group, _texts_of(group.metadata), type_),
@@ -81,6 +81,11 @@ def epochs_of(group: Group) -> pa.Array:
 def received_at_us(group: Group) -> npt.NDArray[np.int64]:
     """Give the time of receipt of each change."""
     return np.repeat(np.array([run.received_at_us for run in group.runs], np.int64), _run_lengths(group))
+
+
+def moments(times_us: npt.NDArray[np.int64]) -> pa.Array:
+    """Give microseconds as moments, which stay the same whatever a table's column counts in."""
+    return pa.array(times_us, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
 
 
 def _timestamps_us(group: ChangeGroup) -> np.ndarray:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
+from dataclasses import replace
 from decimal import Decimal
 
 import pyarrow as pa
 import pytest
 
 from tests.writer.arrow.arrowed import arrow_frame, arrow_group, changes, fit_arrow, rescued_texts, stream_of
-from tests.writer.sample_rows import RECEIVED_AT_US, declared, event, fit, frame, highest_id
+from tests.writer.sample_rows import RECEIVED_AT_US, declared, event, fit, frame, highest_id, raw_group
 from writer.arrow.groups import split_arrow_frames
 from writer.changes import Position, SourceId
 from writer.decode import own_fields
@@ -264,6 +265,20 @@ def test_change_columns_have_their_defaults():
     assert (row["_cdc_row_id"], row["_cdc_source"]) == ("", "shop-1")
     assert row["_cdc_before"] is row["_cdc_unchanged"] is row["_cdc_metadata"] is row["_cdc_rescued"] is None
     assert row["_cdc_epoch"] is None
+
+
+@pytest.mark.parametrize("type_", ["timestamptz", "timestamptz_ns"])
+def test_moments_stay_the_same_whatever_the_tables_column_counts_in(type_):
+    columns = replace_types(initial_columns(keep_before=False), _cdc_timestamp=type_, _cdc_ingested_at=type_)
+    in_arrow = fit_arrow(changes({"id": [1]}), columns).table
+    in_json = fit(raw_group('{"id":1}'), columns).table
+    for table in (in_arrow, in_json):
+        for name in ("_cdc_timestamp", "_cdc_ingested_at"):
+            assert table[name].cast(pa.timestamp("us", "UTC")).to_pylist() == [RECEIVED]
+
+
+def replace_types(columns, **types):
+    return StructType(tuple(replace(field, type=types.get(field.name, field.type)) for field in columns.fields))
 
 
 def test_change_has_the_epoch_of_its_connection():

@@ -10,7 +10,14 @@ from aiohttp import web
 from tests.writer.examples import NESTED
 from writer.changes import TableName
 from writer.commit_plan import Request
-from writer.errors import CatalogError, CatalogUnavailable, CommitConflict, CommitUnknown, TableMissing
+from writer.errors import (
+    CatalogError,
+    CatalogUnavailable,
+    CommitConflict,
+    CommitRefused,
+    CommitUnknown,
+    TableMissing,
+)
 from writer.iceberg.catalog_client import open_catalog
 from writer.iceberg.partitions import parse_partition
 
@@ -42,8 +49,9 @@ def answer(status, **body):
 @pytest.mark.parametrize(
     ("status", "on_load", "on_commit"),
     [
-        (400, CatalogError, CatalogError),
+        (400, CatalogError, CommitRefused),
         (401, CatalogError, CatalogError),
+        (403, CatalogError, CatalogError),
         (404, TableMissing, TableMissing),
         (409, CommitConflict, CommitConflict),
         (429, CatalogUnavailable, CatalogUnavailable),

@@ -71,6 +71,26 @@ def test_without_properties_the_defaults_hold():
     assert removed(table(old, {})) == list(range(1, 11))
 
 
+def test_fewer_stay_where_their_summaries_are_large_but_never_fewer_than_the_least():
+    large = [own(number, age_ms=DAY_MS, **{"lakefeed.sources": "x" * 1_000}) for number in range(1, 31)]
+    by_bytes = {"lakefeed.summaries-max-bytes": "15000", "history.expire.min-snapshots-to-keep": "5"}
+    kept = 30 - len(removed(table(large, by_bytes)))
+    assert kept == 15_000 // 1_050, "each has some 50 bytes beside"
+    assert removed(table(large, {**by_bytes, "history.expire.min-snapshots-to-keep": "20"})) == list(range(1, 11))
+    assert removed(table(large, {**by_bytes, "lakefeed.snapshots-max": "3"})) == list(range(1, 28))
+    assert removed(table(large, {**by_bytes, "lakefeed.summaries-max-bytes": "0"})) == []
+    assert removed(table(large, {"history.expire.min-snapshots-to-keep": "5"})) == []
+
+
+def test_consumers_keep_what_they_need_however_large_the_summaries_are():
+    large = [own(number, age_ms=1, **{"lakefeed.sources": "x" * 1_000}) for number in range(1, 31)]
+    by_bytes = {"lakefeed.summaries-max-bytes": "1", "history.expire.min-snapshots-to-keep": "2"}
+    tag = {"type": "tag", "snapshot-id": 12}
+    assert removed(table(large, by_bytes)) == list(range(1, 29))
+    assert removed(table(large, by_bytes, keep=tag)) == [*range(1, 12), *range(13, 29)]
+    assert removed(table(large, by_bytes, lakefeed_consumer_stream=tag)) == list(range(1, 12))
+
+
 @pytest.mark.parametrize("properties", [{"lakefeed.snapshots-max": "0"}, {"gc.enabled": "false"}])
 def test_a_table_can_forbid_expiry(properties):
     assert removed(chain(30, **properties)) == []

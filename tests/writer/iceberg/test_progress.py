@@ -34,6 +34,15 @@ def test_generations_stand_beside_the_marks_and_never_fall():
     assert progress.advance(node="n1", log_to=9, sources={}, generation=16).generations == {"n1": 17}
 
 
+def test_what_is_complete_stands_beside_the_marks_and_never_falls():
+    progress = Progress().advance(node="n1", log_to=8, sources={SHOP: Position(0, 20)}, complete={SHOP: Position(0, 9)})
+    assert progress.to_text() == '{"complete":{"shop":[0,9]},"nodes":{"n1":8},"sources":{"shop":[0,20]}}'
+    assert progress_from_text(progress.to_text()) == progress
+    later = progress.advance(node="n1", log_to=9, sources={SHOP: Position(0, 30)}, complete={SHOP: Position(0, 7)})
+    assert later.complete == {SHOP: Position(0, 9)}
+    assert later.advance(node="n1", log_to=9, sources={BANK: Position(0, 1)}).complete == {SHOP: Position(0, 9)}
+
+
 def test_a_later_service_may_have_a_log_that_begins_again():
     progress = Progress({"n1": 500}, {}, {"n1": 17})
     assert progress.advance(node="n1", log_to=3, sources={}, generation=18).offset_of("n1") == 3

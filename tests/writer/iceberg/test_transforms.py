@@ -10,7 +10,7 @@ import mmh3
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.transforms import parse_transform as parse_pyiceberg
 from pyiceberg.types import (
@@ -136,6 +136,7 @@ def test_values_are_those_of_the_specification(text, type_, value, expected):
 
 @pytest.mark.parametrize("type_", TYPES)
 @given(data=st.data(), width=WIDTH)
+@settings(deadline=None)
 def test_buckets_are_those_of_pyiceberg(type_, data, width):
     strategy, peer_type = TYPES[type_]
     values = data.draw(st.lists(st.none() | strategy, max_size=12))
@@ -151,6 +152,7 @@ def _for_pyiceberg(type_: str, value):
 
 @pytest.mark.parametrize("type_", ["int", "long", "decimal(9,2)", "decimal(38,10)", "string", "binary"])
 @given(data=st.data(), width=WIDTH)
+@settings(deadline=None)
 def test_truncations_are_those_of_pyiceberg(type_, data, width):
     strategy, peer_type = TYPES[type_]
     if type_ in ("int", "long"):  # PyIceberg does not wrap around at the ends of the type
@@ -167,6 +169,7 @@ def test_truncations_are_those_of_pyiceberg(type_, data, width):
 @pytest.mark.parametrize("text", ["year", "month", "day", "hour"])
 @pytest.mark.parametrize("type_", ["date", "timestamp", "timestamp_ns"])
 @given(data=st.data())
+@settings(deadline=None)
 def test_times_are_those_of_pyiceberg(text, type_, data):
     if (text, type_) == ("hour", "date"):
         return
@@ -177,6 +180,7 @@ def test_times_are_those_of_pyiceberg(text, type_, data):
 
 
 @given(values=st.lists(st.binary(max_size=300), max_size=60), start=st.integers(0, 5))
+@settings(deadline=None)
 def test_hashes_of_many_values_at_once_are_those_of_each(values, start):
     array = pa.array([b"before"] * start + values, pa.large_binary()).slice(start)
     offsets = np.frombuffer(array.buffers()[1], np.int64)[start : start + len(values) + 1]
@@ -194,6 +198,7 @@ def test_value_that_is_much_longer_than_the_others_hashes_right():
 
 
 @given(st.lists(LONG))
+@settings(deadline=None)
 def test_longs_hash_as_their_eight_bytes(values):
     hashes = hash_longs(np.array(values, np.int64)).view(np.int32)
     assert hashes.tolist() == [mmh3.hash(value.to_bytes(8, "little", signed=True)) for value in values]

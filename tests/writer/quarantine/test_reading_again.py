@@ -8,7 +8,7 @@ from tests.unwritable_tables import create_unwritable, make_writable
 from tests.writer.feeding import read_sequences, running_feed, shop
 from tests.writer.quarantine.bench import USERS, lake_bench
 from writer.iceberg.catalog_client import open_catalog
-from writer.iceberg.table_marks import load_lowest_marks
+from writer.iceberg.table_marks import load_resume_positions
 from writer.quarantine.names import Kind
 from writer.quarantine.store import Quarantine
 
@@ -74,4 +74,4 @@ async def test_marks_of_the_quarantine_are_no_sources_to_resume(tmp_path, local_
         await bench.replay()
     async with open_catalog(local_lake.catalog_url) as catalog:
         await catalog.load_config()
-        assert set(await load_lowest_marks(catalog)) == {"shop"}
+        assert set(await load_resume_positions(catalog)) == {"shop"}

@@ -1,0 +1,110 @@
+"""Flushes that take long: those that get on are left to it, whatever others need; those that stand still are not."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from tests.writer.conftest import Lake
+from tests.writer.feeding import Running, read_sequences, running_feed, shop, wait_for
+
+KIB = 1024
+
+# One batch is some 15 KiB in memory, and four of them are a flush.
+SMALL = {"flush_max_bytes": 48 * KIB, "buffer_max_bytes": 192 * KIB}
+BATCH = 50
+SLOW = ("slow_1", "slow_2")
+
+
+@pytest.fixture(autouse=True)
+def _soon_late(monkeypatch):
+    monkeypatch.setattr("writer.table_health.LAG_MAX_S", 0.2)
+
+
+def is_slow(location: str) -> bool:
+    return "/slow_" in location and location.endswith(".parquet")
+
+
+class Source:
+    """Gives each table batches of its own, and knows which."""
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+        self._next = 0
+        self.given: dict[str, list[int]] = {}
+
+    async def give(self, table: str) -> None:
+        sequences = range(self._next, self._next + BATCH)
+        self._next += BATCH
+        self.given.setdefault(table, []).extend(sequences)
+        await self._running.append(sequences, table=table, row=lambda n: {"id": n, "text": "x" * 200})
+
+
+def is_flushing(running: Running, table: str) -> bool:
+    writer = running.feed.tables.get(f"default.{table}")
+    return writer is not None and writer.is_flushing
+
+
+def is_behind(running: Running, table: str) -> bool:
+    return running.feed.tables[f"default.{table}"].standing.is_behind
+
+
+async def begin_two_slow_flushes(running: Running, source: Source) -> None:
+    """Let two tables begin flushes that together hold more than half of the memory, and gather more."""
+    for table in SLOW:
+        for _ in range(6):
+            await source.give(table)
+        await wait_for(lambda table=table: is_flushing(running, table))
+
+
+async def push_to_others(running: Running, source: Source) -> None:
+    """Push many times what memory holds; nobody asks for a flush."""
+    for _ in range(40):
+        await source.give("good")
+    end = running.log.durable_end
+    await wait_for(lambda: running.feed.applied_offset == end)
+
+
+def check_tables(lake: Lake, source: Source) -> None:
+    for table, sequences in source.given.items():
+        assert read_sequences(lake, f"default.{table}") == shop(*sequences)
+
+
+def files_of(lake: Lake, table: str) -> int:
+    with contextlib.closing(lake.open_pyiceberg()) as catalog:
+        return len(catalog.load_table(f"default.{table}").inspect.files())
+
+
+async def test_flushes_that_take_long_are_not_begun_again_though_others_need_memory(
+    tmp_path: Path, local_lake: Lake
+) -> None:
+    async with running_feed(tmp_path, local_lake, **SMALL) as running:
+        source = Source(running)
+        running.store.slow = is_slow
+        await begin_two_slow_flushes(running, source)
+        await push_to_others(running, source)
+        assert all(is_flushing(running, table) for table in SLOW)
+        running.store.gate.set()
+        assert (await running.flush())["success"]
+        begun = [location for location in running.store.begun if is_slow(location)]
+    check_tables(local_lake, source)
+    assert len(begun) == sum(files_of(local_lake, table) for table in SLOW), "each file was written once"
+
+
+async def test_flush_that_stands_still_gives_its_memory_to_others_and_is_begun_again(
+    tmp_path: Path, local_lake: Lake, monkeypatch
+) -> None:
+    monkeypatch.setattr("writer.table_flush.STILL_MAX_S", 0.2)
+    monkeypatch.setattr("writer.table_flush.SLOWEST_BYTES_PER_S", 1_000_000 * KIB)
+    async with running_feed(tmp_path, local_lake, **SMALL) as running:
+        source = Source(running)
+        running.store.slow = is_slow
+        await begin_two_slow_flushes(running, source)
+        await push_to_others(running, source)
+        await wait_for(lambda: sum(map(is_slow, running.store.begun)) > len(SLOW))
+        running.store.gate.set()
+        await wait_for(lambda: not any(is_behind(running, table) for table in SLOW))
+        assert (await running.flush())["success"]
+    check_tables(local_lake, source)
