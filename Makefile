@@ -29,11 +29,11 @@ test-spark4: everything ## Run the Spark tests on Spark 4.1, in an environment o
 # or BAD_REQUESTS_SEED to see a failure again.
 soak: everything ## Search for defects of the data plane and the catalog for about an hour
 	HYPOTHESIS_PROFILE=soak MODEL_CASES=$${MODEL_CASES:-100000} MODEL_SEED=$${MODEL_SEED:-random} CRASH_TEST_ROUNDS=$${CRASH_TEST_ROUNDS:-10} \
-	FUZZ_FRAMES=$${FUZZ_FRAMES:-100000} FUZZ_SEED=$${FUZZ_SEED:-random} AGED_COMMITS=$${AGED_COMMITS:-2000} \
+	FUZZ_FRAMES=$${FUZZ_FRAMES:-100000} FUZZ_SEED=$${FUZZ_SEED:-random} AGED_COMMITS=$${AGED_COMMITS:-2000} SCHEMA_HISTORIES=$${SCHEMA_HISTORIES:-1000} \
 	BAD_REQUESTS=$${BAD_REQUESTS:-30000} BAD_REQUESTS_SEED=$${BAD_REQUESTS_SEED:-random} \
 	MIRROR_ROUNDS=$${MIRROR_ROUNDS:-20} MIRROR_SEED=$${MIRROR_SEED:-random} BACKFILL_SEED=$${BACKFILL_SEED:-random} \
 	$(ENV_PYTHON) -m pytest --timeout=0 -s -v tests/model tests/crash tests/integration/test_data_plane_faults.py \
-	tests/catalog/test_bad_requests.py tests/catalog/test_updates_differential.py tests/writer/test_expiring.py tests/spark/test_mirror_kills.py tests/spark/backfill/test_runs_spark.py $(ARGS)
+	tests/catalog/test_bad_requests.py tests/catalog/test_updates_differential.py tests/writer/test_expiring.py tests/writer/test_schema_round_trip.py tests/spark/test_mirror_kills.py tests/spark/backfill/test_runs_spark.py $(ARGS)
 
 # Needs Java 17, Maven and Maven Central, for Iceberg's own tests and client; says so and ends with 3 where they are not.
 rck: everything ## Run Iceberg's REST compatibility kit against the catalog

@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+TIME_ZONE = "spark.sql.session.timeZone"
+UTC = "UTC"
+
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -89,6 +92,8 @@ class SessionConfig:
 
     def __post_init__(self) -> None:
         check(self.remote == "" or self.remote.startswith("sc://"), f"remote must begin with sc://: {self.remote}")
+        zone = self.extra_conf.get(TIME_ZONE, UTC)
+        check(zone == UTC, f"the time zone of a session is UTC, as days of partitions are: {TIME_ZONE}={zone}")
 
     @property
     def is_submitted(self) -> bool:

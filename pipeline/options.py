@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -42,11 +42,12 @@ LOCAL_MASTER = "local[*]"
 # spark-submit starts Python with the way to the JVM that it has started before.
 _SUBMITTED_VARIABLE = "PYSPARK_GATEWAY_PORT"
 
+_REMOTE = click.option("--remote", help="A Spark Connect server in place of a master: sc://host:15002")
 _CLUSTER_OPTIONS = (
     click.option("--warehouse", help="Which of the catalog's warehouses  [its only one]"),
     click.option("--catalog-name", help="First part of a table's name in SQL  [lake]"),
     click.option("--master", help=f"Where Spark runs: local[2], spark://host:7077, yarn, k8s://...  [{LOCAL_MASTER}]"),
-    click.option("--remote", help="A Spark Connect server in place of a master: sc://host:15002"),
+    _REMOTE,
     click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Further setting of Spark; can be repeated."),
     click.option("--packages", multiple=True, help="Maven coordinates to download, by commas; can be repeated."),
     click.option(
@@ -70,14 +71,22 @@ _OPTIONS = (
 
 def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say where the catalog and Spark are, and show foreseen errors in one line."""
+    return _with_options(command, _OPTIONS)
 
+
+def driver_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the same to a command that needs a driver of its own, which Spark Connect has not."""
+    return _with_options(command, [option for option in _OPTIONS if option is not _REMOTE])
+
+
+def _with_options(command: Callable[..., Any], options: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
     @functools.wraps(command)
     def with_readable_errors(*args: Any, **kwargs: Any) -> Any:
         with readable_errors():
             return command(*args, **kwargs)
 
     decorated: Callable[..., Any] = with_readable_errors
-    for option in reversed(_OPTIONS):
+    for option in reversed(options):
         decorated = option(decorated)
     return decorated
 

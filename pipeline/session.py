@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from pipeline.config import CatalogConfig, SessionConfig
 from pipeline.errors import SparkUnavailable
 from pipeline.runtime import find_iceberg_jar, find_java_home, find_s3_jars
-from pipeline.spark_conf import catalog_conf, remote_conf, session_conf
+from pipeline.spark_conf import NEVER_GIVE_WAY, catalog_conf, remote_conf, session_conf
 from pipeline.spark_versions import SparkVersion, installed_version
 
 if TYPE_CHECKING:
@@ -98,8 +98,16 @@ def _after_spark_submit(conf: Mapping[str, str]) -> dict[str, str]:
     # Before that PySpark has no way to the JVM, and takes it that nothing was told.
     SparkContext._ensure_initialized()  # noqa: SLF001 - as PySpark's own builder does, but later
     defaults = session_conf(SessionConfig(master=""), jars=(), scratch_dir=Path())
-    told = dict(SparkConf().getAll())
-    return {key: value for key, value in conf.items() if key not in told or defaults.get(key) != value}
+    return give_way(conf, dict(SparkConf().getAll()), defaults)
+
+
+def give_way(conf: Mapping[str, str], told: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
+    """Leave out settings that are our defaults where another was told, but none that rows depend on."""
+    return {
+        key: value
+        for key, value in conf.items()
+        if key in NEVER_GIVE_WAY or key not in told or defaults.get(key) != value
+    }
 
 
 def _connect(config: SessionConfig) -> SparkSession:

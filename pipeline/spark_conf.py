@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline.config import CatalogConfig, JobKind, SessionConfig
+from pipeline.config import TIME_ZONE, UTC, CatalogConfig, JobKind, SessionConfig
 
 VARIABLES = "spark.sql.variable.substitute"
 
 _OF_SESSIONS = {
     # Days and hours of partitions are those of UTC for every writer, so they must be for Spark's too.
-    "spark.sql.session.timeZone": "UTC",
+    TIME_ZONE: UTC,
     # A name or a text with `${x}` in it means just that.
     VARIABLES: "false",
 }
+
+# What no defaults of a cluster change: rows would get into other partitions.
+NEVER_GIVE_WAY = frozenset((TIME_ZONE,))
 
 _EVERYWHERE = {
     "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
@@ -37,8 +40,11 @@ _LOCAL_BY_KIND: Mapping[JobKind, Mapping[str, str]] = {
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.adaptive.enabled": "false",
     },
-    # Full compilation halves the CPU of large merges; adaptive plans shrink the partitions that turn out small.
+    # Full compilation halves the CPU of large merges; adaptive plans shrink the partitions that turn out small. Java's
+    # usual collector cuts the heap into regions, in which Spark's pages of tens of megabytes find no place: a merge
+    # into ten million rows ran out of a heap of 3 GB that was half empty.
     JobKind.LONG: {
+        "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
         "spark.sql.shuffle.partitions": "16",
         "spark.sql.adaptive.enabled": "true",
     },

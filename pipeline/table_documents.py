@@ -41,6 +41,15 @@ def load_document(spark: SparkSession, table: str) -> dict[str, Any]:
     return document
 
 
+def load_uuid(spark: SparkSession, table: str) -> str | None:
+    """Give a table's uuid, which a table that was made anew under its name does not have; None without a JVM."""
+    if not has_jvm(spark):
+        return None
+    jvm: Any = spark._jvm  # noqa: SLF001 - as above
+    loaded = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, table)  # noqa: SLF001
+    return str(loaded.uuid().toString())
+
+
 def current_fields(document: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """Give the columns of a table's current schema."""
     return fields_of(document, document["current-schema-id"])

@@ -65,7 +65,14 @@ class CutResponse:
     """Lose the client's connection when it has half of the response's body, or nothing of one that has no body."""
 
 
-Fault = Answer | Silence | Slow | CutRequest | CutResponse
+@dataclass(frozen=True, slots=True)
+class Meanwhile:
+    """Let something else happen, then let the request through: whoever sent it comes second."""
+
+    action: Callable[[], object]
+
+
+Fault = Answer | Silence | Slow | CutRequest | CutResponse | Meanwhile
 
 
 @dataclass(slots=True)
@@ -181,6 +188,9 @@ class FaultProxy:
             case Slow(delay_s, bytes_per_s):
                 await asyncio.sleep(delay_s)
                 return await self._pass_on(request, body, bytes_per_s=bytes_per_s)
+            case Meanwhile(action):
+                await asyncio.to_thread(action)
+                return await self._pass_on(request, body)
             case Answer(status, forwarded, answer):
                 if forwarded:
                     await self._pass_through(request, body)

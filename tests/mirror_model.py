@@ -1,7 +1,8 @@
 """A small database that changes at random, and what mirrors of it have to show. No Spark, no service: only the rules.
 
-Two sources share a table and have rows of their own. They insert, update (now and then without one column), delete,
-change keys, empty the table of their rows, start over with a new epoch, and add and widen columns as they go.
+Four sources share a table. Two have rows of their own and empty the table of them now and then; the other two change
+the same rows, by clocks that agree. All insert, update (now and then without one column), delete, change keys, start
+over with a new epoch, and add and widen columns as they go. Some changes are kept back, as in a quarantine.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-KEYS_PER_SOURCE = 24
+KEYS_PER_SOURCE = 20
+KEPT_BACK = 0.08
 START_MS = 1_794_787_200_000
 
 # The columns that are compared, and from which round on rows have them. `label` was `name` before.
@@ -48,6 +50,7 @@ class _Source:
     epoch: int = 0
     sequence: int = 0
     rows: dict[int, Row] = field(default_factory=dict)
+    is_sharing: bool = False
 
 
 class Database:
@@ -55,22 +58,33 @@ class Database:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
+        shared: dict[int, Row] = {}
         self._sources = [_Source(0), _Source(1)]
+        self._sources += [_Source(number, rows=shared, is_sharing=True) for number in (2, 3)]
         self._time_ms = START_MS
         self.round = 0
         self.changes: list[Change] = []
 
     def play_round(self) -> list[list[Change]]:
-        """Let each source change some rows; its changes in order."""
-        played = [self._play(source) for source in self._sources]
+        """Let each source change some rows, in turns; its changes in order, of sources in any."""
+        turns = []
+        for source in self._sources:
+            if self._random.random() < 0.15:
+                source.epoch, source.sequence = source.epoch + 1, 0
+            turns += [source] * self._random.randint(5, 20)
+        self._random.shuffle(turns)
+        played: list[list[Change]] = [[] for _ in self._sources]
+        for source in turns:
+            played[source.number].append(self._change(source))
         self.round += 1
         self.changes += [change for changes in played for change in changes]
+        self._random.shuffle(played)
         return played
 
-    def _play(self, source: _Source) -> list[Change]:
-        if self._random.random() < 0.15:
-            source.epoch, source.sequence = source.epoch + 1, 0
-        return [self._change(source) for _ in range(self._random.randint(5, 30))]
+    def keep_back(self, changes: list[Change]) -> tuple[list[Change], list[Change]]:
+        """Part changes into those that are sent and those that a quarantine would keep: single rows, now and then."""
+        kept = [change for change in changes if change.key is not None and self._random.random() < KEPT_BACK]
+        return [change for change in changes if change not in kept], kept
 
     def _change(self, source: _Source) -> Change:
         self._time_ms += 1
@@ -78,7 +92,8 @@ class Database:
         facts = {"source": source.number, "epoch": source.epoch, "sequence": source.sequence, "time_ms": self._time_ms}
         absent = [key for key in self._keys_of(source) if key not in source.rows]
         kind = self._random.choices(
-            ["insert", "update", "partial", "delete", "move", "truncate"], [30, 30, 15, 15, 8, 1]
+            ["insert", "update", "partial", "delete", "move", "truncate"],
+            [30, 30, 20, 15, 8, 0 if source.is_sharing else 1.5],
         )[0]
         if kind == "truncate":
             source.rows.clear()
@@ -93,20 +108,21 @@ class Database:
             return Change(operation="DELETE", key=key, **facts)
         if kind == "move" and absent:
             new_key = self._random.choice(absent)
-            source.rows[new_key] = self._values()
-            del source.rows[key]
-            return Change(operation="UPDATE", key=new_key, old_key=key, row=source.rows[new_key], **facts)
+            sends_all = self._random.random() < 0.5
+            return self._update(source, new_key, facts | {"old_key": key}, sends_all=sends_all)
+        return self._update(source, key, facts, sends_all=kind != "partial")
+
+    def _update(self, source: _Source, key: int, facts: dict[str, Any], *, sends_all: bool) -> Change:
+        old = source.rows.pop(facts.get("old_key", key))
         values = self._values()
-        if kind == "partial":
-            old_big = source.rows[key]["big"]
-            source.rows[key] = values | {"big": old_big}
-            sent = {name: value for name, value in values.items() if name != "big"}
-            return Change(operation="UPDATE", key=key, row=sent, unchanged=("big",), **facts)
-        source.rows[key] = values
-        return Change(operation="UPDATE", key=key, row=values, **facts)
+        source.rows[key] = values if sends_all else values | {"big": old["big"]}
+        if sends_all:
+            return Change(operation="UPDATE", key=key, row=values, **facts)
+        sent = {name: value for name, value in values.items() if name != "big"}
+        return Change(operation="UPDATE", key=key, row=sent, unchanged=("big",), **facts)
 
     def _keys_of(self, source: _Source) -> range:
-        return range(source.number, 2 * KEYS_PER_SOURCE, 2)
+        return range(min(source.number, 2), 3 * KEYS_PER_SOURCE, 3)
 
     def _values(self) -> Row:
         number = self._random.randrange(1_000_000)
@@ -131,21 +147,23 @@ class Database:
                 row=row,
             )
             for source in self._sources
+            if not source.is_sharing  # a read has the time of the reading, which may be later than changes behind it
             for key, row in sorted(source.rows.items())
             if self._random.random() < 0.5
         ]
 
 
-def expected_rows(changes: list[Change]) -> dict[int, tuple[Any, ...]]:
-    """Compute what a mirror shows: key -> values of COLUMNS."""
-    return {key: versions[-1][1] for key, versions in _all_versions(changes).items() if versions[-1][2] is None}
+def expected_rows(changes: list[Change], columns: tuple[str, ...] = COLUMNS) -> dict[int, tuple[Any, ...]]:
+    """Compute what a mirror shows: key -> values of the columns."""
+    found = _all_versions(changes, columns)
+    return {key: versions[-1][1] for key, versions in found.items() if versions[-1][2] is None}
 
 
-def expected_history(changes: list[Change]) -> list[tuple[Any, ...]]:
+def expected_history(changes: list[Change], columns: tuple[str, ...] = COLUMNS) -> list[tuple[Any, ...]]:
     """Compute what a history shows: key, position of the start, position of the end, values."""
     return [
         (key, start, end or (), values)
-        for key, versions in _all_versions(changes).items()
+        for key, versions in _all_versions(changes, columns).items()
         for start, values, end in versions
     ]
 
@@ -153,14 +171,21 @@ def expected_history(changes: list[Change]) -> list[tuple[Any, ...]]:
 Version = tuple[tuple[Any, ...], tuple[Any, ...], tuple[int, int] | None]
 
 
-def _all_versions(changes: list[Change]) -> dict[int, list[Version]]:
+def _all_versions(changes: list[Change], columns: tuple[str, ...]) -> dict[int, list[Version]]:
     by_key: dict[int, list[Change]] = {}
     for change in _with_moves(set_of(changes)):
         if change.key is not None:
             by_key.setdefault(change.key, []).append(change)
     truncates = [change for change in changes if change.operation == "TRUNCATE"]
-    found = {key: _versions(sorted(events, key=lambda each: each.order), truncates) for key, events in by_key.items()}
+    found = {key: _versions(_in_order(events), truncates, columns) for key, events in by_key.items()}
     return {key: versions for key, versions in found.items() if versions}
+
+
+def _in_order(events: list[Change]) -> list[Change]:
+    """Put the changes of a row in order: by position, or by time where several sources tell of it."""
+    if len({event.source for event in events}) == 1:
+        return sorted(events, key=lambda each: each.order)
+    return sorted(events, key=lambda each: each.time_ms)
 
 
 def set_of(changes: list[Change]) -> list[Change]:
@@ -175,7 +200,7 @@ def _with_moves(changes: list[Change]) -> Iterator[Change]:
             yield replace(change, operation="DELETE", key=change.old_key, old_key=None, row={}, unchanged=())
 
 
-def _versions(events: list[Change], truncates: list[Change]) -> list[Version]:
+def _versions(events: list[Change], truncates: list[Change], columns: tuple[str, ...]) -> list[Version]:
     versions: list[Version] = []
     row: Row = {}
     for number, event in enumerate(events):
@@ -189,7 +214,7 @@ def _versions(events: list[Change], truncates: list[Change]) -> list[Version]:
         following = events[number + 1].order[:2] if number + 1 < len(events) else None
         ends = [end for end in (following, _next_truncate(event, truncates)) if end is not None]
         start = (*event.order[:2], event.operation == "READ")
-        versions.append((start, tuple(row.get(name) for name in COLUMNS), min(ends, default=None)))
+        versions.append((start, tuple(row.get(name) for name in columns), min(ends, default=None)))
     return versions
 
 

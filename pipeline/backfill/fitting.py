@@ -4,10 +4,11 @@
     one that Iceberg can widen the table's to             the column is widened first: int to long, float to double,
                                                           decimal to more digits
     text, where the table has numbers, dates ...          each value exactly (texts.py), or it is rescued
-    no column of this name                                it is added
+    no column of this name, now or formerly               it is added
     anything else                                         an error that names the column, before anything is written
 
-Names are matched as Spark does: by case if nothing else. Columns that the input lacks are unchanged by it.
+Names are matched as Spark does: by case if nothing else. A name that a column had before is meant for that column, as
+it is in live rows, unless another has it now. Columns that the input lacks are unchanged by it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from pyspark.sql import types
 
 from pipeline.backfill.texts import can_be_text
-from pipeline.backfill.type_fits import PATH, Convert, fit_type, stored_type, type_sql, type_text
+from pipeline.backfill.type_fits import PATH, Convert, columns_by_name, fit_type, stored_type, type_sql, type_text
 from pipeline.mirrors.sql_text import quoted
 from writer.columns import RESERVED_PREFIX
 
@@ -31,6 +32,9 @@ _ICEBERG_NAMES = frozenset(
 )
 _NAME_MAX_CHARS = 255
 
+# How Spark's JDBC reader notes that a timestamp is a time of day, of which it has lost the fraction.
+_SPARK_TIME = "logical_time_type"
+
 
 @dataclass(frozen=True, slots=True)
 class FittedColumn:
@@ -42,6 +46,7 @@ class FittedColumn:
     given: str
     name: str
     type: types.DataType
+    given_type: types.DataType
     convert: Convert | None = None
     is_text: bool = False
 
@@ -68,22 +73,37 @@ def fit_columns(
     """
     wanted = {each.name.lower(): each.dataType for each in declared or ()}
     fitting = Fitting()
-    by_name = {each.name.lower(): each for each in known.fields}
+    by_name = columns_by_name(known)
     seen: set[str] = set()
+    meant: dict[str, str] = {}
     for each in given.fields:
         folded = each.name.lower()
-        if (problem := _name_problem(each.name)) or folded in seen:
+        if (problem := _name_problem(each.name) or _time_problem(each)) or folded in seen:
             fitting.problems.append(problem or f"two columns have one name: column={each.name}")
             continue
         seen.add(folded)
         column = by_name.get(folded)
         if column is None:
             _add(fitting, each, wanted.get(folded))
+        elif (other := meant.setdefault(column.name, each.name)) != each.name:
+            facts = f"columns={other},{each.name} table_column={column.name}"
+            fitting.problems.append(f"two columns are meant for one, by its name and by a former one: {facts}")
         elif isinstance(each.dataType, types.StringType) and (column.name in uuids or can_be_text(column.dataType)):
-            fitting.columns.append(FittedColumn(each.name, column.name, column.dataType, is_text=True))
+            fitting.columns.append(_fitted(each, column.name, column.dataType, is_text=True))
         else:
             _match(fitting, each, column)
     return fitting
+
+
+def _fitted(
+    given: types.StructField,
+    name: str,
+    stored: types.DataType,
+    convert: Convert | None = None,
+    *,
+    is_text: bool = False,
+) -> FittedColumn:
+    return FittedColumn(given.name, name, stored, given.dataType, convert, is_text=is_text)
 
 
 def _add(fitting: Fitting, given: types.StructField, declared: types.DataType | None) -> None:
@@ -93,10 +113,9 @@ def _add(fitting: Fitting, given: types.StructField, declared: types.DataType | 
         fitting.problems.append(f"no column can have this type: column={given.name} type={shown}")
         return
     fitting.changes.append(f"ADD COLUMN {quoted(given.name)} {type_sql(stored)}")
-    if isinstance(given.dataType, types.StringType) and can_be_text(stored):
-        fitting.columns.append(FittedColumn(given.name, given.name, stored, is_text=True))
-        return
-    fitting.columns.append(FittedColumn(given.name, given.name, stored, fit_type(given.dataType, stored).convert))
+    is_text = isinstance(given.dataType, types.StringType) and can_be_text(stored)
+    convert = None if is_text else fit_type(given.dataType, stored).convert
+    fitting.columns.append(_fitted(given, given.name, stored, convert, is_text=is_text))
 
 
 def _match(fitting: Fitting, given: types.StructField, known: types.StructField) -> None:
@@ -108,7 +127,15 @@ def _match(fitting: Fitting, given: types.StructField, known: types.StructField)
         return
     path = quoted(known.name)
     fitting.changes += [change.replace(PATH, path + inner) for inner, change in fit.changes]
-    fitting.columns.append(FittedColumn(given.name, known.name, fit.stored, fit.convert))
+    fitting.columns.append(_fitted(given, known.name, fit.stored, fit.convert))
+
+
+def _time_problem(given: types.StructField) -> str | None:
+    if not (given.metadata or {}).get(_SPARK_TIME):
+        return None
+    return (
+        f"a time of day would lose its fraction and become a timestamp, read it as text by a query: column={given.name}"
+    )
 
 
 def _name_problem(name: str) -> str | None:

@@ -102,7 +102,9 @@ class JdbcInput:
             moments = self._moments(spark, [each.name for each in found if each.dataType == types.TimestampNTZType()])
         return types.StructType(
             [
-                types.StructField(each.name, types.TimestampType() if each.name in moments else each.dataType)
+                types.StructField(
+                    each.name, types.TimestampType() if each.name in moments else each.dataType, True, each.metadata
+                )
                 for each in found
             ]
         )

@@ -1,7 +1,6 @@
 """Rows of an input as the changes of a table: READ, all at one position. Owns what the `_cdc_` columns hold.
 
-The row id is that of `lakefeed push` and of Debezium's events: a key's text, or several as a JSON list. Columns that
-the input lacks are named as unchanged, so that mirrors keep what they have there.
+Columns that the input lacks are named as unchanged, so that mirrors keep what they have there. Row ids: row_ids.py.
 """
 
 from __future__ import annotations
@@ -13,11 +12,14 @@ from pyspark.sql import Column, DataFrame, types
 from pyspark.sql import functions as sql
 
 from pipeline.backfill.fitting import FittedColumn
-from pipeline.backfill.texts import uuid_of, value_of
+from pipeline.backfill.row_ids import row_id
+from pipeline.backfill.texts import read_text
 from pipeline.errors import ConfigError
 from pipeline.mirrors.sql_text import quoted
 from writer import columns as cdc
 from writer.changes import Operation, Position
+
+_NESTED = (types.StructType, types.ArrayType, types.MapType)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +68,7 @@ def _value(column: FittedColumn) -> Column:
     if not column.is_text:
         value = sql.col(quoted(column.given))
         return value if column.convert is None else column.convert(value)
-    if isinstance(column.type, types.StringType):
-        return uuid_of(quoted(column.given))
-    return value_of(quoted(column.given), column.type)
+    return read_text(quoted(column.given), column.type)
 
 
 def _rescued(columns: Sequence[FittedColumn]) -> Column:
@@ -90,23 +90,7 @@ def key_columns(columns: Sequence[FittedColumn], key: Sequence[str]) -> list[Fit
     if missing:
         have = ", ".join(column.given for column in columns)
         raise ConfigError(f"the input has no such column: key={','.join(missing)} columns={have}")
-    return [by_name[name.lower()] for name in key]
-
-
-def row_id(key: Sequence[FittedColumn]) -> Column:
-    """Name a row by its key; null if a part of the key is."""
-    values = [_value(column) for column in key]
-    if len(values) == 1:
-        return values[0].cast("string")
-    parts = [_json_text(value) for value in values]
-    joined = sql.concat(sql.lit("["), sql.concat_ws(",", *parts), sql.lit("]"))
-    is_whole = sql.lit(True)
-    for value in values:
-        is_whole &= value.isNotNull()
-    return sql.when(is_whole, joined)
-
-
-def _json_text(value: Column) -> Column:
-    """Write a value as JSON, which Spark does for lists only."""
-    listed = sql.to_json(sql.array(value))
-    return listed.substr(sql.lit(2), sql.length(listed) - 2)
+    found = [by_name[name.lower()] for name in key]
+    if nested := [column.given for column in found if isinstance(column.type, _NESTED)]:
+        raise ConfigError(f"a key is made of single values: key={','.join(nested)}")
+    return found

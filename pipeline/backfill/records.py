@@ -3,7 +3,7 @@
 A run is remembered by a property of the table, written before each chunk:
 
     lakefeed.backfill.<run>   {"next":4,"after":8206...,"at":1794830861170000,"owner":"7f...","facts":{...},
-                               "source":"shop","rows":3000,"checksum":"9d0e...","done":false}
+                               "source":"shop","key":["id"],"rows":3000,"checksum":"9d0e...","done":false}
 
 Chunks before `next` are committed. Of chunk `next` that is not known: it was to be committed after snapshot `after`,
 its rows received at `at`. Whoever goes on has to look:
@@ -31,10 +31,11 @@ _MODULUS = 1 << 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """How far a run has come. Without a checksum its rows are not recorded."""
+    """How far a run has come. Without a checksum its rows are not recorded. Old records do not tell the key."""
 
     run: str
     source: str
+    key: tuple[str, ...] | None = None
     owner: str
     facts: Mapping[str, Any]
     next: int = 0
@@ -58,6 +59,7 @@ class RunRecord:
         """Render the property."""
         document = {
             "source": self.source,
+            "key": None if self.key is None else list(self.key),
             "owner": self.owner,
             "facts": dict(self.facts),
             "next": self.next,
@@ -75,10 +77,11 @@ def record_from_text(run: str, text: str) -> RunRecord:
     Raises: ValueError.
     """
     document = decode_object(text)
-    after, checksum = document.get("after"), document.get("checksum")
+    after, checksum, key = document.get("after"), document.get("checksum"), document.get("key")
     return RunRecord(
         run=run,
         source=str(member(document, "source")),
+        key=tuple(map(str, key)) if isinstance(key, list) else None,
         owner=str(member(document, "owner")),
         facts=as_object(member(document, "facts")),
         next=as_number(member(document, "next")),

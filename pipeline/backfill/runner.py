@@ -29,12 +29,14 @@ from pipeline import tables
 from pipeline.backfill.chunks import ChunkWriter, Staged, Written
 from pipeline.backfill.fitting import Fitting, fit_columns
 from pipeline.backfill.inputs import Input, InputUnreadable
+from pipeline.backfill.key_checks import check_forms
 from pipeline.backfill.plan import Chunk, Plan, default_run
 from pipeline.backfill.positions import BEFORE_ALL, ReadAs
 from pipeline.backfill.reads import Reading, key_columns
 from pipeline.backfill.records import Fate, Looked, RunRecord, look_for_chunk
 from pipeline.backfill.settings import BackfillConfig
 from pipeline.backfill.target import Target
+from pipeline.backfill.type_fits import type_sql
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.spark_errors import is_spark_error, message_of, root_cause_of
 from pipeline.table_documents import current_fields
@@ -69,7 +71,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A run before its first step: its chunks, what the table has to change, and what an earlier process has done."""
+    """A run before its first step: its chunks, what the table has to change, what was done of it, the input's key."""
 
     run: str
     plan: Plan
@@ -77,6 +79,7 @@ class Prepared:
     fitting: Fitting
     record: RunRecord | None
     is_new_table: bool
+    key: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +132,9 @@ class Backfill:
         plan = self._input.plan(target.spark, request.config, facts)
         given = self._input.columns(target.spark, plan)
         fitting = self._fit(given, is_new=is_new)
+        key = self._check_key(fitting, record, is_new=is_new)
         self._check_position(is_new=is_new)
-        return Prepared(run, plan, given, fitting, record, is_new)
+        return Prepared(run, plan, given, fitting, record, is_new, key)
 
     def _fit(self, given: StructType, *, is_new: bool) -> Fitting:
         from pyspark.sql.types import StructType  # noqa: PLC0415 - at the top it would be needed for --help
@@ -140,8 +144,20 @@ class Backfill:
         fitting = fit_columns(given, known, uuids=uuids, declared=self._input.declared)
         if fitting.problems:
             raise NotFitting("nothing was written: " + "; ".join(fitting.problems))
-        key_columns(fitting.columns, self._request.key)
         return fitting
+
+    def _check_key(self, fitting: Fitting, record: RunRecord | None, *, is_new: bool) -> tuple[str, ...]:
+        """Check that rows have the ids that live changes have, and that the run began with; gives the key's columns."""
+        key = key_columns(fitting.columns, self._request.key)
+        names = tuple(column.given for column in key)
+        if record is not None and record.key not in (None, names):
+            raise ConfigError(
+                "the run was begun with another key, so that its rows have other ids: name that one, or start another"
+                f" run with --run: run={record.run} begun_with={','.join(record.key or ())} key={','.join(names)}"
+            )
+        if not is_new:
+            check_forms(self._target, key)
+        return names
 
     def _check_position(self, *, is_new: bool) -> None:
         read_as = self._request.read_as
@@ -184,6 +200,7 @@ class Backfill:
             return RunRecord(
                 run=prepared.run,
                 source=self._request.source,
+                key=prepared.key,
                 owner=self._owner,
                 facts=prepared.plan.facts,
                 checksum=checksum,
@@ -203,8 +220,9 @@ class Backfill:
             self._target.create(prepared.fitting.columns, self._request.key)
         else:
             self._target.alter(prepared.fitting.changes)
-        has = {each.name: each.dataType for each in self._target.columns().fields}
-        if others := [each.name for each in prepared.fitting.columns if has.get(each.name) != each.type]:
+        # As text: types of nested fields are unlike if only their comments are.
+        known = {each.name: type_sql(each.dataType) for each in self._target.columns().fields}
+        if others := [each.name for each in prepared.fitting.columns if known.get(each.name) != type_sql(each.type)]:
             raise NotFitting(
                 "the table's columns have changed since they were looked at, run it again:"
                 f" table={self._target.name} columns={','.join(others)}"

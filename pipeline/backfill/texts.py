@@ -34,10 +34,15 @@ def can_be_text(type_: types.DataType) -> bool:
     return isinstance(type_, (*_CASTS, *others))
 
 
-def value_of(column: str, type_: types.DataType) -> Column:
-    """Read a text column, whose name is quoted, as values of a type; null is what is none."""
+def read_text(column: str, type_: types.DataType) -> Column:
+    """Read a text column, whose name is quoted, as values of a type; null is what is none.
+
+    Text in a column of text is a uuid: to Spark, these are no type of their own.
+    """
     text = sql.expr(column)
     match type_:
+        case types.StringType():
+            return sql.when(_is(text, _UUID), sql.lower(text))
         case types.BooleanType():
             return sql.when(_is(text, "(?i)true|t"), True).when(_is(text, "(?i)false|f"), False)
         case types.FloatType() | types.DoubleType():
@@ -49,12 +54,6 @@ def value_of(column: str, type_: types.DataType) -> Column:
             again = sql.regexp_replace(sql.base64(data), r"\s", "")
             return sql.when(_is(text, "[A-Za-z0-9+/]*={0,2}") & (again == text), data)
     return sql.when(_is(text, _CASTS[type(type_)]), _cast(column, type_))
-
-
-def uuid_of(column: str) -> Column:
-    """Read a text column as ids; null is what is none."""
-    text = sql.expr(column)
-    return sql.when(_is(text, _UUID), sql.lower(text))
 
 
 def _is(text: Column, pattern: str) -> Column:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, types
 from pyspark.sql import functions as sql
 
+from pipeline.mirrors.layout import former_names
 from pipeline.mirrors.sql_text import quoted
 
 # Digits that each type of whole numbers may have.
@@ -62,6 +63,12 @@ def stored_type(type_: types.DataType) -> types.DataType | None:
         fields = [types.StructField(name, each) for name, each in inner if each is not None]
         return types.StructType(fields) if fields and len(fields) == len(inner) else None
     return None
+
+
+def columns_by_name(known: types.StructType) -> dict[str, types.StructField]:
+    """Give columns, or fields of a struct, by their names in lower case, and by former ones that none has now."""
+    former = {name.lower(): each for each in reversed(known.fields) for name in former_names(each)}
+    return former | {each.name.lower(): each for each in known.fields}
 
 
 def fit_type(given: types.DataType, known: types.DataType) -> Fit:
@@ -144,15 +151,21 @@ def _fit_map(given: types.MapType, known: types.MapType) -> Fit:
 
 def _fit_struct(given: types.StructType, known: types.StructType) -> Fit:
     """Fit field by field; the result has the table's fields in its order, and new ones behind them."""
-    by_name = {each.name.lower(): each for each in given.fields}
+    by_name = columns_by_name(known)
+    own_fields: dict[str, types.StructField] = {}
+    problems: list[str] = []
+    for own in given.fields:
+        name = by_name[own.name.lower()].name if own.name.lower() in by_name else own.name.lower()
+        if own_fields.setdefault(name, own) is not own:
+            problems.append(f"two fields are meant for one: fields={own_fields[name].name},{own.name}")
     parts: list[tuple[str, str | None, Fit]] = []
     for field_ in known.fields:
-        own = by_name.pop(field_.name.lower(), None)
-        fit = Fit(field_.dataType) if own is None else fit_type(own.dataType, field_.dataType)
-        parts.append((field_.name, None if own is None else own.name, fit))
-    problems = [problem for _, _, fit in parts for problem in fit.problems]
+        found = own_fields.pop(field_.name, None)
+        fit = Fit(field_.dataType) if found is None else fit_type(found.dataType, field_.dataType)
+        parts.append((field_.name, None if found is None else found.name, fit))
+    problems += [problem for _, _, fit in parts for problem in fit.problems]
     changes = [change for name, _, fit in parts for change in _below(f".{quoted(name)}", fit.changes)]
-    for own in by_name.values():
+    for own in own_fields.values():
         stored = stored_type(own.dataType)
         if stored is None or not own.name:
             problems.append(f"no field can have this type: field={own.name} type={type_text(own.dataType)}")

@@ -38,8 +38,9 @@ FAILED = 1
 def maintain(tables: Sequence[str], *, only: str | None, dry_run: bool, as_json: bool, **options: Any) -> None:
     """Rewrite small files, expire snapshots, remove orphans: of change tables and mirrors, beside writers and readers.
 
-    Without TABLE all of them are maintained. No snapshot goes that a registered consumer still needs, and no file
-    that a write may be about to name. A running stream or writer is not disturbed.
+    Without TABLE all of them are maintained. No snapshot goes that a registered consumer still needs, unless it was
+    last heard of three days ago (its max_age) or is 10,000 snapshots behind (lakefeed.consumer-snapshots-max of the
+    table); and no file that a write may be about to name. A running stream or writer is not disturbed.
 
     \b
     Examples:

@@ -21,7 +21,7 @@ from pipeline.config import JobKind
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.logs import set_up_logging
 from pipeline.mirrors.settings import MirrorConfig
-from pipeline.options import opened_session, spark_options, spark_settings
+from pipeline.options import driver_options, opened_session, spark_options, spark_settings
 from pipeline.settings import load_section
 from pipeline.tables import TableName, catalog_of, change_tables, is_change_table, properties
 
@@ -44,7 +44,7 @@ def mirror() -> None:
 @click.argument("tables", nargs=-1)
 @click.option("--once", is_flag=True, help="Stop when the mirrors have what the tables have now.")
 @click.option("--checkpoints", help="Where streams keep their place: a directory, or s3a://...  [data/checkpoints]")
-@spark_options
+@driver_options
 def run_command(tables: tuple[str, ...], *, once: bool, checkpoints: str | None, **options: Any) -> None:
     """Merge changes into mirrors: all change tables, or those named, until Ctrl-C or with --once until now.
 
@@ -59,9 +59,10 @@ def run_command(tables: tuple[str, ...], *, once: bool, checkpoints: str | None,
     config = load_section(options.get("config_path"), os.environ, "mirror", MirrorConfig)
     if checkpoints is not None:
         config = dataclasses.replace(config, checkpoints=checkpoints)
-    if spark_settings(options).remote:
+    if remote := spark_settings(options).remote:
         raise ConfigError(
-            "mirrors need a driver of their own, which Spark Connect has not: use --master, or spark-submit"
+            "mirrors need a driver of their own, which Spark Connect has not, set a master and no remote in "
+            f"[pipeline.spark] or use spark-submit: remote={remote}"
         )
     set_up_logging("warning" if once and sys.stderr.isatty() else "info")
     # It shows each error of a batch with its traceback, and we tell of them ourselves.

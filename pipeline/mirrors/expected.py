@@ -6,6 +6,7 @@ mirror's marker names. Rows are compared by value: a row that was merged again m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,16 +43,24 @@ class Expected:
     snapshot: int
 
 
-def expected_mirror(spark: SparkSession, names: MirrorNames, settings: MirrorSettings) -> Expected | None:
+def expected_mirror(
+    spark: SparkSession,
+    names: MirrorNames,
+    settings: MirrorSettings,
+    *,
+    read: Callable[[int], DataFrame] | None = None,
+) -> Expected | None:
     """Fold a change table as of what its mirror says it has; None if there is no mirror, or it has merged nothing.
 
-    Raises: NotAMirror.
+    `read` reads the table as of a snapshot, if that is to be done otherwise than with the columns of then.
+
+    Raises: NotAMirror, OtherChangeTable, KeyUnknown.
     """
     built_key = load_built_key(spark, names)
     marker = load_marker(spark, names) if built_key else None
     if marker is None:
         return None
-    changes = read_as_of(spark, names.table_sql, marker.snapshot)
+    changes = read(marker.snapshot) if read else read_as_of(spark, names.table_sql, marker.snapshot)
     layout = plan_layout(changes.schema, settings, built_key=built_key)
     return Expected(expected_rows(changes, layout), layout, marker.snapshot)
 

@@ -19,16 +19,20 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from pipeline.consumers import register
 from pipeline.errors import PipelineError
+from pipeline.maintenance import expire
+from pipeline.maintenance.planning import CONSUMER_SNAPSHOTS_MAX
 from pipeline.mirrors.layout import Layout, plan_layout
 from pipeline.mirrors.lineage import load_lineage
 from pipeline.mirrors.markers import Marker
 from pipeline.mirrors.merging import Merged, merge_changes, set_marker_property
-from pipeline.mirrors.mirror_table import load_built_key, load_marker, prepare_mirror
+from pipeline.mirrors.mirror_table import load_built_key, load_marker, load_origin, prepare_mirror
 from pipeline.mirrors.names import MirrorNames
+from pipeline.mirrors.ownership import Seen, TwoApplications, look_at_mirror
+from pipeline.mirrors.registration import REGISTER_EVERY_S, Registration
 from pipeline.mirrors.settings import MirrorSettings
 from pipeline.mirrors.starts import Follow, ReadAll, Wait, completed_snapshot, plan_start
 from pipeline.mirrors.tombstones import Tombstones
@@ -42,17 +46,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# A registration is a commit to the change table: often enough for expiry to let go of what is merged.
-REGISTER_EVERY_S = 60.0
-PURGE_EVERY_S = 3600.0
+# Old tombstones and old versions are looked for some times within the age at which they are, so that few are over it.
+_TIDY_PER_AGE = 4
+_TIDY_EVERY_LEAST_S = 60.0
+_TIDY_EVERY_MOST_S = 3600.0
 # How often the end of a stream, or a wish to stop, is looked for.
 _POLL_S = 0.5
 # A batch that is being merged is waited for so long when the application stops; cut off, it would be merged again.
 _STOP_TIMEOUT_S = 60.0
-
-
-class TwoApplications(PipelineError):
-    """Another application merges into the same mirror: a person has to stop one of them."""
 
 
 class _End(enum.Enum):
@@ -90,7 +91,8 @@ class Follower:
         self._stream_id = ""
         self._merges = 0
         self._registered_at = -REGISTER_EVERY_S
-        self._purged_at = time.monotonic()
+        self._tidied_at = time.monotonic()
+        self._registration = Registration(spark, names)
         self._end = _End.FINISHED
         self._failure: BaseException | None = None
 
@@ -101,6 +103,8 @@ class Follower:
 
     def run(self, *, once: bool) -> None:
         """Follow the table: until its present end, or until the application stops."""
+        # The stream's thread takes over the pool, so that tables share Spark by turns and not by who came first.
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", str(self._names.mirror))
         merges_when_lost = -1
         while not self._options.stopping.is_set():
             end = self._go_on(once=once)
@@ -113,6 +117,8 @@ class Follower:
             elif end is _End.FINISHED and once:
                 break
         self._note_progress(now=True)
+        if once:
+            self._tidy()
 
     def _go_on(self, *, once: bool) -> _End:
         """Do the next thing from where the mirror stands."""
@@ -124,6 +130,7 @@ class Follower:
                 self._options.stopping.wait(self._options.interval_s)
             return _End.FINISHED
         if isinstance(start, ReadAll):
+            self._warn_if_again()
             self._read_all(start.snapshot)
             return _End.COLUMNS_CHANGED  # not finished: the stream comes next
         return self._stream(start, once=once)
@@ -133,9 +140,22 @@ class Follower:
 
     # -- the whole table
 
+    def _warn_if_again(self) -> None:
+        """Tell of a table that this application has read whole, only to find that the stream cannot begin there."""
+        if self._marker is not None and self._marker.run == self._options.run and self._marker.batch < 0:
+            reason = (
+                "its snapshot expired while the table was read as a whole: raise the table's "
+                f"{CONSUMER_SNAPSHOTS_MAX}, or have snapshots expire later"
+            )
+            facts = {"table": str(self._names.table), "snapshot": self._marker.snapshot, "reason": reason}
+            _log.warning("mirror_reads_all_again", extra=facts)
+
     def _read_all(self, snapshot: int) -> None:
         # What is being read must not expire meanwhile, nor what is committed behind it: the stream begins there.
-        self._register(snapshot)
+        with self._registration.kept(snapshot):
+            self._merge_all(snapshot)
+
+    def _merge_all(self, snapshot: int) -> None:
         changes = read_as_of(self._spark, self._names.table_sql, snapshot)
         present = self._spark.table(self._names.table_sql).schema
         self._prepare(self._spark, changes.schema)
@@ -145,7 +165,7 @@ class Follower:
         _log.info("mirror_reads_all", extra={"table": str(self._names.table), "snapshot": snapshot})
         try:
             with self._options.slots:
-                self._merge(changes, marker)
+                self._merge(changes, marker, look_at_mirror(self._spark, self._names))
         except Exception:
             # Spark plans a statement with the columns of that moment, and fails where they no longer fit the first.
             if not self._has_changed(self._spark, present):
@@ -157,9 +177,10 @@ class Follower:
 
     def _prepare(self, spark: SparkSession, schema: StructType) -> None:
         layout = plan_layout(schema, self._settings, built_key=load_built_key(spark, self._names))
-        prepare_mirror(spark, self._names, layout, self._settings)
+        origin = load_origin(spark, self._names)
+        prepare_mirror(spark, self._names, layout, self._settings, origin=origin)
         self._layout = layout
-        self._tombstones = Tombstones(self._names, layout)
+        self._tombstones = Tombstones(self._names, layout, settings=self._settings, origin=origin)
         self._tombstones.load(spark)
 
     # -- the stream
@@ -175,8 +196,6 @@ class Follower:
         )
         self._prepare(self._spark, changes.schema)
         self._end, self._failure = _End.FINISHED, None
-        # The stream's thread takes over the pool, so that tables share Spark by turns and not by who came first.
-        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", str(self._names.mirror))
         trigger = {"availableNow": True} if once else {"processingTime": f"{self._options.interval_s} seconds"}
         writer = changes.writeStream.queryName(f"{self._names.mirror} {self._options.run}")
         query = (
@@ -233,6 +252,7 @@ class Follower:
         if self._has_changed(spark, schema):
             # The batch was read with the columns of before, and may lack what its files have.
             raise PipelineError(f"columns changed: table={self._names.table}")
+        seen = look_at_mirror(spark, self._names)  # before the marker: what comes in between is noticed by the merge
         marker = load_marker(spark, self._names)
         self._check_marker(marker, number)
         assert marker is not None
@@ -244,7 +264,7 @@ class Follower:
             run=self._options.run,
             merges=marker.merges + 1,
         )
-        self._merge(batch, moved)
+        self._merge(batch, moved, seen)
 
     def _check_marker(self, marker: Marker | None, number: int) -> None:
         known = self._marker
@@ -265,7 +285,7 @@ class Follower:
         found = completed_snapshot(lineage, int(offset["snapshot_id"]), int(offset["position"]))
         return marker.snapshot if found is None else found
 
-    def _merge(self, changes: DataFrame, marker: Marker) -> None:
+    def _merge(self, changes: DataFrame, marker: Marker, seen: Seen) -> None:
         assert self._layout is not None
         assert self._tombstones is not None
         started = time.monotonic()
@@ -276,6 +296,7 @@ class Follower:
             settings=self._settings,
             tombstones=self._tombstones,
             marker=marker,
+            seen=seen,
         )
         self._marker = marker
         self._merges += 1
@@ -286,25 +307,45 @@ class Follower:
 
     # -- now and then
 
-    def _register(self, snapshot: int) -> None:
-        try:
-            register(self._spark, self._names.table_sql, self._names.consumer, snapshot)
-        except Exception as error:  # noqa: BLE001 - a mirror of a table that cannot be tagged is better than none
-            _log.warning("mirror_not_noted", extra={"table": str(self._names.table), "reason": message_of(error)})
-
     def _note_progress(self, *, now: bool = False) -> None:
-        """Register as a consumer, copy the marker and forget old tombstones, where that is due."""
+        """Register as a consumer, copy the marker and tidy up, where that is due."""
         moment = time.monotonic()
         if self._marker is None or (not now and moment - self._registered_at < REGISTER_EVERY_S):
             return
         self._registered_at = moment
+        self._registration.note(self._marker.snapshot)
+        self._try(self._copy_marker)
+        if not now and moment - self._tidied_at >= tidy_every_s(self._settings):
+            self._tidied_at = moment
+            self._tidy()
+
+    def _copy_marker(self) -> None:
+        if self._marker is not None and self._marker != self._copied:
+            set_marker_property(self._spark, self._names.mirror_sql, self._marker)
+            self._copied = self._marker
+
+    def _tidy(self) -> None:
+        """Forget old tombstones, and old versions of both tables: each merge leaves one, of whole files."""
+        stones = self._tombstones
+        if stones is None or self._marker is None:
+            return
+        self._try(lambda: stones.purge(self._spark, now=time.time()))
+        for table in (self._names.mirror_sql, self._names.tombstones_sql):
+            self._try(partial(self._maybe_expire, table))
+
+    def _maybe_expire(self, table: str) -> None:
+        # One look saves the others nearly always, where a mirror is merged often.
+        oldest = self._spark.sql(f"SELECT unix_millis(min(committed_at)) FROM {table}.snapshots").collect()[0][0]
+        if oldest is not None and time.time() - oldest / 1000 > self._settings.snapshot_age_s:
+            expire(self._spark, table)
+
+    def _try(self, action: Callable[[], object]) -> None:
         try:
-            register(self._spark, self._names.table_sql, self._names.consumer, self._marker.snapshot)
-            if self._marker != self._copied:
-                set_marker_property(self._spark, self._names.mirror_sql, self._marker)
-                self._copied = self._marker
-            if self._tombstones is not None and (now or moment - self._purged_at >= PURGE_EVERY_S):
-                self._purged_at = moment
-                self._tombstones.purge(self._spark, horizon_s=self._settings.tombstone_horizon_s, now=time.time())
+            action()
         except Exception as error:  # noqa: BLE001 - none of it is worth the mirror's life; it is tried again
             _log.warning("mirror_not_noted", extra={"table": str(self._names.table), "reason": message_of(error)})
+
+
+def tidy_every_s(settings: MirrorSettings) -> float:
+    """Tell how often a mirror that runs is tidied up."""
+    return max(_TIDY_EVERY_LEAST_S, min(_TIDY_EVERY_MOST_S, settings.snapshot_age_s / _TIDY_PER_AGE))

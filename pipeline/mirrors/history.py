@@ -15,17 +15,29 @@ from collections.abc import Collection, Sequence
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
 
-from pipeline.mirrors.layout import ENDED_BY, IS_CURRENT, POSITION_COLUMNS, UNKNOWN, VALID_FROM, VALID_TO, Layout
+from pipeline.mirrors.cells import entries, unknown_names
+from pipeline.mirrors.layout import (
+    CARRIED,
+    ENDED_BY,
+    IS_CURRENT,
+    POSITION_COLUMNS,
+    UNKNOWN,
+    VALID_FROM,
+    VALID_TO,
+    Layout,
+)
 from pipeline.mirrors.positions import READ, Truncate, taken_with
 from pipeline.mirrors.sql_text import quoted, text_literal
-from pipeline.mirrors.transforms import DELETE, ORDER_COLUMNS, TRUNCATE, carried, column, ordered, present_names
+from pipeline.mirrors.transforms import DELETE, ORDER_COLUMNS, TRUNCATE, carried, column, ordered
 from writer import columns
 
 _IS_VERSION = "_cdc_is_version"
 _IS_STORED = "_cdc_is_stored"
 _STORED_END = "_cdc_stored_end"
+_STORED_UNKNOWN = "_cdc_stored_unknown"
+_STORED_CARRIED = "_cdc_stored_carried"
 _PLACE = "_cdc_place"
-_END_TYPE = "struct<source: string, epoch: int, sequence: bigint, timestamp: timestamp, operation: string>"
+_END_TYPE = "struct<source: string, epoch: bigint, sequence: bigint, timestamp: timestamp, operation: string>"
 _END_FIELDS = {
     columns.SOURCE: "source",
     columns.EPOCH: "epoch",
@@ -57,11 +69,14 @@ def versions_of(
             _keys(events, layout), on=_same_key("stone", "key", layout), how="left_semi"
         )
         rows = rows.unionByName(_enders(touched, layout))
-    filled = carried(ordered(_once(rows, layout), layout, sources_differ=True), layout, unchanged)
-    ended = _ended(filled, layout, (*truncates, *earlier_truncates)).where(column(_IS_VERSION))
+    all_truncates = (*truncates, *earlier_truncates)
+    placed = ordered(_once(rows, layout), layout, sources_differ=True)
+    filled = carried(placed, layout, unchanged, F.expr(f"size({_truncates_behind(all_truncates)})"))
+    ended = _ended(filled, layout, all_truncates).where(column(_IS_VERSION))
     is_news = ~column(_IS_STORED) | ~column(ENDED_BY).eqNullSafe(column(_STORED_END))
-    # A stored version names as unchanged what it never got: fewer names are values found before it.
-    is_news = is_news | (~column(UNKNOWN).eqNullSafe(column(columns.UNCHANGED)))
+    # A stored version gets what comes late between it and the changes that its values are from.
+    is_news = is_news | ~column(UNKNOWN).eqNullSafe(column(_STORED_UNKNOWN))
+    is_news = is_news | ~column(CARRIED).eqNullSafe(column(_STORED_CARRIED))
     return ended.where(is_news).select(*map(column, layout.schema.names))
 
 
@@ -90,18 +105,33 @@ def _new_events(events: DataFrame, layout: Layout) -> DataFrame:
         *map(column, layout.columns),
         column(columns.UNCHANGED),
         (column(columns.OPERATION) != DELETE).alias(_IS_VERSION),
-        F.lit(False).alias(_IS_STORED),
-        F.lit(None).cast(_END_TYPE).alias(_STORED_END),
+        *_not_stored(layout),
     )
 
 
+def _not_stored(layout: Layout) -> list[Column]:
+    entries_type = layout.schema[CARRIED].dataType
+    return [
+        F.lit(False).alias(_IS_STORED),
+        F.lit(None).cast(_END_TYPE).alias(_STORED_END),
+        F.lit(None).cast("array<string>").alias(_STORED_UNKNOWN),
+        F.lit(None).cast(entries_type).alias(_STORED_CARRIED),
+        F.lit(None).cast(entries_type).alias(CARRIED),
+    ]
+
+
 def _stored_versions(known: DataFrame, layout: Layout) -> DataFrame:
-    return known.select(
+    unknown, carried_before = F.expr(unknown_names("stored", layout)), F.expr(entries("stored", layout))
+    names = F.transform(carried_before, lambda entry: entry["name"])
+    return known.alias("stored").select(
         *map(column, layout.columns),
-        present_names(column(UNKNOWN), layout).alias(columns.UNCHANGED),
+        F.concat(unknown, names).alias(columns.UNCHANGED),
         F.lit(True).alias(_IS_VERSION),
         F.lit(True).alias(_IS_STORED),
-        column(ENDED_BY).alias(_STORED_END),
+        column(ENDED_BY).cast(_END_TYPE).alias(_STORED_END),
+        F.when(F.size(unknown) > 0, unknown).alias(_STORED_UNKNOWN),
+        F.when(F.size(carried_before) > 0, carried_before).alias(_STORED_CARRIED),
+        carried_before.alias(CARRIED),
     )
 
 
@@ -126,8 +156,7 @@ def _enders(rows: DataFrame, layout: Layout) -> DataFrame:
         *(value.alias(name) for name, value in values.items()),
         F.when(~is_gone, sends_nothing).alias(columns.UNCHANGED),
         F.lit(False).alias(_IS_VERSION),
-        F.lit(False).alias(_IS_STORED),
-        F.lit(None).cast(_END_TYPE).alias(_STORED_END),
+        *_not_stored(layout),
     )
 
 
@@ -169,8 +198,15 @@ def _next_truncate(truncates: Sequence[Truncate]) -> str:
     """Find the first truncate of a row's source behind it, among those given as literals."""
     if not truncates:
         return "NULL"
+    first = f"array_min({_truncates_behind(truncates)})"
+    named = ", ".join(f"'{field}', truncate_.{field}" for field in _END_FIELDS.values())
+    return f"transform(array({first}), truncate_ -> IF(truncate_ IS NULL, NULL, named_struct({named})))[0]"
+
+
+def _truncates_behind(truncates: Sequence[Truncate]) -> str:
+    """Find the truncates of a row's source that took it: rows with different ones are different rows."""
     literals = ", ".join(
-        f"named_struct('epoch', {each.epoch}, 'sequence', CAST({each.sequence} AS bigint), "
+        f"named_struct('epoch', CAST({each.epoch} AS bigint), 'sequence', CAST({each.sequence} AS bigint), "
         f"'source', {text_literal(each.source)}, 'timestamp', CAST({_text_or_null(each.time)} AS timestamp), "
         f"'operation', '{TRUNCATE}')"
         for each in truncates
@@ -179,9 +215,7 @@ def _next_truncate(truncates: Sequence[Truncate]) -> str:
         f"x.source = {columns.SOURCE} AND (x.epoch > {columns.EPOCH} "
         f"OR (x.epoch = {columns.EPOCH} AND {taken_with('x.sequence')}))"
     )
-    first = f"array_min(filter(array({literals}), x -> {behind}))"
-    named = ", ".join(f"'{field}', truncate_.{field}" for field in _END_FIELDS.values())
-    return f"transform(array({first}), truncate_ -> IF(truncate_ IS NULL, NULL, named_struct({named})))[0]"
+    return f"filter(array({literals}), x -> {behind})" if truncates else "array()"
 
 
 def _text_or_null(text: str | None) -> str:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
-    IntegerType,
     LongType,
     MapType,
     StringType,
@@ -34,11 +33,29 @@ _KEPT_COLUMNS = (columns.ROW_ID, *POSITION_COLUMNS, columns.RESCUED)
 # Names the columns of a row that no change has sent yet: a row read late may still bring them.
 UNKNOWN = "_cdc_unknown"
 
+# Names the columns that a row's last change did not send, each with the position of the change that its value is from.
+# What comes late then finds its place, whatever has been merged before it.
+CARRIED = "_cdc_carried"
+
 # Columns of a history, beside those of a mirror.
 VALID_FROM = "valid_from"
 VALID_TO = "valid_to"
 IS_CURRENT = "is_current"
 ENDED_BY = "_cdc_ended_by"
+
+# A name and a position, whose parts are called as a row's own are.
+_CARRIED_TYPE = ArrayType(
+    StructType(
+        [
+            StructField("name", StringType()),
+            StructField(columns.SOURCE, StringType()),
+            StructField(columns.EPOCH, LongType()),
+            StructField(columns.SEQUENCE, LongType()),
+            StructField(columns.TIMESTAMP, TimestampType()),
+            StructField(columns.OPERATION, StringType()),
+        ]
+    )
+)
 
 _OF_HISTORIES = frozenset((VALID_FROM, VALID_TO, IS_CURRENT, ENDED_BY))
 
@@ -69,7 +86,7 @@ class Layout:
     @property
     def columns(self) -> tuple[str, ...]:
         """Name the columns that come from a change."""
-        made_here = {UNKNOWN, *(_OF_HISTORIES if self.keeps_history else ())}
+        made_here = {UNKNOWN, CARRIED, *(_OF_HISTORIES if self.keeps_history else ())}
         return tuple(name for name in self.schema.names if name not in made_here)
 
     @property
@@ -108,7 +125,7 @@ def plan_layout(changes: StructType, settings: MirrorSettings, *, built_key: tup
     _check_key(key, changes)
     own = [field for field in changes.fields if not field.name.startswith(columns.RESERVED_PREFIX)]
     kept = [_kept_field(name, changes) for name in _KEPT_COLUMNS]
-    kept.append(StructField(UNKNOWN, ArrayType(StringType())))
+    kept += [StructField(UNKNOWN, ArrayType(StringType())), StructField(CARRIED, _CARRIED_TYPE)]
     history = _history_fields(own) if settings.keeps_history else []
     fields = [StructField(field.name, field.dataType, True, field.metadata) for field in (*own, *kept, *history)]
     return Layout(key, StructType(fields), frozenset(changes.names), settings.keeps_history)
@@ -138,9 +155,11 @@ def _check_key(key: tuple[str, ...], changes: StructType) -> None:
 
 
 def _kept_field(name: str, changes: StructType) -> StructField:
-    if name in changes.names:
-        return changes[name]
-    return StructField(name, IntegerType() if name == columns.EPOCH else StringType())
+    found = changes[name] if name in changes.names else StructField(name, StringType())
+    if name == columns.EPOCH:
+        # Whatever a table's own column can hold: an epoch may be a time in milliseconds.
+        return StructField(name, LongType(), True, found.metadata)
+    return found
 
 
 def _history_fields(own: list[StructField]) -> list[StructField]:
@@ -153,7 +172,7 @@ def _history_fields(own: list[StructField]) -> list[StructField]:
     ended_by = StructType(
         [
             StructField("source", StringType()),
-            StructField("epoch", IntegerType()),
+            StructField("epoch", LongType()),
             StructField("sequence", LongType()),
             StructField("timestamp", TimestampType()),
             StructField("operation", StringType()),
@@ -193,6 +212,16 @@ def storage_properties(settings: MirrorSettings) -> dict[str, str]:
         # Two merges that insert the same key must not both succeed; the second is repeated and finds the row.
         "write.merge.isolation-level": "serializable",
         "write.parquet.compression-codec": "zstd",
+        **retention_properties(settings),
+    }
+
+
+def retention_properties(settings: MirrorSettings) -> dict[str, str]:
+    """Give the table properties by which old versions of a mirror, and of its tombstones, go."""
+    return {
+        "history.expire.max-snapshot-age-ms": str(int(settings.snapshot_age_s * 1000)),
+        # Of a mirror that is seldom merged, a query that began before the merge still finds its files.
+        "history.expire.min-snapshots-to-keep": "2",
         # A metadata file a merge would be left behind otherwise.
         "write.metadata.delete-after-commit.enabled": "true",
         "write.metadata.previous-versions-max": "20",

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 
 from pipeline.mirrors.lineage import MARKER, Version
 
-MIRROR_OF = "lakefeed.mirror.of"
 MIRROR_KEY = "lakefeed.mirror.key"
 MIRROR_MODE = "lakefeed.mirror.mode"
 

@@ -5,60 +5,41 @@
     3. append its deletes and truncates to the tombstones     crash: they are of rows that are still there, harmless
     4. merge, with the marker in the same commit              crash before: as after 3; behind: the batch is known
 
-Whatever is merged again changes nothing: tombstones and the rows' own positions block it.
+Whatever is merged again changes nothing: tombstones and the positions of rows and values block it. `seen` is the mirror
+as it was before all that; if another application has merged into it since, the merge is given up.
 """
 
 from __future__ import annotations
 
-import logging
-import random
 import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
-from pyspark.sql.types import BinaryType
 
 from pipeline.commit_properties import commit_with_properties
-from pipeline.errors import PipelineError
+from pipeline.conflicts import repeat_on_conflict
+from pipeline.mirrors.batches import Batch, Measured, measure, take_batch, truncates_in
 from pipeline.mirrors.history import merge_history, versions_of
-from pipeline.mirrors.layout import UNKNOWN, Layout
+from pipeline.mirrors.layout import CARRIED, UNKNOWN, Layout
 from pipeline.mirrors.lineage import MARKER
 from pipeline.mirrors.markers import Marker
-from pipeline.mirrors.merge_sql import Bounds, merge_current
+from pipeline.mirrors.merge_sql import merge_current
 from pipeline.mirrors.names import MirrorNames
-from pipeline.mirrors.positions import READ, Truncate, latest_truncates
-from pipeline.mirrors.settings import MirrorSettings, RowsWithoutKey
+from pipeline.mirrors.ownership import Seen, check_alone, note_unsent
+from pipeline.mirrors.positions import Truncate
+from pipeline.mirrors.settings import MirrorSettings
 from pipeline.mirrors.sql_text import text_literal
 from pipeline.mirrors.tombstones import Tombstones
-from pipeline.mirrors.transforms import (
-    IS_DELETED,
-    TRUNCATE,
-    column,
-    fold,
-    names_no_row,
-    prepare,
-    unblocked,
-    with_moves,
-    without_truncated,
-)
-from pipeline.spark_errors import is_spark_error, message_of
+from pipeline.mirrors.transforms import DELETE, IS_DELETED, column, fold, unblocked, without_truncated
 from writer import columns
-
-_log = logging.getLogger(__name__)
 
 # A merge fails when a compaction of the mirror commits first, and when the catalog's answer is lost. Repeating it is
 # harmless, so the only limit is patience.
-_TRIES_MAX = 8
+_ATTEMPTS_MAX = 8
 _PAUSE_S = 1.0
-_REPEATABLE = ("ValidationException", "CommitFailedException", "CommitStateUnknownException")
-
-
-class RowsHaveNoKey(PipelineError):
-    """Changes of a table name no row: a person has to name the key, or to let them be passed over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,34 +51,6 @@ class Merged:
     deletes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    rows: int
-    sources_differ: bool
-    unchanged: frozenset[str]
-    truncates: tuple[Truncate, ...]
-    without_key: int
-    has_reads: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """Changes, what was found in them, and the last truncate of each source, those before the batch included."""
-
-    events: DataFrame
-    facts: _Facts
-    truncates: tuple[Truncate, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """What a fold has come to."""
-
-    keys: int
-    deletes: int
-    bounds: tuple[Bounds, ...]
-
-
 def merge_changes(
     changes: DataFrame,
     *,
@@ -106,28 +59,26 @@ def merge_changes(
     settings: MirrorSettings,
     tombstones: Tombstones,
     marker: Marker,
+    seen: Seen,
 ) -> Merged:
     """Bring changes into a mirror, and with them the marker.
 
-    Raises: RowsHaveNoKey.
+    Raises: RowsHaveNoKey, TwoApplications, MirrorRolledBack.
     """
     spark, view = changes.sparkSession, _view()
-    events = with_moves(prepare(changes, layout), layout)
-    facts = _look_at(events, layout)
-    _check_keys(facts, names, settings)
-    if facts.without_key:
-        events = events.where(~names_no_row(layout))
-    batch = _Batch(events, facts, latest_truncates((*tombstones.truncates, *facts.truncates)))
+    batch = take_batch(changes, names=names, layout=layout, settings=settings, truncates=tombstones.truncates)
+    facts = batch.facts
     stones = tombstones.deletes(spark)
     folded = source = _fold(batch, layout, stones).persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        measured = _measure(folded, layout)
-        if measured.deletes or facts.truncates:
-            tombstones.add(folded.where(IS_DELETED), facts.truncates, now=time.time())
+        measured = measure(folded, layout)
+        if measured.deletes or facts.truncates or (facts.has_deletes and layout.keeps_history):
+            tombstones.add(_deletes(batch, folded, layout), facts.truncates, now=time.time())
+        unsent = _note_unsent(spark, names, layout, seen=seen, unchanged=facts.unchanged)
         source = _versions(batch, stones, names, layout) if layout.keeps_history else folded
         source.createOrReplaceTempView(view)
-        statement = _statement(batch, measured, layout, target=names.mirror_sql, view=view)
-        commit_marked(spark, statement, names.mirror_sql, marker)
+        statement = _statement(batch, measured, layout, target=names.mirror_sql, view=view, unsent=unsent)
+        commit_marked(spark, statement, names, marker=marker, seen=seen)
     finally:
         folded.unpersist()
         source.unpersist()
@@ -135,21 +86,45 @@ def merge_changes(
     return Merged(facts.rows, measured.keys, measured.deletes)
 
 
-def _fold(batch: _Batch, layout: Layout, stones: DataFrame | None) -> DataFrame:
+def _deletes(batch: Batch, folded: DataFrame, layout: Layout) -> DataFrame:
+    """Find what to remember. Of a history every delete ends a version, which may come late; else the last will do."""
+    is_delete = column(columns.OPERATION) == DELETE
+    return batch.events.where(is_delete) if layout.keeps_history else folded.where(IS_DELETED)
+
+
+def _fold(batch: Batch, layout: Layout, stones: DataFrame | None) -> DataFrame:
     rows = without_truncated(batch.events, batch.truncates)
     facts = batch.facts
+    # Values must not be taken from before a delete either. Where no column is unsent, it is enough to look at the last
+    # change of each key, and cheaper.
+    looks_first = stones is not None and bool(facts.unchanged)
+    if stones is not None and looks_first:
+        rows = unblocked(rows, stones, layout)
     folded = fold(rows, layout, unchanged=facts.unchanged, sources_differ=facts.sources_differ)
-    return folded if stones is None else unblocked(folded, stones, layout)
+    return folded if stones is None or looks_first else unblocked(folded, stones, layout)
 
 
-def _versions(batch: _Batch, stones: DataFrame | None, names: MirrorNames, layout: Layout) -> DataFrame:
+def _note_unsent(
+    spark: SparkSession, names: MirrorNames, layout: Layout, *, seen: Seen, unchanged: frozenset[str]
+) -> frozenset[str]:
+    """Tell which columns rows may lack, those of this batch included; columns of before are called as they are now."""
+    known, own = frozenset(layout.renamed.get(name, name) for name in seen.unsent), frozenset(layout.own_columns)
+    unsent = known | (unchanged & own)
+    if unsent != known:
+        note_unsent(spark, names, unsent)
+    return unsent & own
+
+
+def _versions(batch: Batch, stones: DataFrame | None, names: MirrorNames, layout: Layout) -> DataFrame:
     """Find what changes in a history.
 
     The result is cut off from what it was read from: a merge reads its source twice, and Spark 4.1 refuses one that
     reads the target. (A read as of the last snapshot would have the columns of then, and renamed ones would be empty.)
     """
     stored = batch.events.sparkSession.table(names.mirror_sql)
-    gaps = stored.where(column(UNKNOWN).isNotNull()).select(F.explode(UNKNOWN)).distinct().collect()
+    lacking = F.concat(F.coalesce(UNKNOWN, F.array()), F.coalesce(column(CARRIED)["name"], F.array()))
+    has_gaps = column(UNKNOWN).isNotNull() | column(CARRIED).isNotNull()
+    gaps = stored.where(has_gaps).select(F.explode(lacking)).distinct().collect()
     versions = versions_of(
         without_truncated(batch.events, ()),
         stored=stored,
@@ -157,12 +132,23 @@ def _versions(batch: _Batch, stones: DataFrame | None, names: MirrorNames, layou
         layout=layout,
         unchanged=batch.facts.unchanged | {layout.renamed.get(row[0], row[0]) for row in gaps},
         truncates=batch.facts.truncates,
-        earlier_truncates=batch.truncates,
+        earlier_truncates=_all_truncates(batch, names) if batch.truncates else (),
     )
     return versions.localCheckpoint()
 
 
-def _statement(batch: _Batch, measured: _Measured, layout: Layout, *, target: str, view: str) -> str:
+def _all_truncates(batch: Batch, names: MirrorNames) -> tuple[Truncate, ...]:
+    """Find every truncate that a row of the batch may have gone with: a late one ended with the first behind it."""
+    first = F.min(F.struct(columns.EPOCH, columns.SEQUENCE))
+    begins = {row[0]: tuple(row[1]) for row in batch.events.groupBy(columns.SOURCE).agg(first).collect()}
+    found = truncates_in(batch.events.sparkSession.table(names.tombstones_sql))
+    late = (each for each in found if each.source in begins and (each.epoch, each.sequence) >= begins[each.source])
+    return tuple(dict.fromkeys((*batch.truncates, *late)))
+
+
+def _statement(
+    batch: Batch, measured: Measured, layout: Layout, *, target: str, view: str, unsent: frozenset[str]
+) -> str:
     if layout.keeps_history:
         return merge_history(layout, target=target, view=view)
     return merge_current(
@@ -172,8 +158,9 @@ def _statement(batch: _Batch, measured: _Measured, layout: Layout, *, target: st
         bounds=measured.bounds,
         unchanged=batch.facts.unchanged,
         truncates=batch.facts.truncates,
-        # A late row is nearly always one that was read; looking into every row for gaps would cost all batches.
-        fills=batch.facts.has_reads,
+        # Where every change has sent all columns no row lacks one, and looking for gaps would cost all batches: with
+        # merge-on-read, the reading of all columns. Mirrors of before do not say what they lack; reads may fill it.
+        fills=unsent or (layout.own_columns if batch.facts.has_reads else ()),
     )
 
 
@@ -182,64 +169,25 @@ def _view() -> str:
     return f"lakefeed_batch_{uuid.uuid4().hex}"
 
 
-def _look_at(events: DataFrame, layout: Layout) -> _Facts:
-    is_truncate = column(columns.OPERATION) == TRUNCATE
-    found = events.agg(
-        F.count(F.lit(1)),
-        F.min(columns.SOURCE) != F.max(columns.SOURCE),
-        F.array_distinct(F.flatten(F.collect_set(columns.UNCHANGED))),
-        F.count_if(is_truncate),
-        F.count_if(names_no_row(layout)),
-        F.count_if(column(columns.OPERATION) == READ) > 0,
-    ).collect()[0]
-    truncates: Sequence[Truncate] = ()
-    if found[3]:
-        time_text = column(columns.TIMESTAMP).cast("string")
-        told = events.where(is_truncate).select(columns.SOURCE, columns.EPOCH, columns.SEQUENCE, time_text)
-        truncates = [Truncate(*row) for row in told.distinct().collect()]
-    return _Facts(found[0], bool(found[1]), frozenset(found[2] or ()), tuple(truncates), found[4], found[5])
+def commit_marked(spark: SparkSession, statement: str, names: MirrorNames, *, marker: Marker, seen: Seen) -> None:
+    """Run a statement whose snapshot carries the marker, again where another commit came first.
 
+    Raises: TwoApplications, MirrorRolledBack.
+    """
 
-def _check_keys(facts: _Facts, names: MirrorNames, settings: MirrorSettings) -> None:
-    if not facts.without_key:
-        return
-    if settings.rows_without_key is RowsWithoutKey.STOP:
-        raise RowsHaveNoKey(
-            'changes name no row: set key for this table, or rows_without_key = "skip" to pass over them: '
-            f"table={names.table} changes={facts.without_key}"
-        )
-    _log.warning("rows_without_key_passed_over", extra={"table": str(names.table), "rows": facts.without_key})
+    def attempt() -> None:
+        check_alone(spark, names, seen=seen, run=marker.run)
+        commit_with_properties(spark, {MARKER: marker.to_text()}, statement)
 
-
-def _measure(folded: DataFrame, layout: Layout) -> _Measured:
-    """Count keys and deletes and find the bounds of the keys; this fills the cache on the way."""
-    bounded = [name for name in layout.key if not isinstance(layout.schema[name].dataType, BinaryType)]
-    extremes = [each(column(name)).cast("string") for name in bounded for each in (F.min, F.max)]
-    found = folded.agg(F.count(F.lit(1)), F.count_if(column(IS_DELETED)), *extremes).collect()[0]
-    kinds = (layout.schema[name].dataType.simpleString() for name in bounded)
-    pairs = zip(bounded, kinds, found[2::2], found[3::2], strict=True)
-    bounds = (Bounds(name, kind, low, high) for name, kind, low, high in pairs if low is not None)
-    return _Measured(found[0], found[1], tuple(bounds))
-
-
-def commit_marked(spark: SparkSession, statement: str, mirror: str, marker: Marker) -> None:
-    """Run a statement whose snapshot carries the marker, again where another commit came first."""
-    for attempt in range(1, _TRIES_MAX + 1):
-        try:
-            commit_with_properties(spark, {MARKER: marker.to_text()}, statement)
-        except Exception as error:
-            if attempt == _TRIES_MAX or not _is_repeatable(error):
-                raise
-            _log.warning("merge_repeated", extra={"mirror": mirror, "attempt": attempt, "reason": message_of(error)})
-            time.sleep(_PAUSE_S * attempt * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
-        else:
-            return
+    repeat_on_conflict(
+        attempt,
+        what=f"merge into {names.mirror_sql}",
+        attempts_max=_ATTEMPTS_MAX,
+        pause_s=_PAUSE_S,
+        is_idempotent=True,
+    )
 
 
 def set_marker_property(spark: SparkSession, mirror: str, marker: Marker) -> None:
     """Copy the marker to the mirror's properties."""
     spark.sql(f"ALTER TABLE {mirror} SET TBLPROPERTIES ('{MARKER}' = {text_literal(marker.to_text())})")
-
-
-def _is_repeatable(error: Exception) -> bool:
-    return is_spark_error(error) and any(name in str(error) for name in _REPEATABLE)

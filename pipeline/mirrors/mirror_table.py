@@ -10,48 +10,50 @@ from pipeline.errors import PipelineError
 from pipeline.mirrors.evolution import columns_sql, plan_evolution
 from pipeline.mirrors.layout import Layout, storage_properties
 from pipeline.mirrors.lineage import load_lineage
-from pipeline.mirrors.markers import MIRROR_KEY, MIRROR_MODE, MIRROR_OF, Marker, find_marker
+from pipeline.mirrors.markers import MIRROR_KEY, MIRROR_MODE, Marker, find_marker
 from pipeline.mirrors.names import MirrorNames
+from pipeline.mirrors.origins import Origin, check_origin
 from pipeline.mirrors.settings import MirrorMode, MirrorSettings
-from pipeline.mirrors.sql_text import quoted, text_literal
+from pipeline.mirrors.sql_text import property_pairs, quoted
+from pipeline.table_documents import load_uuid
 from pipeline.tables import exists, properties
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class NotAMirror(PipelineError):
-    """A table with the mirror's name is something else: a person has to name another target."""
-
-
 class OtherKindOfMirror(PipelineError):
     """The mirror is a history and should show current rows, or the other way round: a person has to decide."""
+
+
+def load_origin(spark: SparkSession, names: MirrorNames) -> Origin:
+    """Find out which table the change table is now."""
+    return Origin(str(names.table), load_uuid(spark, names.table_sql))
 
 
 def load_built_key(spark: SparkSession, names: MirrorNames) -> tuple[str, ...]:
     """Read the key that the mirror was built with; empty if there is no mirror yet.
 
-    Raises: NotAMirror.
+    Raises: NotAMirror, OtherChangeTable.
     """
     if not exists(spark, names.mirror_sql):
         return ()
     found = properties(spark, names.mirror_sql)
-    if found.get(MIRROR_OF) != str(names.table):
-        raise NotAMirror(
-            "the table exists and is no mirror of this one, set target for another name: "
-            f"table={names.table} target={names.mirror} mirror_of={found.get(MIRROR_OF)}"
-        )
+    check_origin(found, load_origin(spark, names), name=str(names.mirror))
     return tuple(json.loads(found[MIRROR_KEY]))
 
 
-def prepare_mirror(spark: SparkSession, names: MirrorNames, layout: Layout, settings: MirrorSettings) -> None:
+def prepare_mirror(
+    spark: SparkSession, names: MirrorNames, layout: Layout, settings: MirrorSettings, *, origin: Origin
+) -> None:
     """Create the mirror, or bring the one that is there to the layout and the mode.
 
     Raises: ColumnMismatch, OtherKindOfMirror.
     """
-    wanted = storage_properties(settings) | {MIRROR_MODE: settings.mode.value, MIRROR_KEY: json.dumps(layout.key)}
+    wanted = storage_properties(settings) | origin.to_properties()
+    wanted |= {MIRROR_MODE: settings.mode.value, MIRROR_KEY: json.dumps(layout.key)}
     if not exists(spark, names.mirror_sql):
-        spark.sql(_create(names, layout, settings, wanted | {MIRROR_OF: str(names.table)}))
+        spark.sql(_create(names, layout, settings, wanted))
         return
     present = properties(spark, names.mirror_sql)
     check_mode(present, names, settings)
@@ -62,7 +64,7 @@ def prepare_mirror(spark: SparkSession, names: MirrorNames, layout: Layout, sett
     if int(present.get("format-version", "2")) > int(wanted["format-version"]):
         changed.pop("format-version", None)
     if changed:
-        spark.sql(f"ALTER TABLE {names.mirror_sql} SET TBLPROPERTIES ({_pairs(changed)})")
+        spark.sql(f"ALTER TABLE {names.mirror_sql} SET TBLPROPERTIES ({property_pairs(changed)})")
 
 
 def check_mode(present: Mapping[str, str], names: MirrorNames, settings: MirrorSettings) -> None:
@@ -82,12 +84,8 @@ def _create(names: MirrorNames, layout: Layout, settings: MirrorSettings, table_
     parts = f" PARTITIONED BY (bucket({settings.buckets}, {quoted(layout.key[0])}))" if settings.buckets else ""
     return (
         f"CREATE TABLE {names.mirror_sql} ({columns_sql(layout.schema)}) USING iceberg{parts} "
-        f"TBLPROPERTIES ({_pairs(table_properties)})"
+        f"TBLPROPERTIES ({property_pairs(table_properties)})"
     )
-
-
-def _pairs(table_properties: dict[str, str]) -> str:
-    return ", ".join(f"'{key}' = {text_literal(value)}" for key, value in table_properties.items())
 
 
 def load_marker(spark: SparkSession, names: MirrorNames) -> Marker | None:

@@ -30,9 +30,14 @@ class MirrorNames:
         return self.mirror.sql(self.catalog)
 
     @property
+    def tombstones(self) -> TableName:
+        """Name the table of the mirror's tombstones."""
+        return self.mirror.with_name(self.mirror.name + _TOMBSTONES)
+
+    @property
     def tombstones_sql(self) -> str:
         """Name the table of the mirror's tombstones in SQL."""
-        return self.mirror.with_name(self.mirror.name + _TOMBSTONES).sql(self.catalog)
+        return self.tombstones.sql(self.catalog)
 
     @property
     def consumer(self) -> str:

@@ -4,8 +4,8 @@ Tables share Spark by fair turns; at most `parallel_tables` merge at a time. Wit
 at the end. Otherwise it is tried again after a pause that grows, for as long as the application runs; `failures` has
 those that failed and have not merged since.
 
-One application owns a mirror. Two do no harm, because of merges that meet the second fails and is repeated, but each
-does the work of both; the markers tell each of the other (follower.py), and one of them stops for good.
+One application owns a mirror. Of two, the first that finds the other's commit since its own last one, or since its
+batch was begun, stops for good (ownership.py says what that leaves open); of merges that meet, Iceberg refuses one.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.errors import PipelineError
-from pipeline.mirrors.follower import Follower, FollowOptions, TwoApplications
+from pipeline.mirrors.follower import Follower, FollowOptions
 from pipeline.mirrors.merging import Merged
 from pipeline.mirrors.names import MirrorNames, mirror_names
+from pipeline.mirrors.ownership import TwoApplications
 from pipeline.mirrors.settings import MirrorConfig
 from pipeline.spark_errors import is_spark_error, message_of
 from pipeline.tables import TableName

@@ -43,6 +43,7 @@ class TableMirror:
     batch_max_files: int | None = None
     buckets: int | None = None
     tombstone_horizon_s: float | None = None
+    snapshot_age_s: float | None = None
     rows_without_key: RowsWithoutKey | None = None
     skip: bool | None = None
 
@@ -79,6 +80,10 @@ class MirrorConfig:
     tombstone_horizon_s: float = field(
         default=7 * 86_400.0,
         metadata={"why": "how long a deleted row is remembered, against reads and replays that come late"},
+    )
+    snapshot_age_s: float = field(
+        default=3_600.0,
+        metadata={"why": "age at which old versions of a mirror go, with their files; above any query of it"},
     )
     rows_without_key: RowsWithoutKey = field(
         default=RowsWithoutKey.STOP, metadata={"why": "a change that names no row stops its table, or is passed over"}
@@ -119,6 +124,7 @@ class MirrorSettings:
     batch_max_files: int = 1_000
     buckets: int = 0
     tombstone_horizon_s: float = 7 * 86_400.0
+    snapshot_age_s: float = 3_600.0
     rows_without_key: RowsWithoutKey = RowsWithoutKey.STOP
     skip: bool = False
 
@@ -136,6 +142,7 @@ class MirrorSettings:
         _check(self.batch_max_files > 0, f"batch_max_files must be above 0: {self.batch_max_files}")
         _check(self.buckets >= 0, f"buckets must not be below 0: {self.buckets}")
         _check(self.tombstone_horizon_s >= 0, f"tombstone_horizon_s must not be below 0: {self.tombstone_horizon_s}")
+        _check(self.snapshot_age_s > 0, f"snapshot_age_s must be above 0: {self.snapshot_age_s}")
         _check(not self.target or "{table}" in self.target, f"target needs {{table}} in it: {self.target}")
 
     def target_name(self, table: str) -> str:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.mirrors.lineage import Version, load_lineage
-from pipeline.mirrors.markers import MIRROR_OF, Marker
-from pipeline.mirrors.mirror_table import load_marker
+from pipeline.mirrors.markers import Marker
+from pipeline.mirrors.mirror_table import load_marker, load_origin
 from pipeline.mirrors.names import mirror_names
+from pipeline.mirrors.origins import is_of
 from pipeline.mirrors.settings import MirrorConfig
 from pipeline.tables import TableName, exists, properties
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorStatus:
-    """One mirror; None where there is none yet, or where its snapshot has expired."""
+    """One mirror; None where there is none of this table yet, or where its snapshot has expired."""
 
     table: str
     mirror: str
@@ -41,7 +42,7 @@ def _status_of(spark: SparkSession, catalog: str, table: TableName, config: Mirr
     settings = config.settings_of(str(table))
     names = mirror_names(table, settings, catalog)
     marker = None
-    if exists(spark, names.mirror_sql) and properties(spark, names.mirror_sql).get(MIRROR_OF) == str(table):
+    if exists(spark, names.mirror_sql) and is_of(properties(spark, names.mirror_sql), load_origin(spark, names)):
         marker = load_marker(spark, names)
     behind = missing(load_lineage(spark, names.table_sql), marker)
     return MirrorStatus(

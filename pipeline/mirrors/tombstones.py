@@ -18,12 +18,13 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
 from pyspark.sql.types import StructType
 
 from pipeline.mirrors.evolution import columns_sql, plan_evolution
-from pipeline.mirrors.layout import POSITION_COLUMNS, Layout
-from pipeline.mirrors.markers import MIRROR_OF
+from pipeline.mirrors.layout import POSITION_COLUMNS, Layout, retention_properties
 from pipeline.mirrors.names import MirrorNames
+from pipeline.mirrors.origins import Origin, check_origin
 from pipeline.mirrors.positions import Truncate, latest_truncates
-from pipeline.mirrors.sql_text import quoted, text_literal
-from pipeline.tables import exists
+from pipeline.mirrors.settings import MirrorSettings
+from pipeline.mirrors.sql_text import property_pairs, quoted, text_literal
+from pipeline.tables import exists, properties
 from writer import columns
 
 _DELETED_AT = "_cdc_deleted_at"
@@ -34,24 +35,23 @@ _FILES_MAX = 64
 class Tombstones:
     """The tombstones of one mirror. `truncates` are the last ones of each source that are known."""
 
-    def __init__(self, names: MirrorNames, layout: Layout) -> None:
+    def __init__(
+        self, names: MirrorNames, layout: Layout, *, settings: MirrorSettings, origin: Origin | None = None
+    ) -> None:
         self._table = names.tombstones_sql
-        self._of = str(names.table)
+        self._name = str(names.tombstones)
+        self._origin = origin or Origin(str(names.table), None)
+        self._settings = settings
         self._layout = layout
         self._is_empty = True
         self.truncates: tuple[Truncate, ...] = ()
 
     def load(self, spark: SparkSession) -> None:
-        """Find the table or create it, with the key's columns as they are now, and read its truncates."""
-        needs = self._schema()
-        if not exists(spark, self._table):
-            spark.sql(
-                f"CREATE TABLE {self._table} ({columns_sql(needs)}, {_DELETED_AT} timestamp) USING iceberg "
-                f"PARTITIONED BY (days({_DELETED_AT})) "
-                f"TBLPROPERTIES ('format-version' = '2', '{MIRROR_OF}' = {text_literal(self._of)})"
-            )
-        for statement in plan_evolution(self._table, has=spark.table(self._table).schema, needs=needs):
-            spark.sql(statement)
+        """Find the table or create it, with the key's columns as they are now, and read its truncates.
+
+        Raises: NotAMirror, OtherChangeTable, ColumnMismatch.
+        """
+        self._prepare(spark)
         rows = spark.sql(
             f"SELECT DISTINCT {columns.SOURCE}, {columns.EPOCH}, {columns.SEQUENCE}, "
             f"CAST({columns.TIMESTAMP} AS string) FROM {self._table} "
@@ -59,6 +59,24 @@ class Tombstones:
         ).collect()
         self.truncates = latest_truncates(Truncate(*row) for row in rows)
         self._is_empty = not spark.table(self._table).limit(1).collect()
+
+    def _prepare(self, spark: SparkSession) -> None:
+        needs = self._schema()
+        wanted = retention_properties(self._settings) | self._origin.to_properties()
+        if not exists(spark, self._table):
+            spark.sql(
+                f"CREATE TABLE {self._table} ({columns_sql(needs)}, {_DELETED_AT} timestamp) USING iceberg "
+                f"PARTITIONED BY (days({_DELETED_AT})) "
+                f"TBLPROPERTIES ({property_pairs({'format-version': '2', **wanted})})"
+            )
+            return
+        present = properties(spark, self._table)
+        check_origin(present, self._origin, name=self._name)
+        for statement in plan_evolution(self._table, has=spark.table(self._table).schema, needs=needs):
+            spark.sql(statement)
+        changed = {key: value for key, value in wanted.items() if present.get(key) != value}
+        if changed:
+            spark.sql(f"ALTER TABLE {self._table} SET TBLPROPERTIES ({property_pairs(changed)})")
 
     def _schema(self) -> StructType:
         return StructType([self._layout.schema[name] for name in self._names()])
@@ -94,14 +112,28 @@ class Tombstones:
         shown = (f"CAST({values.get(name, 'NULL')} AS {kinds[name]}) AS {quoted(name)}" for name in names)
         return spark.sql(f"SELECT {', '.join(shown)}")
 
-    def purge(self, spark: SparkSession, *, horizon_s: float, now: float) -> None:
-        """Forget what is beyond the horizon and make the small files few, once there are many of them."""
-        if self._is_empty or spark.sql(f"SELECT count(*) FROM {self._table}.files").collect()[0][0] <= _FILES_MAX:
+    def purge(self, spark: SparkSession, *, now: float) -> None:
+        """Forget what is beyond the horizon, once that is a day's or the files are many, and make many files few."""
+        if self._is_empty:
             return
-        until = (datetime.fromtimestamp(now, UTC) - timedelta(seconds=horizon_s)).isoformat()
-        spark.sql(
-            f"DELETE FROM {self._table} WHERE {columns.OPERATION} = 'DELETE' "
-            f"AND {_DELETED_AT} < CAST('{until}' AS timestamp)"
-        )
-        catalog, _, name = self._table.partition(".")
-        spark.sql(f"CALL {catalog}.system.rewrite_data_files(table => {text_literal(name)})")
+        until = datetime.fromtimestamp(now, UTC) - timedelta(seconds=self._settings.tombstone_horizon_s)
+        # Whole days, because files are by the day: those of the day that the horizon lies in would be written anew
+        # each time. Somebody may have joined files, so that their number alone tells nothing.
+        days_over = f"count_if(partition.{_DELETED_AT}_day < DATE '{until.date()}')"
+        found = spark.sql(f"SELECT count(*) > {_FILES_MAX}, {days_over} > 0 FROM {self._table}.files").collect()[0]
+        has_many_files, has_days_over = found
+        if has_many_files or (has_days_over and self._has_deletes_before(spark, until)):
+            spark.sql(f"DELETE FROM {self._table} WHERE {_beyond(until)}")
+        if has_many_files:
+            catalog, _, name = self._table.partition(".")
+            spark.sql(f"CALL {catalog}.system.rewrite_data_files(table => {text_literal(name)})")
+
+    def _has_deletes_before(self, spark: SparkSession, until: datetime) -> bool:
+        """Tell whether a file of days that are over has more than truncates, which stay."""
+        first_kept = until.replace(hour=0, minute=0, second=0, microsecond=0)
+        return bool(spark.sql(f"SELECT 1 FROM {self._table} WHERE {_beyond(first_kept)} LIMIT 1").collect())
+
+
+def _beyond(until: datetime) -> str:
+    """Tell whether a row is a delete from before a moment."""
+    return f"{columns.OPERATION} = 'DELETE' AND {_DELETED_AT} < CAST('{until.isoformat()}' AS timestamp)"

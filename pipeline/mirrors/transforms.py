@@ -5,8 +5,9 @@
     fold         one row per key: the last by position, with values that were not sent taken from the changes before it
     unblocked    without rows that are older than a tombstone of their key
 
-Between fold and merge a row has columns more: IS_DELETED, UNKNOWN, and for each column that some change did not send,
-which change the value is from. If that is none of the batch, or one that the mirror is ahead of, the mirror's stays.
+Between fold and merge a row has columns more: IS_DELETED, UNKNOWN, CARRIED, and for each column that some change did
+not send, which change the value is from. If that is none of the batch, or one that the mirror's own value is newer
+than, the mirror's stays.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
 from pyspark.sql.types import BinaryType, DataType, StringType
 
-from pipeline.mirrors.layout import POSITION_COLUMNS, UNKNOWN, Layout
+from pipeline.mirrors.layout import CARRIED, POSITION_COLUMNS, UNKNOWN, Layout
 from pipeline.mirrors.positions import READ, Truncate, newer, truncated
 from pipeline.mirrors.sql_text import quoted, text_literal
 from writer import columns
@@ -94,7 +95,7 @@ def with_moves(changes: DataFrame, layout: Layout) -> DataFrame:
     """Add a delete under the old key for each update whose image from before has another key."""
     if not layout.finds_moves:
         return changes
-    old_key = [_old_value(name, layout.schema[name].dataType) for name in layout.key]
+    old_key = [_old_value(name, layout) for name in layout.key]
     has_moved, is_known = F.lit(False), F.lit(True)
     for name, old in zip(layout.key, old_key, strict=True):
         has_moved = has_moved | (column(name) != old)
@@ -116,8 +117,16 @@ def with_moves(changes: DataFrame, layout: Layout) -> DataFrame:
     return changes.unionByName(deletes)
 
 
-def _old_value(name: str, kind: DataType) -> Column:
-    """Read a key column from the image before the change, which is JSON; null if it is not there or no such value."""
+def _old_value(name: str, layout: Layout) -> Column:
+    """Read a key column from the image before the change; null if it is not there or no such value.
+
+    The image is as the source sent it, so it may have a column under a name of before.
+    """
+    names = (name, *(old for old, new in layout.renamed.items() if new == name))
+    return F.coalesce(*(_image_value(each, layout.schema[name].dataType) for each in names))
+
+
+def _image_value(name: str, kind: DataType) -> Column:
     path = f"$['{name}']"
     text = f"get_json_object({columns.BEFORE}, {text_literal(path)})"
     if isinstance(kind, StringType):
@@ -154,9 +163,9 @@ def ordered(changes: DataFrame, layout: Layout, *, sources_differ: bool) -> Data
     return spread.withColumn(_ORDER_TIME, F.max(columns.TIMESTAMP).over(of_source))
 
 
-def in_order(layout: Layout) -> WindowSpec:
-    """Give the window of a key's rows, earliest first."""
-    return Window.partitionBy(*map(column, layout.key)).orderBy(*map(F.asc, ORDER_COLUMNS))
+def in_order(layout: Layout, *apart: Column) -> WindowSpec:
+    """Give the window of a key's rows, earliest first; those that differ in `apart` do not see each other."""
+    return Window.partitionBy(*map(column, layout.key), *apart).orderBy(*map(F.asc, ORDER_COLUMNS))
 
 
 def fold(
@@ -167,29 +176,52 @@ def fold(
     latest_first = Window.partitionBy(*map(column, layout.key)).orderBy(*map(F.desc, ORDER_COLUMNS))
     last = rows.withColumn(_PLACE, F.row_number().over(latest_first)).where(column(_PLACE) == 1)
     sent_at = [column(sent_at_column(name)) for name in layout.own_columns if name in unchanged]
-    return last.select(*map(column, (*layout.columns, UNKNOWN)), _is_delete().alias(IS_DELETED), *sent_at)
+    return last.select(*map(column, (*layout.columns, UNKNOWN, CARRIED)), is_delete().alias(IS_DELETED), *sent_at)
 
 
-def carried(rows: DataFrame, layout: Layout, unchanged: Collection[str]) -> DataFrame:
+def carried(rows: DataFrame, layout: Layout, unchanged: Collection[str], *apart: Column) -> DataFrame:
     """Fill columns that a change did not send from the changes of its row before it, and say where those stand.
 
-    A delete ends that: what comes behind it is another row, whose unsent columns are null.
+    A delete ends that: what comes behind it is another row, whose unsent columns are null. Nor is anything taken from
+    rows that differ in `apart`. A row that was stored (it has CARRIED) keeps what it was given, unless there is newer.
     """
     names = [name for name in layout.own_columns if name in unchanged]
-    so_far = in_order(layout).rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    so_far = in_order(layout, *apart).rowsBetween(Window.unboundedPreceding, Window.currentRow)
     for name in names:
         was_sent = ~F.coalesce(F.array_contains(columns.UNCHANGED, name), F.lit(False))
-        value = F.when(~_is_delete(), column(name)).alias(_VALUE)
+        value = F.when(~is_delete(), column(name)).alias(_VALUE)
         known = F.struct(value, *(column(each) for each in POSITION_COLUMNS))
-        last_known = F.last(F.when(was_sent | _is_delete(), known), ignorenulls=True).over(so_far)
+        last_known = F.last(F.when(was_sent | is_delete(), known), ignorenulls=True).over(so_far)
+        if CARRIED in rows.columns:
+            last_known = F.coalesce(last_known, _given_before(name, layout))
         rows = rows.withColumn(sent_at_column(name), last_known)
     for name in names:
         # A delete keeps the image that came with it.
         found = column(sent_at_column(name))[_VALUE]
-        rows = rows.withColumn(name, F.when(_is_delete(), column(name)).otherwise(found))
+        rows = rows.withColumn(name, F.when(is_delete(), column(name)).otherwise(found))
     unsent = [F.when(column(sent_at_column(name)).isNull(), F.lit(name)) for name in names]
     unknown = F.array_compact(F.array(*unsent)) if names else F.array()
-    return rows.withColumn(UNKNOWN, F.when(F.size(unknown) > 0, unknown.cast(_NO_COLUMNS)))
+    entries = F.array_compact(F.array(*(_carried_entry(name) for name in names))) if names else F.array()
+    entries_type = layout.schema[CARRIED].dataType
+    return rows.withColumn(UNKNOWN, F.when(F.size(unknown) > 0, unknown.cast(_NO_COLUMNS))).withColumn(
+        CARRIED, F.when(F.size(entries) > 0, entries.cast(entries_type)).otherwise(F.lit(None).cast(entries_type))
+    )
+
+
+def _carried_entry(name: str) -> Column:
+    """Say where a value is from; null if it is of the row's own change, or not known."""
+    sent_at, is_own = column(sent_at_column(name)), F.lit(True)
+    for part in POSITION_COLUMNS:
+        is_own = is_own & sent_at[part].eqNullSafe(column(part))
+    entry = F.struct(F.lit(name).alias("name"), *(sent_at[part].alias(part) for part in POSITION_COLUMNS))
+    return F.when(sent_at.isNotNull() & ~is_own, entry)
+
+
+def _given_before(name: str, layout: Layout) -> Column:
+    """Give a stored row's value with where it is from; null if its own change sent it, or none."""
+    entry = F.get(F.filter(column(CARRIED), lambda each: each["name"] == name), F.lit(0))
+    place = (entry[part].cast(layout.schema[part].dataType).alias(part) for part in POSITION_COLUMNS)
+    return F.when(entry.isNotNull(), F.struct(column(name).alias(_VALUE), *place))
 
 
 def sent_at_column(name: str) -> str:
@@ -197,12 +229,14 @@ def sent_at_column(name: str) -> str:
     return f"_cdc_sent_at_{name}"
 
 
-def _is_delete() -> Column:
+def is_delete() -> Column:
+    """Tell whether a change takes its row away."""
     return column(columns.OPERATION).isin(DELETE, TRUNCATE)
 
 
-def unblocked(folded: DataFrame, tombstones: DataFrame, layout: Layout) -> DataFrame:
+def unblocked(rows: DataFrame, tombstones: DataFrame, layout: Layout) -> DataFrame:
     """Leave out rows that are not newer than a tombstone of their key. Deletes stay: the mirror may have the row."""
     same_key = " AND ".join(f"change.{quoted(name)} = stone.{quoted(name)}" for name in layout.key)
-    condition = F.expr(f"{same_key} AND NOT change.{IS_DELETED} AND NOT {newer('change', 'stone')}")
-    return folded.alias("change").join(tombstones.alias("stone"), on=condition, how="left_anti")
+    stays = f"change.{columns.OPERATION} IN ('{DELETE}', '{TRUNCATE}') OR {newer('change', 'stone')}"
+    condition = F.expr(f"{same_key} AND NOT ({stays})")
+    return rows.alias("change").join(tombstones.alias("stone"), on=condition, how="left_anti")

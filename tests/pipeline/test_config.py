@@ -29,3 +29,9 @@ def test_master_tells_where_spark_runs(master, is_local, is_submitted):
     config = SessionConfig(master=master)
 
     assert (config.is_local, config.is_submitted) == (is_local, is_submitted)
+
+
+def test_another_time_zone_is_refused_because_days_of_partitions_are_those_of_utc():
+    with pytest.raises(ValueError, match=r"UTC.*spark\.sql\.session\.timeZone=Asia/Tokyo"):
+        SessionConfig(extra_conf={"spark.sql.session.timeZone": "Asia/Tokyo"})
+    SessionConfig(extra_conf={"spark.sql.session.timeZone": "UTC"})

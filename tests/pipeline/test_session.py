@@ -10,7 +10,7 @@ import pytest
 from pipeline.config import SessionConfig
 from pipeline.errors import SparkUnavailable
 from pipeline.runtime import find_s3_jars
-from pipeline.session import build_session, find_jars, prepare_environment, wanted_packages
+from pipeline.session import build_session, find_jars, give_way, prepare_environment, wanted_packages
 from pipeline.spark_versions import SPARK_3_5, SPARK_4_1, installed_version
 
 S3_JARS = find_s3_jars()
@@ -92,6 +92,15 @@ def test_spark_without_a_known_runtime_is_refused_by_its_version(monkeypatch):
 
 def test_submitted_session_takes_the_clusters_jars():
     assert find_jars(SessionConfig(master=""), SPARK_3_5) == ()
+
+
+def test_what_spark_submit_is_told_stands_where_ours_is_a_default_but_time_is_always_utc():
+    defaults = {"spark.sql.session.timeZone": "UTC", "spark.app.name": "lakefeed", "spark.a": "1"}
+    told = {"spark.sql.session.timeZone": "Asia/Tokyo", "spark.app.name": "theirs", "spark.b": "2"}
+
+    conf = give_way({**defaults, "spark.b": "3"}, told, defaults)
+
+    assert conf == {"spark.sql.session.timeZone": "UTC", "spark.a": "1", "spark.b": "3"}
 
 
 def test_local_workers_run_this_python():

@@ -62,7 +62,7 @@ def test_short_job_starts_fast_and_long_job_compiles_fully():
 
     assert "-XX:TieredStopAtLevel=1" in short["spark.driver.extraJavaOptions"]
     assert short["spark.sql.adaptive.enabled"] == "false"
-    assert "spark.driver.extraJavaOptions" not in long
+    assert long["spark.driver.extraJavaOptions"] == "-XX:+UseParallelGC"
     assert long["spark.sql.adaptive.enabled"] == "true"
 
 

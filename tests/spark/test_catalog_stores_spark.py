@@ -84,10 +84,31 @@ def branch_tag_and_travel(spark: SparkSession) -> None:
     spark.sql("ALTER TABLE shop.orders CREATE BRANCH audit")
     spark.sql("INSERT INTO shop.orders.branch_audit VALUES (5, 'cap', 1)")
     spark.sql("DELETE FROM shop.orders WHERE id = 4")
-    counts = {"": 2, "VERSION AS OF 'before'": 3, f"VERSION AS OF {snapshot_id}": 3, "VERSION AS OF 'audit'": 4}
+    counts = {
+        "": 2,
+        "VERSION AS OF 'before'": 3,
+        f"VERSION AS OF {snapshot_id}": 3,
+        "VERSION AS OF 'audit'": 4,
+        f"TIMESTAMP AS OF {time_of(spark, snapshot_id)}": 3,
+        "TIMESTAMP AS OF now()": 2,
+    }
     assert {at: rows(spark, f"SELECT count(*) FROM shop.orders {at}")[0][0] for at in counts} == counts
+    first = rows(spark, "SELECT snapshot_id FROM shop.orders.snapshots ORDER BY committed_at")[0][0]
+    at_first = f"shop.orders TIMESTAMP AS OF {time_of(spark, first)}"
+    # With the columns of that time.
+    assert rows(spark, f"SELECT id, item FROM {at_first} ORDER BY id") == [(1, "pen"), (2, "ink")]
+    with pytest.raises(Exception, match="Cannot find a snapshot older than"):
+        spark.sql(f"SELECT * FROM {at_first} - INTERVAL 1 MILLISECOND").collect()
     spark.sql("ALTER TABLE shop.orders DROP TAG before")
     spark.sql("ALTER TABLE shop.orders DROP BRANCH audit")
+
+
+def time_of(spark: SparkSession, snapshot_id: int) -> str:
+    """Write, as SQL, the time at which a snapshot became the table's state."""
+    millis = rows(
+        spark, f"SELECT unix_millis(made_current_at) FROM shop.orders.history WHERE snapshot_id = {snapshot_id}"
+    )
+    return f"timestamp_millis({millis[0][0]})"
 
 
 def call_procedures(spark: SparkSession) -> None:

@@ -1,4 +1,4 @@
-"""A job runs on a cluster through spark-submit, with the wheel of this project and nothing else of it."""
+"""Jobs run on a cluster through spark-submit, with the wheel of this project and nothing else of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -65,17 +65,12 @@ def service(tmp_path: Path) -> Iterator[ServiceProcess]:
     directory.mkdir()
     with service_process(directory) as running:
         running.start()
-        with connect(running.ws_url) as socket:
-            for number in range(1, COMMITS + 1):
-                event = {"sequence": number, "operation": "INSERT", "table": "users", "after": {"id": number}}
-                socket.send(json.dumps({"type": "cdc_batch", "sourceDoId": "shop", "events": [event]}))
-                assert json.loads(socket.recv(timeout=60))["status"] == "ok"
-                assert running.flush()["success"]
+        _push(running, range(1, COMMITS + 1))
         yield running
         assert running.stop() == 0
 
 
-def test_job_of_the_wheel_runs_on_a_standalone_cluster(
+def test_jobs_of_the_wheel_run_on_a_standalone_cluster(
     cluster: Cluster, wheel: Path, service: ServiceProcess, tmp_path: Path
 ) -> None:
     # Where the catalog is, spark-submit is told: the job has only a default for it, which gives way.
@@ -83,18 +78,26 @@ def test_job_of_the_wheel_runs_on_a_standalone_cluster(
     conf = tmp_path / "spark.conf"
     conf.write_text("\n".join(f"{key} {value}" for key, value in told.items()))
 
-    ended = cluster.submit(
-        *("maintain_tables", "default.users", "--only", "compact", "--json"),
-        WHEEL=str(wheel),
-        ICEBERG=_iceberg(),
-        SUBMIT_OPTIONS=f"--properties-file {conf}",
-    )
+    def submit(job: str, *arguments: str) -> None:
+        given = {"WHEEL": str(wheel), "ICEBERG": _iceberg(), "SUBMIT_OPTIONS": f"--properties-file {conf}"}
+        ended = cluster.submit(job, "default.users", *arguments, **given)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert FROM_THE_WHEEL in ended.stdout
 
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert FROM_THE_WHEEL in ended.stdout
-    assert _live_files(service) == 1
-    (application,) = cluster.finished_applications()
-    assert (application["state"], application["cores"]) == ("FINISHED", 2)
+    submit("maintain_tables", "--only", "compact", "--json")
+    assert _total(service, "users", "total-records") == COMMITS
+    assert _total(service, "users", "total-data-files") == 1
+
+    # A stream, whose batches the JVM hands to the driver's Python, and which keeps its place between two starts.
+    mirror = ("run_mirror", "--once", "--checkpoints", (tmp_path / "checkpoints").as_uri())
+    submit(*mirror)
+    assert _total(service, "users_current", "total-records") == COMMITS
+    _push(service, range(COMMITS + 1, COMMITS + 3))
+    submit(*mirror)
+    assert _total(service, "users_current", "total-records") == COMMITS + 2
+
+    states = [(each["state"], each["cores"]) for each in cluster.finished_applications()]
+    assert states == [("FINISHED", 2)] * 3
 
 
 def _iceberg() -> str:
@@ -102,8 +105,18 @@ def _iceberg() -> str:
     return str(find_iceberg_jar(None)) if version.has_jar_on_pypi else version.iceberg_package
 
 
-def _live_files(service: ServiceProcess) -> int:
-    table = service.get("/v1/namespaces/default/tables/users")["metadata"]
+def _push(service: ServiceProcess, numbers: Iterable[int]) -> None:
+    """Push rows, each of which is a commit."""
+    with connect(service.ws_url) as socket:
+        for number in numbers:
+            event = {"sequence": number, "operation": "INSERT", "table": "users"}
+            row = {"rowId": str(number), "after": {"id": number}}
+            socket.send(json.dumps({"type": "cdc_batch", "sourceDoId": "shop", "events": [event | row]}))
+            assert json.loads(socket.recv(timeout=60))["status"] == "ok"
+            assert service.flush()["success"]
+
+
+def _total(service: ServiceProcess, name: str, what: str) -> int:
+    table = service.get(f"/v1/namespaces/default/tables/{name}")["metadata"]
     current = next(each for each in table["snapshots"] if each["snapshot-id"] == table["current-snapshot-id"])
-    assert current["summary"]["total-records"] == str(COMMITS)
-    return int(current["summary"]["total-data-files"])
+    return int(current["summary"][what])

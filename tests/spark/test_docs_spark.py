@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -14,11 +15,17 @@ from typing import Any
 import pytest
 from click.testing import Result
 from pyspark.sql import SparkSession
+from websockets.sync.client import connect
 
 from ingest.push import PushRequest, push
 from pipeline import session
+from pipeline.backfill.inputs import FileInput
+from pipeline.backfill.positions import parse_read_as
+from pipeline.backfill.runner import Backfill, Request
+from pipeline.backfill.target import Target
 from pipeline.config import SessionConfig, SparkSettings
 from pipeline.consumers import consumers
+from pipeline.tables import TableName
 from tests.service_process import ServiceProcess, service_process
 from tests.spark.conftest import OpenSpark
 
@@ -70,20 +77,64 @@ def test_examples_for_jobs_of_users_run_as_they_stand(
         if language == "python":
             exec(compile(text, "spark-jobs.md", "exec"), names)
         if language == "sh" and "push" not in text:
-            done = run_lakefeed(*shlex.split(text)[1:], "--url", service.http_url)
+            mirror = [*shlex.split(text)[1:], "--url", service.http_url]
+            done = run_lakefeed(*mirror)
             assert done.exit_code == 0, done.output
 
     printed = capsys.readouterr().out
     assert "1 changes at" in printed
     assert "4 since" in printed
-    seen = spark.sql("SELECT _cdc_sequence, _cdc_operation, id FROM audit.seen ORDER BY 1").collect()
-    assert [tuple(row) for row in seen] == [
-        *((1, "INSERT", 1), (2, "INSERT", 2), (3, "INSERT", 3), (4, "UPDATE", 3), (5, "DELETE", 1)),
-    ]
+    shown = "SELECT _cdc_sequence, _cdc_operation, id FROM audit.seen ORDER BY _cdc_epoch, _cdc_ingested_at, 1, id"
+    live = [*((1, "INSERT", 1), (2, "INSERT", 2), (3, "INSERT", 3), (4, "UPDATE", 3), (5, "DELETE", 1))]
+    assert [tuple(row) for row in spark.sql(shown).collect()] == live
     assert {each.name for each in consumers(spark, "lake.default.users")} >= {"audit"}
     assert [tuple(row) for row in spark.table("gold.users_by_country").collect()] == [("US", 2)]
-    cards = spark.sql("SELECT id, label FROM gold.user_cards ORDER BY id").collect()
-    assert [tuple(row) for row in cards] == [(2, "Grace from US"), (3, "Edsger from US")]
+    assert _cards(spark) == [(2, "Grace from US"), (3, "Edsger from US")]
+
+    # The stream: rows of a backfill, which share a position, and a source that starts over are changes like others.
+    _backfill(spark, tmp_path, [{"id": 7, "name": "Alan"}, {"id": 8, "name": "Kurt"}])
+    _start_over(service, [{"id": 2, "name": "Grace", "country": "UK"}, {"id": 9, "name": "Barbara", "country": "US"}])
+    (stream,) = [text for _, text in blocks if "readStream" in text]
+    exec(compile(stream, "spark-jobs.md", "exec"), names)
+    came = [*live, (5, "READ", 7), (5, "READ", 8), (1, "UPDATE", 2), (2, "UPDATE", 9)]
+    assert [tuple(row) for row in spark.sql(shown).collect()] == came
+    # A batch that comes again.
+    names["keep"](spark.table("lake.default.users"), 0)
+    assert [tuple(row) for row in spark.sql(shown).collect()] == came
+
+    # The cards: what the mirror does not have yet is left for the next time.
+    begin, refresh = names["begin_next_time_at"], names["refresh_cards"]
+    assert refresh(begin) == begin
+    assert _cards(spark) == [(2, "Grace from US"), (3, "Edsger from US")]
+    assert run_lakefeed(*mirror).exit_code == 0
+    assert refresh(begin) != begin
+    assert _cards(spark) == [(2, "Grace from UK"), (3, "Edsger from US"), (9, "Barbara from US")]
+
+
+def _cards(spark: SparkSession) -> list[tuple[int, str]]:
+    return [tuple(row) for row in spark.sql("SELECT id, label FROM gold.user_cards ORDER BY id").collect()]
+
+
+def _backfill(spark: SparkSession, directory: Path, rows: list[dict[str, Any]]) -> None:
+    path = directory / "old.json"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    wanted = Request(source="shop", key=("id",), read_as=parse_read_as("mark"))
+    work = Backfill(Target(spark, "lake", TableName.parse("users")), FileInput(format="jsonl", path=str(path)), wanted)
+    assert work.run(work.prepare()).rows == len(rows)
+
+
+def _start_over(service: ServiceProcess, rows: list[dict[str, Any]]) -> None:
+    """Push updates of a source that numbers its changes anew."""
+    events = [
+        {"sequence": at, "operation": "UPDATE", "table": "users", "rowId": str(row["id"]), "after": row}
+        for at, row in enumerate(rows, 1)
+    ]
+    with connect(service.ws_url) as socket:
+        socket.send(json.dumps({"type": "connect", "sourceDoId": "shop", "epoch": 1}))
+        assert json.loads(socket.recv(timeout=60))["type"] == "status"
+        socket.send(json.dumps({"type": "cdc_batch", "sourceDoId": "shop", "sequenceNumber": 0, "events": events}))
+        assert json.loads(socket.recv(timeout=60))["status"] == "ok"
+    assert service.flush()["success"]
 
 
 def test_every_setting_of_spark_is_documented_with_its_default_and_reason() -> None:

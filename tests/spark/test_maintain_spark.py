@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from click.testing import Result
 from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.consumers import consumers, follow, hold
@@ -103,16 +105,39 @@ def data_files(service: ServiceProcess) -> set[str]:
     return {path.name for path in (local_path(service.data_dir.as_uri()) / "warehouse").rglob("*.parquet")}
 
 
+def plant_orphans(service: ServiceProcess, live: set[str]) -> list[Path]:
+    """Put old files that nothing names beside a table's own, and make what is committed as old as they are.
+
+    What a flush has stored and not yet named stays young: it is its age by which it is known.
+    """
+    warehouse = local_path(service.data_dir.as_uri()) / "warehouse"
+    committed = [path for path in warehouse.rglob("*.parquet") if path.name in live]
+    assert len(committed) == len(live)
+    [data] = {path.parent for path in committed}
+    [metadata] = {path.parent for path in warehouse.rglob("*.metadata.json")}
+    orphans = [data / "left-behind.parquet", metadata / "left-behind-m0.avro"]
+    for path in orphans:
+        path.write_text("nobody names me")
+    for path in (*orphans, *committed):
+        os.utime(path, (LONG_AGO, LONG_AGO))
+    return orphans
+
+
 def named_data_files(spark: SparkSession, table: str) -> set[str]:
     """Name the data files of all snapshots that a table has."""
     paths = spark.sql(f"SELECT DISTINCT file_path FROM {table}.all_data_files").collect()
     return {path.rpartition("/")[2] for (path,) in paths}
 
 
+def environment(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Write settings as variables of the environment."""
+    return {f"LAKEFEED_{key.replace('.', '_').upper()}": str(value) for key, value in settings.items()}
+
+
 def verify(service: ServiceProcess, settings: Mapping[str, Any]) -> None:
-    own = {f"LAKEFEED_{key.replace('.', '_').upper()}": str(value) for key, value in settings.items()}
     command = [LAKEFEED, "verify", "default.users", "--url", service.http_url]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=os.environ | own)
+    own = os.environ | environment(settings)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=own)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -137,7 +162,10 @@ def test_streams_see_every_change_once_while_their_table_is_written_and_maintain
                 wait_for(lambda: '"snapshots_expired"' in service.log_text(), "expiry by the writer itself")
                 changes.push_at_most(60)
                 early = named_data_files(spark, table)
+                orphans = plant_orphans(service, early)
                 reports = maintenance.run([USERS])
+                assert told(reports, Step.ORPHANS, "orphans") >= len(orphans)
+                assert not any(path.exists() for path in orphans), "they are old, and nothing names them"
                 [asleep] = [each for each in consumers(spark, table) if each.name == "sleeper"]
                 assert asleep.snapshots_behind is not None, "no snapshot after the one of the sleeper has gone"
                 assert asleep.snapshots_behind > 20
@@ -166,17 +194,26 @@ def test_streams_see_every_change_once_while_their_table_is_written_and_maintain
         assert service.stop() == 0
 
 
-def test_maintenance_works_on_s3_beside_a_writer_and_a_stream(
-    tmp_path: Path, open_spark: OpenSpark, s3_server: S3Server
+def test_the_command_maintains_tables_on_s3_beside_a_writer_and_a_stream(
+    tmp_path: Path, open_spark: OpenSpark, run_lakefeed: Callable[..., Result], s3_server: S3Server
 ) -> None:
     warehouse = s3_server.new_warehouse()
     bucket = warehouse["storage.warehouse"].split("/")[2]
     s3 = {key.removeprefix("storage."): value for key, value in warehouse.items() if key != "storage.warehouse"}
+    eager = {"pipeline.maintenance.min_input_files": 2, "pipeline.maintenance.min_manifests": 2}
     with service_process(tmp_path, BUSY | warehouse) as service:
         service.start()
         spark = open_spark(uri=service.http_url, name="stored", properties=catalog_properties(s3))
         table = USERS.sql("stored")
-        maintenance = Maintenance(spark, "stored", EAGER)
+
+        def maintain() -> dict[str, Any]:
+            """Run the command as an operator does: what it knows of S3 is what the service's own settings say."""
+            told = ("--url", service.http_url, "--catalog-name", "stored", "--json")
+            done = run_lakefeed("maintain", "users", *told, env=environment(eager | warehouse))
+            assert done.exit_code == 0, done.output
+            [report] = json.loads(done.stdout)["tables"]
+            return report
+
         reader = Reader(spark, table, tmp_path / "reader")
         with live_changes(service) as changes:
             changes.push_at_most(60)
@@ -185,16 +222,16 @@ def test_maintenance_works_on_s3_beside_a_writer_and_a_stream(
             with reader.running():
                 reader.wait_for(1)
                 early = named_data_files(spark, table)
-                reports = maintenance.run([USERS])
+                reports = [maintain()]
                 changes.push_at_most(5)
                 pushed = changes.pushed
                 wait_for(lambda: changes.pushed > pushed, "changes after a compaction")
                 everything = list(range(1, changes.stop() + 1))
                 reader.wait_for(len(everything))
         assert sorted(reader.seen) == everything
-        reports += maintenance.run([USERS])
-        assert problems(reports) == []
-        assert told(reports, Step.COMPACT, "files_rewritten") > 3
+        reports.append(maintain())
+        assert sum(report["steps"]["compact"]["files_rewritten"] for report in reports) > 3
+        assert {*reports[0]["steps"]} >= {"compact", "orphans"}
         orphan = plant_object(s3_server, bucket)
         assert f"s3://{bucket}/{orphan}" in remove_orphans_of_any_age(spark, "stored", by_prefix=True)
         stored = {key.rpartition("/")[2] for key in s3_server.keys(bucket) if key.endswith(".parquet")}

@@ -15,25 +15,21 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import IntegerType, LongType, StructField, StructType, TimestampType
 
 from ingest.cli import main
 from pipeline.consumers import consumers
 from pipeline.mirrors.commands import run_mirrors
-from pipeline.mirrors.layout import plan_layout
 from pipeline.mirrors.lineage import load_lineage
 from pipeline.mirrors.markers import Marker
 from pipeline.mirrors.merging import Merged, merge_changes
-from pipeline.mirrors.names import mirror_names
-from pipeline.mirrors.positions import Truncate
 from pipeline.mirrors.runner import MirrorRun
-from pipeline.mirrors.settings import MirrorConfig, MirrorMode, MirrorSettings, TableMirror
+from pipeline.mirrors.settings import MirrorConfig, MirrorMode, TableMirror
 from pipeline.mirrors.status import load_status
-from pipeline.mirrors.tombstones import Tombstones
 from pipeline.tables import TableName, catalog_of
 from tests.mirror_events import Pusher
 from tests.service_process import ServiceProcess, service_process
 from tests.spark.conftest import OpenSpark
+from tests.spark.mirror_runs import keyed, mirrored, run_once
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -53,18 +49,6 @@ def spark(service: ServiceProcess, open_spark: OpenSpark, request: pytest.Fixtur
 @pytest.fixture
 def config(tmp_path: Path) -> MirrorConfig:
     return MirrorConfig(checkpoints=str(tmp_path / "checkpoints"))
-
-
-def mirrored(spark: SparkSession, table: str, *columns: str) -> list[tuple[Any, ...]]:
-    return sorted(tuple(row) for row in spark.table(table).select(*columns).collect())
-
-
-def keyed(config: MirrorConfig, table: str, **settings: Any) -> MirrorConfig:
-    return dataclasses.replace(config, tables={table: TableMirror(key=("id",), **settings)})
-
-
-def run_once(spark: SparkSession, table: str, config: MirrorConfig) -> None:
-    assert run_mirrors(spark, [table], config, once=True) == {}
 
 
 def test_a_mirror_shows_the_last_state_of_each_row_and_is_a_consumer_of_its_table(
@@ -183,28 +167,6 @@ def test_rows_that_were_read_late_fill_what_was_never_sent_and_bring_back_nothin
     assert found == [(1, 11, "read", 7), (4, 4, "z", 6), (5, 9, "read", 2)]
 
 
-def test_tombstones_follow_a_key_that_is_renamed_and_widened(catalog_url: str, open_spark: OpenSpark) -> None:
-    spark = open_spark(uri=catalog_url, name="stones")
-    spark.sql("CREATE NAMESPACE stones.default")
-    names = mirror_names(TableName.parse("users"), MirrorSettings(), "stones")
-    for name, kind, key in (("id", "int", 1), ("number", "bigint", 2**40)):
-        comment = {"comment": 'formerly ["id"]'} if name == "number" else {}
-        schema = StructType([StructField(name, IntegerType() if kind == "int" else LongType(), True, comment)])
-        for column, type_ in (("_cdc_sequence", LongType()), ("_cdc_timestamp", TimestampType())):
-            schema = schema.add(column, type_)
-        layout = plan_layout(schema, MirrorSettings(key=(name,)))
-        stones = Tombstones(names, layout)
-        stones.load(spark)
-        row = f"CAST({key} AS {kind}) {name}, 's' _cdc_source, 0 _cdc_epoch, 5L _cdc_sequence, now() _cdc_timestamp"
-        deletes = spark.sql(f"SELECT {row}, 'DELETE' _cdc_operation")
-        stones.add(deletes, [Truncate("it's", 1, key)], now=1_800_000_000.0)
-    found = stones.deletes(spark)
-    assert found is not None
-    assert sorted(row["number"] for row in found.collect()) == [1, 2**40]
-    stones.load(spark)
-    assert stones.truncates == (Truncate("it's", 1, 2**40),)
-
-
 def test_a_table_that_cannot_be_mirrored_stops_alone_and_says_why(
     service: ServiceProcess, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,8 +175,11 @@ def test_a_table_that_cannot_be_mirrored_stops_alone_and_says_why(
     Pusher(service, "taken", "taken").insert(1, n=1).commit()
     spark.sql("CREATE TABLE default.taken_current (n bigint) USING iceberg")
 
+    asked: list[str] = []
+
     @contextmanager
-    def this_session(*_: object, **__: object) -> Iterator[SparkSession]:
+    def this_session(options: dict[str, Any], **_: object) -> Iterator[SparkSession]:
+        asked.extend(options["conf"])
         yield spark
 
     monkeypatch.setattr("pipeline.mirrors.commands.opened_session", this_session)
@@ -224,6 +189,7 @@ def test_a_table_that_cannot_be_mirrored_stops_alone_and_says_why(
     monkeypatch.setenv("LAKEFEED_PIPELINE_MIRROR_CHECKPOINTS", str(tmp_path / "checkpoints"))
     failed = CliRunner().invoke(main, ["mirror", "run", "good", "keyless", "taken", "--once"])
     assert failed.exit_code == 1
+    assert asked == ["spark.scheduler.mode=FAIR"], "pools share by turns only then"
     assert "default.keyless: changes name no row" in failed.stderr
     assert "default.taken: the table exists and is no mirror of this one" in failed.stderr
     assert mirrored(spark, "default.good_current", "id", "n") == [(1, 1)]
@@ -237,8 +203,6 @@ def test_a_table_that_cannot_be_mirrored_stops_alone_and_says_why(
     ]
     refused = CliRunner().invoke(main, ["mirror", "run", "good_current", "--once"])
     assert (refused.exit_code, "only change tables can be mirrored" in refused.output) == (1, True)
-    connect = CliRunner().invoke(main, ["mirror", "run", "--remote", "sc://127.0.0.1:1", "--once"])
-    assert (connect.exit_code, "Spark Connect" in connect.output) == (2, True)
 
 
 def test_of_two_applications_on_one_mirror_one_stops(

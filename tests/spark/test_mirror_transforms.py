@@ -10,9 +10,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from pipeline.maintenance.statements import literal
+from pipeline.mirrors.cells import unknown_names
 from pipeline.mirrors.history import versions_of
 from pipeline.mirrors.layout import Layout, plan_layout
-from pipeline.mirrors.merge_sql import _stored_names
 from pipeline.mirrors.positions import Truncate
 from pipeline.mirrors.settings import MirrorMode, MirrorSettings
 from pipeline.mirrors.sql_text import text_literal
@@ -167,7 +167,7 @@ def test_a_stored_version_that_lacks_a_column_under_its_former_name_gets_it(spar
 
 
 def test_what_a_stored_row_lacks_is_named_as_it_is_called_now(spark: SparkSession) -> None:
-    names = _stored_names(renamed_layout())
+    names = unknown_names("t", renamed_layout())
     rows = spark.sql(
         f"SELECT {names} FROM VALUES (array('b', 'a', 'label')), (NULL) AS t(_cdc_unknown), "
         "VALUES ('x', 'y') AS s(_cdc_name, label)"
@@ -206,6 +206,23 @@ def test_a_row_that_got_another_key_is_deleted_under_its_old_one(spark: SparkSes
     )
     assert found[1] == (None, None, 2, True)
     assert {key for key, row in found.items() if not row[3]} == {5, 6, 7}
+
+
+def test_an_old_key_is_found_under_any_name_that_its_column_had(spark: SparkSession) -> None:
+    comment = {"comment": 'formerly ["nr", "id"]'}
+    fields = [
+        StructField("number", field.dataType, True, comment) if field.name == "id" else field for field in CHANGES
+    ]
+    layout = plan_layout(StructType(fields), MirrorSettings(key=("number",)))
+    changes = frame(
+        spark,
+        change(2, "UPDATE", 5, "x", _cdc_before='{"id": 1}'),
+        change(3, "UPDATE", 6, "x", _cdc_before='{"number": 5}'),
+        change(4, "UPDATE", 7, "x", _cdc_before='{"nr": 6}'),
+    ).withColumnRenamed("id", "number")
+    events = with_moves(prepare(changes, layout), layout)
+    deleted = {row["number"] for row in events.collect() if row["_cdc_operation"] == "DELETE"}
+    assert deleted == {1, 5, 6}
 
 
 def test_a_truncate_takes_the_rows_of_its_source_before_it(spark: SparkSession) -> None:
@@ -290,6 +307,21 @@ def test_a_version_ends_where_the_next_event_of_its_row_begins(spark: SparkSessi
     row = found.where("a = 'y'").collect()[0]
     assert (row["valid_to"] - row["valid_from"]).total_seconds() == 2
     assert row["is_current"] is False
+
+
+def test_a_version_behind_a_truncate_takes_nothing_from_one_before_it(spark: SparkSession) -> None:
+    found = versions(
+        spark,
+        [
+            change(1, "INSERT", 1, "x", b="b1"),
+            change(3, "UPDATE", 1, "y", _cdc_unchanged=["b"]),
+            change(7, "UPDATE", 1, "z", _cdc_unchanged=["b"]),
+        ],
+        unchanged=["b"],
+        truncates=[Truncate("s", 0, 5, "2027-01-15 08:00:05")],
+    )
+    rows = [(row["a"], row["b"], row["_cdc_unknown"]) for row in found.orderBy("_cdc_sequence").collect()]
+    assert rows == [("x", "b1", None), ("y", "b1", None), ("z", None, ["b"])]
 
 
 def test_a_version_that_was_read_at_a_truncate_is_not_ended_by_it(spark: SparkSession) -> None:

@@ -41,6 +41,17 @@ def test_times_without_a_zone_are_utc(spark):
     assert row.seconds == 1
 
 
+def test_time_is_utc_whatever_spark_submit_was_told(running_spark):
+    system, zone = running_spark._jvm.java.lang.System, "spark.sql.session.timeZone"
+    system.setProperty(zone, "Asia/Tokyo")  # what spark-submit is told, it tells so
+    running_spark.conf.set(zone, "Asia/Tokyo")
+    try:
+        assert build_session(SessionConfig(master="")).conf.get(zone) == "UTC"
+    finally:
+        system.clearProperty(zone)
+        running_spark.conf.set(zone, "UTC")
+
+
 def test_second_session_in_the_process_shares_the_first_ones_jvm(running_spark):
     again = build_session(SessionConfig(master="local[2]"))
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,11 +21,14 @@ from pyspark.sql import SparkSession
 from ingest.cli import main
 from pipeline.mirrors.commands import run_mirrors
 from pipeline.mirrors.settings import MirrorConfig, RowsWithoutKey
+from pipeline.tables import TableName, catalog_of
 from pipeline.verification import commands
 from pipeline.verification.commands import Selection, verify_all
+from pipeline.verification.mirrors import compare_mirror
 from tests import every_type, pushed_changes
 from tests.service_process import LAKEFEED, ServiceProcess, service_process
 from tests.spark.conftest import OpenSpark
+from writer.verification.findings import Report
 from writer.verification.report_texts import report_document
 
 COMMAND_TIMEOUT_S = 120
@@ -183,4 +188,55 @@ def test_a_mirror_that_somebody_has_changed_is_found(tmp_path: Path, open_spark:
         found = spark_report(spark, "users")
         assert kinds(found) == {"difference", "loss", "duplicate"}
         assert '{"_cdc_row_id":"2"}' in found["findings"][1]["text"]
+        # What keeps a mirror from being compared is told with its table, and ends nothing.
+        settings = tmp_path / "other.toml"
+        settings.write_text('[pipeline.mirror.tables."default.users"]\nkey = ["name"]\n')
+        note, _ = compared(spark, "users", config_path=settings)
+        assert "is not compared: the mirror was built with another key" in note
+        for [path] in spark.sql(f"SELECT file_path FROM {mirror}.files").collect():
+            Path(urlparse(path).path).unlink()
+        _, texts = compared(spark, "users")
+        assert [text.partition(":")[0] for text in texts] == ["mirror default.users_current cannot be read"]
         assert service.stop() == 0
+
+
+def compared(spark: SparkSession, table: str, **options: Any) -> tuple[str, list[str]]:
+    """Compare a mirror alone: what was compared, and what was found."""
+    report = Report(table=table)
+    compare_mirror(spark, TableName.parse(table), catalog_of(spark), report=report, options=options)
+    return "\n".join(report.notes), [finding.text for finding in report.findings]
+
+
+def test_a_mirror_is_compared_by_its_key_however_close_and_whatever_it_is_called(
+    tmp_path: Path, catalog_url: str, open_spark: OpenSpark
+) -> None:
+    spark = open_spark(uri=catalog_url, name="named")
+    spark.sql("CREATE NAMESPACE named.default")
+    spark.sql(
+        "CREATE TABLE default.ticks (at timestamp, `count` bigint, home struct<zip: bigint>, _cdc_source string, "
+        "_cdc_sequence bigint, _cdc_operation string, _cdc_row_id string, _cdc_timestamp timestamp) USING iceberg "
+        "TBLPROPERTIES ('lakefeed.append-only' = 'true')"
+    )
+    row = "{n}, named_struct('zip', {n}), 's', {n}, 'INSERT', '{n}', now()"
+    for number in (1, 2):
+        values = f"TIMESTAMP '2026-11-16 00:00:00.00000{number}', {row.format(n=number)}"
+        spark.sql(f"INSERT INTO default.ticks VALUES ({values})")
+    config = MirrorConfig(checkpoints=str(tmp_path / "checkpoints"), key=("at", "count"))
+    assert run_mirrors(spark, ["ticks"], config, once=True) == {}
+    note, found = compared(spark, "ticks")
+    assert ("2 rows compared" in note, found) == (True, []), "keys differ in a microsecond"
+
+    for old, new in (("count", "number"), ("home.zip", "code")):
+        path = f"home.{new}" if "." in old else new
+        spark.sql(f"ALTER TABLE default.ticks RENAME COLUMN {old} TO {new}")
+        spark.sql(f"""ALTER TABLE default.ticks ALTER COLUMN {path} COMMENT 'formerly ["{old.rpartition(".")[2]}"]'""")
+    note, found = compared(spark, "ticks")
+    assert ("2 rows compared" in note, found) == (True, []), f"the mirror has not followed yet: {note}"
+    assert run_mirrors(spark, ["ticks"], dataclasses.replace(config, key=()), once=True) == {}
+    assert "number" in spark.table("default.ticks_current").columns
+    note, found = compared(spark, "ticks")
+    assert ("2 rows compared" in note, found) == (True, []), "the mirror has followed, and merged nothing since"
+    spark.sql("UPDATE default.ticks_current SET home = named_struct('code', 7) WHERE number = 2")
+    note, found = compared(spark, "ticks")
+    key = '{"at":"2026-11-16T00:00:00.000002Z","number":2}'
+    assert found == [f"1 rows are different in mirror default.ticks_current, such as {key}"]

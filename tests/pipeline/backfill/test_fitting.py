@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from pyspark.sql import types as t
 from pyspark.sql.types import StructField, StructType
@@ -91,6 +93,46 @@ def test_names_are_matched_by_case_last_and_new_columns_are_added() -> None:
     found = fit_columns(given, one(t.LongType(), "id"))
     assert [(each.given, each.name) for each in found.columns] == [("ID", "id"), ("odd `name`", "odd `name`")]
     assert found.changes == ["ADD COLUMN `odd ``name``` STRUCT<`sku`: string, `count`: int>"]
+
+
+def renamed(name: str, *former: str, type_: t.DataType | None = None) -> StructField:
+    return StructField(name, type_ or t.LongType(), True, {"comment": f"key; formerly {json.dumps(former)}"})
+
+
+def test_a_former_name_is_meant_for_the_column_that_had_it() -> None:
+    known = StructType([renamed("customer", "client", "who"), StructField("id", t.LongType())])
+    for given in ("client", "WHO"):
+        found = fit_columns(one(t.LongType(), given), known)
+        assert [(each.given, each.name) for each in found.columns] == [(given, "customer")]
+        assert (found.changes, found.problems) == ([], [])
+    # Text and wider types find their column in the same way.
+    [column] = fit_columns(one(t.StringType(), "client"), known).columns
+    assert (column.name, column.is_text) == ("customer", True)
+    narrow = StructType([renamed("customer", "client", type_=t.IntegerType())])
+    assert fit_columns(one(t.LongType(), "client"), narrow).changes == ["ALTER COLUMN `customer` TYPE bigint"]
+
+
+def test_a_former_name_that_another_column_has_now_is_that_column() -> None:
+    known = StructType([renamed("customer", "client"), StructField("client", t.LongType())])
+    found = fit_columns(one(t.LongType(), "client"), known)
+    assert [(each.given, each.name) for each in found.columns] == [("client", "client")]
+
+
+def test_a_column_under_two_of_its_names_is_a_problem() -> None:
+    known = StructType([renamed("customer", "client")])
+    for names in (("client", "customer"), ("customer", "client")):
+        given = StructType([StructField(name, t.LongType()) for name in names])
+        [problem] = fit_columns(given, known).problems
+        assert "columns=" + ",".join(names) in problem
+
+
+def test_fields_of_structs_are_found_under_former_names_too() -> None:
+    known = one(StructType([renamed("x", "y"), StructField("z", t.LongType())]))
+    found = fit_columns(one(one(t.IntegerType(), "y")), known)
+    assert (found.changes, found.problems) == ([], [])
+    assert found.columns[0].convert is not None, "it has to get its new name"
+    both = StructType([StructField(name, t.LongType()) for name in ("y", "x")])
+    assert "two fields are meant for one: fields=y,x" in fit_columns(one(both), known).problems[0]
 
 
 @pytest.mark.parametrize("name", ["_cdc_sequence", "_CDC_new", "_file", "", "a\nb", "x" * 256])

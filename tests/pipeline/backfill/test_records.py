@@ -16,7 +16,9 @@ from writer.verification.backfills import BACKFILL_KEY, ChunkMark, count_backfil
 from writer.verification.ledger import Ledger
 
 NOW = dt.datetime(2026, 11, 16, tzinfo=dt.UTC)
-RECORD = RunRecord(run="r", source="shop", owner="me", facts={"cut": 3}, next=1, after=1, at_us=7, rows=5, checksum=9)
+RECORD = RunRecord(
+    run="r", source="shop", key=("a", "b"), owner="me", facts={"cut": 3}, next=1, after=1, at_us=7, rows=5, checksum=9
+)
 
 
 def snapshot(snapshot_id: int, chunk: int | None = None, run: str = "r") -> Snapshot:

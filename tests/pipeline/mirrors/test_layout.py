@@ -80,6 +80,22 @@ def test_a_mirror_has_the_rows_own_columns_and_the_position_and_not_what_is_said
     }
 
 
+@pytest.mark.parametrize("own", [(), (column("_cdc_epoch", IntegerType()),), (column("_cdc_epoch", LongType()),)])
+def test_epochs_are_bigint_in_every_mirror_and_int_ones_are_widened(own: tuple[StructField, ...]) -> None:
+    wanted = layout(*own, mode=MirrorMode.HISTORY).schema
+    assert wanted["_cdc_epoch"].dataType == wanted["_cdc_ended_by"].dataType["epoch"].dataType == LongType()
+    ended_by = wanted["_cdc_ended_by"].dataType
+    old_end = StructType(
+        [column(each.name, IntegerType() if each.name == "epoch" else each.dataType) for each in ended_by]
+    )
+    old = {"_cdc_epoch": IntegerType(), "_cdc_ended_by": old_end}
+    has = StructType([column(each.name, old.get(each.name, each.dataType)) for each in wanted])
+    assert plan_evolution("t", has=has, needs=wanted) == [
+        "ALTER TABLE t ALTER COLUMN `_cdc_epoch` TYPE bigint",
+        "ALTER TABLE t ALTER COLUMN `_cdc_ended_by`.`epoch` TYPE bigint",
+    ]
+
+
 def test_a_history_refuses_a_table_that_has_its_columns_already() -> None:
     for name in ("valid_to", "Is_Current"):
         with pytest.raises(PipelineError, match=f"rename .* column={name}"):
@@ -105,6 +121,12 @@ def test_each_mode_is_stored_in_its_way() -> None:
         MirrorMode.DELETION_VECTORS: ("merge-on-read", "3"),
         MirrorMode.HISTORY: ("copy-on-write", "2"),
     }
+
+
+def test_versions_of_a_mirror_go_by_its_own_age_and_metadata_files_by_number() -> None:
+    stored = storage_properties(MirrorSettings(snapshot_age_s=90))
+    assert stored["history.expire.max-snapshot-age-ms"] == "90000"
+    assert stored["write.metadata.delete-after-commit.enabled"] == "true"
 
 
 def test_former_names_are_read_from_the_comment() -> None:

@@ -7,9 +7,10 @@ import pytest
 
 from pipeline.errors import PipelineError
 from pipeline.mirrors import runner
-from pipeline.mirrors.follower import FollowOptions, TwoApplications
+from pipeline.mirrors.follower import FollowOptions
 from pipeline.mirrors.merging import Merged, _view
 from pipeline.mirrors.names import MirrorNames
+from pipeline.mirrors.ownership import TwoApplications
 from pipeline.mirrors.runner import MirrorRun
 from pipeline.mirrors.settings import MirrorConfig
 from pipeline.tables import TableName

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.mirrors.settings import MirrorConfig, MirrorMode, RowsWithoutKey, TableMirror
+from pipeline.mirrors.follower import tidy_every_s
+from pipeline.mirrors.settings import MirrorConfig, MirrorMode, MirrorSettings, RowsWithoutKey, TableMirror
 from pipeline.settings import load_section
 
 PAGE = Path(__file__).parents[3] / "docs" / "mirrors.md"
@@ -45,6 +46,7 @@ def test_a_tables_own_settings_lie_over_those_of_all(tmp_path: Path) -> None:
         'target = "mirror"',
         'mode = "fast"',
         "interval_s = 0",
+        "snapshot_age_s = 0",
         'checkpoints = ""',
         '[pipeline.mirror.tables."users"]\nbuckets = -1',
         '[pipeline.mirror.tables."users"]\nkeys = ["id"]',
@@ -60,6 +62,11 @@ def test_a_target_of_ones_own_names_the_mirror() -> None:
     config = MirrorConfig(target="live_{table}", tables={"a.b": TableMirror(target="{table}_now")})
     assert config.settings_of("a.c").target_name("c") == "live_c"
     assert config.settings_of("a.b").target_name("b") == "b_now"
+
+
+@pytest.mark.parametrize(("age_s", "every_s"), [(3600.0, 900.0), (1.0, 60.0), (864_000.0, 3600.0)])
+def test_a_mirror_is_tidied_up_some_times_within_the_age_of_its_versions(age_s: float, every_s: float) -> None:
+    assert tidy_every_s(MirrorSettings(snapshot_age_s=age_s)) == every_s
 
 
 def test_every_setting_is_documented_with_its_default_and_reason() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,11 @@ class Pusher:
 
     service: ServiceProcess
     sequence: int = 0
+    tables: dict[str, Any] = field(default_factory=dict)
+
+    def declare(self, tables: dict[str, Any]) -> None:
+        """Declare columns, from the next change on."""
+        self.tables = tables
 
     def push(self, table: str, operation: str, row: Mapping[str, Any], *, flush: bool = True) -> None:
         self.sequence += 1
@@ -66,6 +71,9 @@ class Pusher:
             image: dict(row),
         }
         with connect(self.service.ws_url) as socket:
+            if self.tables:
+                socket.send(json.dumps({"type": "connect", "sourceDoId": SOURCE, "tables": self.tables}))
+                assert json.loads(socket.recv(timeout=60))["type"] == "status"
             message = {"type": "cdc_batch", "sourceDoId": SOURCE, "sequenceNumber": 0, "events": [event]}
             socket.send(json.dumps(message))
             ack = json.loads(socket.recv(timeout=60))

@@ -218,6 +218,25 @@ def test_rows_without_a_key_and_runs_that_another_process_has_taken_over_stop(
     assert len(rows_of(into)) == 7
 
 
+def test_a_run_goes_on_only_with_the_key_that_it_began_with(spark: SparkSession, tmp_path: Path) -> None:
+    source = write_parquet(tmp_path / "in", 2, 3)
+    into = target(spark, CATALOG, "rekeyed")
+
+    def die(_number: int, _rows: int) -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        backfill(into, source, request(position="start", chunk_max_bytes=1), on_chunk=die)
+    for key in (("name",), ("id", "name")):
+        with pytest.raises(ConfigError, match=f"begun with another key.*begun_with=id key={','.join(key)}"):
+            backfill(into, source, request(position="start", chunk_max_bytes=1, key=key))
+    # The same column, however it is written.
+    assert backfill(into, source, request(position="start", chunk_max_bytes=1, key=("ID",))).rows == 6
+    assert sorted(row["_cdc_row_id"] for row in rows_of(into)) == [*"012345"]
+    with pytest.raises(ConfigError, match="begun with another key"):
+        backfill(into, source, request(position="start", chunk_max_bytes=1, key=("name",)))
+
+
 def test_a_run_that_is_taken_over_while_it_reads_commits_nothing(spark: SparkSession, tmp_path: Path) -> None:
     into = target(spark, CATALOG, "overtaken")
 

@@ -152,6 +152,25 @@ def test_json_lines_are_fitted_to_the_table_that_is_there(pusher: Pusher, spark:
     check_sound(spark, "notes")
 
 
+def test_an_export_from_before_a_rename_fills_the_column_under_its_new_name(
+    service: ServiceProcess, pusher: Pusher, spark: SparkSession, tmp_path: Path
+) -> None:
+    pusher.push("renamed", "INSERT", {"id": 1, "client": "Ada", "home": {"town": "London"}})
+    home = {"type": "struct", "fields": {"city": {"type": "string", "renamedFrom": "town"}}}
+    columns = {"customer": {"type": "string", "renamedFrom": "client"}, "home": home}
+    pusher.declare({"renamed": {"columns": columns}})
+    pusher.push("renamed", "INSERT", {"id": 2, "customer": "Grace", "home": {"city": "New York"}})
+    line = {"id": 3, "client": "Edsger", "home": {"town": "Rotterdam"}}
+    (tmp_path / "in.json").write_text(json.dumps(line) + "\n", encoding="utf-8")
+    into = target(spark, CATALOG, "renamed")
+    names = into.columns().names
+    backfill(into, FileInput(format="jsonl", path=str(tmp_path / "in.json")), request(position="start"))
+    rows = {row["id"]: (row["customer"], row["home"]["city"], row["_cdc_unchanged"]) for row in rows_of(into)}
+    assert rows == {1: ("Ada", "London", None), 2: ("Grace", "New York", None), 3: ("Edsger", "Rotterdam", None)}
+    assert into.columns().names == names
+    check_sound(spark, "renamed")
+
+
 def test_values_of_every_type_are_read_as_they_would_have_been_pushed(
     service: ServiceProcess, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+
+from pipeline.mirrors.origins import (
+    MIRROR_OF,
+    MIRROR_OF_UUID,
+    NotAMirror,
+    Origin,
+    OtherChangeTable,
+    check_origin,
+    is_of,
+)
+
+ORIGIN = Origin("default.users", "5f")
+
+
+def test_what_is_made_from_a_table_is_of_it() -> None:
+    assert is_of(ORIGIN.to_properties(), ORIGIN)
+
+
+def test_a_table_that_was_made_anew_is_another_and_the_message_says_what_to_do() -> None:
+    present = Origin("default.users", "a1").to_properties()
+    with pytest.raises(OtherChangeTable, match=r"drop the mirror .* target .* mirror=m built_from=a1 now=5f"):
+        check_origin(present, ORIGIN, name="m")
+    assert not is_of(present, ORIGIN)
+
+
+def test_a_table_of_another_name_or_of_none_is_no_mirror() -> None:
+    for present in ({}, {MIRROR_OF: "default.orders", MIRROR_OF_UUID: "5f"}):
+        with pytest.raises(NotAMirror, match=r"table=default\.users target=m"):
+            check_origin(present, ORIGIN, name="m")
+
+
+def test_where_one_of_both_has_no_uuid_the_name_counts() -> None:
+    assert is_of({MIRROR_OF: "default.users"}, ORIGIN)
+    assert is_of(ORIGIN.to_properties(), Origin("default.users", None))
+    assert Origin("default.users", None).to_properties() == {MIRROR_OF: "default.users"}
