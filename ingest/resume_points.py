@@ -1,9 +1,9 @@
 """Where sources stand that this node's log does not know. Owns how often the tables are asked, and what they said.
 
-A source may have been on another node, or on this one before its log was lost: the tables' own marks then say more than
-the log. They are where the source is told to resume, and they say which epochs are over. They are not marks of ours:
-whatever the source sends is logged, and each table takes of it what it does not have. So a change that only the lost
-log had is taken when it comes again, though others behind it are committed.
+A source may have been on another node, or on this one before its log was lost: the tables then say more than the log
+(table_marks.py): up to where everything of the source is committed, and which epochs are over. There it is told to
+resume. That is no mark of ours: whatever the source sends is logged, and each table takes of it what it does not have.
+So a change that only the lost log had is taken when it comes again, though others behind it are committed.
 
 One look reads all tables and serves every source that comes within its age; looks do not overlap.
 """

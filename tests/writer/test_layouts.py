@@ -270,7 +270,7 @@ async def test_explanation_tells_the_last_flush_and_the_next(tmp_path, local_lak
         await log_events(running, 1, *rows({"id": 1}))
         await running.flush()
         await log_events(running, 2, *rows({"id": 2}, {"id": 3}))
-        await wait_for(lambda: running.status("default.orders")["bufferedRows"] == 2)
+        await wait_for(lambda: running.feed.tables["default.orders"].open_rows == 2)
         status = running.status("default.orders")
         told = running.feed.explain_flush("orders", now=running.feed._clock())
     assert told is not None

@@ -47,6 +47,7 @@ UPKEEP_PROPERTIES: Mapping[str, str] = {
     SNAPSHOT_MAX_AGE_MS: str(SNAPSHOT_MAX_AGE_DEFAULT_MS),
     SNAPSHOTS_MIN: str(SNAPSHOTS_MIN_DEFAULT),
     SNAPSHOTS_MAX: str(SNAPSHOTS_MAX_DEFAULT),
+    SUMMARIES_MAX_BYTES: str(SUMMARIES_MAX_BYTES_DEFAULT),
     # Of other engines: Iceberg's four tries are soon used up beside a writer that commits several times a second.
     COMMIT_RETRIES: "30",
     COMMIT_RETRY_MAX_WAIT_MS: "1000",
