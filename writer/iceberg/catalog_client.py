@@ -165,6 +165,17 @@ class CatalogClient:
                 await self._send("POST", self._url("namespaces"), body={"namespace": namespace[:depth]})
             except CommitConflict:
                 continue
+            except CatalogError:
+                # Whoever may not create namespaces may still write to those that are there.
+                if not await self._has_namespace(namespace[:depth]):
+                    raise
+
+    async def _has_namespace(self, namespace: tuple[str, ...]) -> bool:
+        try:
+            await self._send("GET", self._url("namespaces", self._path(namespace)))
+        except CatalogError:
+            return False
+        return True
 
     async def list_namespaces(self, parent: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
         """Name all namespaces, or all below one, however deep."""

@@ -171,6 +171,18 @@ async def test_a_namespace_is_created_from_the_top_and_may_exist():
     assert seen == [["sales"], ["sales", "eu"]]
 
 
+@pytest.mark.parametrize("exists", [True, False])
+async def test_a_namespace_that_may_not_be_created_will_do_if_it_is_there(exists):
+    async def forbid(request: web.Request) -> web.Response:
+        status = 403 if request.method == "POST" else 200 if exists else 404
+        return web.json_response({} if status == 200 else {"error": {"message": "no right"}}, status=status)
+
+    expected = contextlib.nullcontext() if exists else pytest.raises(CatalogError, match=r"no right.*status=403")
+    async with serve(forbid) as url, open_catalog(url) as catalog:
+        with expected:
+            await catalog.ensure_namespace(("sales",))
+
+
 async def test_a_table_is_created_with_columns_partitions_and_properties():
     seen = []
 
