@@ -202,5 +202,15 @@ class StorageFailed(CatalogError):
     type = "ServiceUnavailableException"
 
 
+class FileChanged(StorageFailed):
+    """A metadata file has other content than was registered. Not 503: trying again does not help, a person has to look.
+
+    Nor 4xx: Java clients take a 404 as a missing table, and a key would remember the refusal beyond the repair.
+    """
+
+    status = 500
+    type = "InternalServerError"
+
+
 class StoreUnusable(CatalogError):
     """The database belongs to another version of the catalog: stop, a person has to look."""

@@ -1,7 +1,9 @@
 """Metadata files as documents, with a cache of parsed ones. Owns serialising, unpacking and the cache's limit.
 
-A metadata file never changes while a pointer with its digest points there, so what is cached for a pointer is true for
-as long as that stands in the database. Cached documents are shared between requests: nobody may change one.
+A metadata file never changes while a pointer points there, so what is cached for a pointer is true for as long as that
+stands in the database. Files that were registered are written by others, who may not keep to that: what is read of one
+is checked against the digest of what was registered. Cached documents are shared between requests: nobody may change
+one.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from catalog.errors import BadRequest, StorageFailed
+from catalog.errors import BadRequest, FileChanged, StorageFailed
 from catalog.fields import JsonObject
 from catalog.metadata.serialising import Serialised, serialise
 from catalog.pointers import Pointer, digest_of, point_at
@@ -22,6 +24,9 @@ from catalog.storage import Files, missing
 _MEMORY_PER_BYTE = 5
 # zlib's code for "a gzip header follows".
 _GZIP_WINDOW_BITS = 31
+
+# Location and digest: a table and its twin may point at one file, the one with a digest and the other without.
+_Version = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,42 +60,50 @@ class MetadataFiles:
         self._parse = parse
         self._max_bytes = max_bytes
         self._cache_bytes = cache_bytes
-        self._cached: OrderedDict[str, StoredMetadata] = OrderedDict()
+        self._cached: OrderedDict[_Version, StoredMetadata] = OrderedDict()
         self._used_bytes = 0
         self._reading: SharedWork[StoredMetadata] = SharedWork("catalog-read-metadata")
 
     async def load(self, pointer: Pointer) -> StoredMetadata:
         """Return the document that a pointer stands for. What many ask for at once is read, and held, once.
 
-        Raises: FileMissing, StorageFailed; BadRequest if it is not what `parse` reads.
+        Raises: FileMissing, FileChanged, StorageFailed; BadRequest if it is not what `parse` reads.
         """
-        cached = self._find(pointer)
+        version = _version(pointer)
+        cached = self._cached.get(version)
         if cached is not None:
+            self._cached.move_to_end(version)
             return cached
-        about = (pointer.location, pointer.digest)
-        return await self._reading.outcome(about, lambda: self._read(pointer.location, pointer.digest))
+        return await self._reading.outcome(version, lambda: self._read_and_keep(pointer.location, pointer.digest))
+
+    async def peek(self, pointer: Pointer) -> StoredMetadata:
+        """Return the document that a pointer stands for, and leave the cache as it is: for who looks at many, once.
+
+        Raises: FileMissing, FileChanged, StorageFailed; BadRequest if it is not what `parse` reads.
+        """
+        return self._cached.get(_version(pointer)) or await self._read(pointer.location, pointer.digest)
 
     async def load_anew(self, location: str) -> StoredMetadata:
         """Return the document that is in a file now, whatever was there before, with the digest of its content.
 
         Raises: FileMissing, StorageFailed; BadRequest if it is not what `parse` reads.
         """
-        return await self._read(location, None)
+        return await self._read_and_keep(location, None)
 
-    def _find(self, pointer: Pointer) -> StoredMetadata | None:
-        cached = self._cached.get(pointer.location)
-        if cached is None or not cached.pointer.is_version(pointer):
-            return None
-        self._cached.move_to_end(pointer.location)
-        return cached
-
-    async def _read(self, location: str, digest: str | None) -> StoredMetadata:
-        raw = unpack(location, await self._files.read(location, max_bytes=self._max_bytes), self._max_bytes)
-        document = self._parse(raw)
-        pointer = point_at(location, document, digest=digest_of(raw) if digest is None else digest)
-        stored = StoredMetadata(pointer, Serialised(document, raw, snapshots_at=None))
+    async def _read_and_keep(self, location: str, digest: str | None) -> StoredMetadata:
+        stored = await self._read(location, digest)
         self.keep(stored)
         return stored
+
+    async def _read(self, location: str, digest: str | None) -> StoredMetadata:
+        """Read a file that has to have this digest: any if it is empty; if there is none, find out which it has."""
+        raw = unpack(location, await self._files.read(location, max_bytes=self._max_bytes), self._max_bytes)
+        found = "" if digest == "" else digest_of(raw)
+        if digest is not None and found != digest:
+            raise FileChanged(f"Metadata file has other content than was registered, register it again: {location}")
+        document = self._parse(raw)
+        pointer = point_at(location, document, digest=found)
+        return StoredMetadata(pointer, Serialised(document, raw, snapshots_at=None))
 
     async def check_exists(self, location: str) -> None:
         """Check that a file is there, whether or not its content is cached.
@@ -130,7 +143,7 @@ class MetadataFiles:
 
         Raises: StorageFailed.
         """
-        self.forget(location)
+        self.forget(Pointer(location))
         await self._files.delete(location)
 
     async def prepare(self, directories: list[str]) -> None:
@@ -141,18 +154,18 @@ class MetadataFiles:
         for directory in directories:
             await self._files.prepare(directory)
 
-    def forget(self, location: str) -> None:
+    def forget(self, pointer: Pointer) -> None:
         """Drop from the cache what is superseded."""
-        dropped = self._cached.pop(location, None)
+        dropped = self._cached.pop(_version(pointer), None)
         if dropped is not None:
             self._used_bytes -= _memory_bytes(dropped)
 
     def keep(self, stored: StoredMetadata) -> None:
         """Keep in the cache what is in its file."""
-        self.forget(stored.location)
+        self.forget(stored.pointer)
         if _memory_bytes(stored) > self._cache_bytes:
             return  # it would drive out all others and then itself
-        self._cached[stored.location] = stored
+        self._cached[_version(stored.pointer)] = stored
         self._used_bytes += _memory_bytes(stored)
         while self._used_bytes > self._cache_bytes:
             _, dropped = self._cached.popitem(last=False)
@@ -174,6 +187,10 @@ def unpack(location: str, body: bytes, max_bytes: int) -> bytes:
     if decompressor.unconsumed_tail:
         raise StorageFailed(f"File is larger than {max_bytes} bytes: {location}")
     return unpacked
+
+
+def _version(pointer: Pointer) -> _Version:
+    return pointer.location, pointer.digest
 
 
 def _memory_bytes(stored: StoredMetadata) -> int:

@@ -31,8 +31,8 @@ class Pointer:
 
 def point_at(location: str, document: Mapping[str, Any], *, digest: str = "") -> Pointer:
     """Point at a document that is in a file."""
-    table_uuid = document.get("table-uuid")
-    # A view may carry anything under this name.
+    # A view may carry anything under the name of a table's uuid.
+    table_uuid = None if "view-uuid" in document else document.get("table-uuid")
     return Pointer(location, digest, table_uuid if isinstance(table_uuid, str) else "")
 
 

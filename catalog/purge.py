@@ -117,7 +117,7 @@ class Purges:
             else:
                 _logger.info("table_purged", extra=facts)
         finally:
-            self._metadata_files.forget(location)
+            self._metadata_files.forget(pointer)
 
 
 class _Purge:

@@ -176,7 +176,7 @@ class Tables:
                 raise no_such_entry(table)
             stored = await self._files.load(pointer)
             await self._store.drop_entry(table)
-        self._files.forget(pointer.location)
+        self._files.forget(pointer)
         return stored
 
     async def rename(self, source: TableId, destination: TableId) -> None:
@@ -191,7 +191,7 @@ class Tables:
 
         Raises: NoSuchTable.
         """
-        self._files.forget((await self._store.drop_entry(table)).location)
+        self._files.forget(await self._store.drop_entry(table))
 
     async def purge(self, table: TableId) -> None:
         """Forget a table and delete its files; deleting very many goes on after this returns.

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from catalog.errors import CatalogError, CommitStateUnknown, FileMissing, StoreFailed
+from catalog.errors import CatalogError, CommitStateUnknown, FileChanged, FileMissing, StoreFailed
 from catalog.fields import JsonObject
 from catalog.locations import (
     Confinement,
@@ -113,13 +113,13 @@ class Versions:
         return base
 
     async def recall(self, entry: EntryId, pointer: Pointer) -> StoredMetadata:
-        """Return a version that was current once, or the one that is now if its file has been deleted since.
+        """Return a version that was current once, or the one that is now if its file is gone or another one since.
 
-        Raises: NoSuchTable, NoSuchView, FileMissing, StorageFailed.
+        Raises: NoSuchTable, NoSuchView, FileMissing, FileChanged, StorageFailed.
         """
         try:
             return await self.files.load(pointer)
-        except FileMissing:
+        except (FileMissing, FileChanged):
             return await self.files.load(await self.locate(entry))
 
     async def replace(self, entry: EntryId, base: StoredMetadata, document: JsonObject) -> StoredMetadata | None:
@@ -143,7 +143,7 @@ class Versions:
             await self.discard(location)
             return None
         self.files.keep(stored)
-        self.files.forget(base.location)
+        self.files.forget(base.pointer)
         return stored
 
     async def replace_all(self, changes: Sequence[Change]) -> bool:
@@ -168,7 +168,7 @@ class Versions:
             return False
         for move in moves:
             if move.expected is not None and move.expected != move.new:
-                self.files.forget(move.expected.location)
+                self.files.forget(move.expected)
         return True
 
     async def _write(self, change: Change) -> Move:

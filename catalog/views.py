@@ -121,4 +121,4 @@ class Views:
 
         Raises: NoSuchView.
         """
-        self._versions.files.forget((await self._store.drop_entry(view)).location)
+        self._versions.files.forget(await self._store.drop_entry(view))

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-KEYS_PER_SOURCE = 20
-KEPT_BACK = 0.08
+KEYS_PER_SOURCE = 40
+KEPT_BACK = 0.15
 START_MS = 1_794_787_200_000
 
 # The columns that are compared, and from which round on rows have them. `label` was `name` before.
@@ -93,7 +93,7 @@ class Database:
         absent = [key for key in self._keys_of(source) if key not in source.rows]
         kind = self._random.choices(
             ["insert", "update", "partial", "delete", "move", "truncate"],
-            [30, 30, 20, 15, 8, 0 if source.is_sharing else 1.5],
+            [25, 15, 50, 12, 8, 0 if source.is_sharing else 1.5],
         )[0]
         if kind == "truncate":
             source.rows.clear()

@@ -113,6 +113,13 @@ class MemoryStore:
             and (not table_uuid or pointer.table_uuid in ("", table_uuid) or directory in pointer.location)
         }
 
+    async def note_uuids(self, tables: Mapping[TableId, Pointer]) -> None:
+        """Keep the uuids of tables where none is known."""
+        for table, pointer in tables.items():
+            found = self._pointer(table)
+            if found is not None and found.is_version(pointer) and not found.table_uuid:
+                self._entries[_key(table)] = (table, pointer)
+
     async def create_entry(self, entry: EntryId, pointer: Pointer) -> None:
         """Create a table or view that points at its first metadata."""
         self._check_key()

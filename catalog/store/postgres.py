@@ -204,6 +204,12 @@ class PostgresStore:
             rows = await db.fetch(sql, TableId.kind, table_uuid, directory)
         return {TableId(_levels(space), name): Pointer(*pointer) for space, name, *pointer in rows}
 
+    async def note_uuids(self, tables: Mapping[TableId, Pointer]) -> None:
+        """Keep the uuids of tables where none is known."""
+        sql = f"{_UPDATE_ENTRY} AND metadata_location = $4 AND digest = $5 AND table_uuid = ''"
+        async with self._connection() as db:
+            await db.executemany(sql, [(*_entry_key(table), *_columns(new)) for table, new in tables.items()])
+
     async def create_entry(self, entry: EntryId, pointer: Pointer) -> None:
         """Create a table or view that points at its first metadata."""
         async with self._transaction() as db:

@@ -170,6 +170,12 @@ class Store(Protocol):
         all tables, if the uuid is empty.
         """
 
+    async def note_uuids(self, tables: Mapping[TableId, Pointer]) -> None:
+        """Keep the uuids of tables where none is known, if they still are at these versions; skip the others.
+
+        No version changes by it, so it is not what a request comes to: no outcome is recorded.
+        """
+
     async def create_entry(self, entry: EntryId, pointer: Pointer) -> None:
         """Create a table or view that points at its first metadata.
 

@@ -134,6 +134,10 @@ class SqliteStore:
         """Return the tables that may be the one of this uuid."""
         return await self._reader.run(lambda db: _find_tables(db, table_uuid, directory))
 
+    async def note_uuids(self, tables: Mapping[TableId, Pointer]) -> None:
+        """Keep the uuids of tables where none is known."""
+        await self._writer.run(lambda db: _note_uuids(db, tables))
+
     async def create_entry(self, entry: EntryId, pointer: Pointer) -> None:
         """Create a table or view that points at its first metadata."""
         await self._write(lambda db: _create_entry(db, entry, pointer), lambda _: outcome_at(pointer))
@@ -322,6 +326,12 @@ def _find_tables(db: sqlite3.Connection, table_uuid: str, directory: str) -> dic
     )
     rows = db.execute(sql, (TableId.kind, table_uuid, table_uuid, directory))
     return {TableId(_levels(space), name): Pointer(*pointer) for space, name, *pointer in rows}
+
+
+def _note_uuids(db: sqlite3.Connection, tables: Mapping[TableId, Pointer]) -> None:
+    sql = f"{_UPDATE_ENTRY} AND metadata_location = ? AND digest = ? AND table_uuid = ''"
+    rows = [(*_columns(new), *_entry_key(table), new.location, new.digest) for table, new in tables.items()]
+    db.executemany(sql, rows)
 
 
 def _kind_at(db: sqlite3.Connection, entry: EntryId) -> str | None:

@@ -30,6 +30,9 @@ from pipeline.mirrors.sql_text import quoted
 # What Spark makes of a database's numbers that have no digits declared: 38, of which some are behind the point.
 _UNDECLARED_DIGITS = 38
 
+_DIGITS_MAX = 38
+_SMALLEST_PLAIN = "0.000001"
+
 _BARE_IN_JSON = (types.IntegralType, types.BooleanType, types.FractionalType)
 
 
@@ -67,14 +70,26 @@ def _type(column: FittedColumn) -> types.DataType:
 def _text(column: FittedColumn) -> Column:
     name = quoted(column.given)
     value = read_text(name, column.type) if column.is_text else sql.col(name)
-    match _type(column):
+    match type_ := _type(column):
         case types.BinaryType():
             return sql.regexp_replace(sql.base64(value), r"\s", "")
         case types.TimestampNTZType():
             return _moment_text(value)
         case types.TimestampType():
             return sql.concat(_moment_text(_in_utc(value)), sql.lit("Z"))
+        case types.DecimalType():
+            return _plain_text(value, type_)
     return value.cast("string")
+
+
+def _plain_text(value: Column, type_: types.DecimalType) -> Column:
+    """Write a decimal with all its digits: below a millionth, Spark writes it with an exponent unless ANSI is set."""
+    size = sql.abs(value)
+    is_small = size < sql.lit(_SMALLEST_PLAIN).cast("decimal(7, 6)")
+    fraction = sql.when(is_small, size).cast(types.DecimalType(min(type_.scale + 1, _DIGITS_MAX), type_.scale))
+    digits = sql.substring((fraction + 1).cast("string"), 2, _DIGITS_MAX + 1)
+    small = sql.concat(sql.when(value < 0, sql.lit("-0")).otherwise(sql.lit("0")), digits)
+    return sql.when(is_small, small).otherwise(value.cast("string"))
 
 
 def _moment_text(value: Column) -> Column:

@@ -169,11 +169,16 @@ def plan_expiry(facts: TableFacts, settings: MaintenanceSettings, *, now_ms: int
 def _limit_ms(
     chain: Sequence[Moment], properties: Mapping[str, str], settings: MaintenanceSettings, now_ms: int
 ) -> int:
-    """Find where history ends by the table's limits: by age and, as the writer does it, by number."""
+    """Find where history ends by the table's limits: by age and, as the writer does it, by number.
+
+    A snapshot's age counts from when the next one took its place: somebody may have begun to read it until then.
+    """
     age_ms = int(settings.history_s * 1000) or _number(properties, MAX_AGE_MS, _MAX_AGE_DEFAULT_MS)
     most = _number(properties, SNAPSHOTS_MAX, 0)
     by_number_ms = _oldest_ms(chain[:most]) if 0 < most < len(chain) else 0
-    return max(now_ms - age_ms, by_number_ms)
+    behind = next((at for at, moment in enumerate(chain) if moment.committed_ms <= now_ms - age_ms), None)
+    by_age_ms = 0 if behind is None else _oldest_ms(chain[: behind + 1])
+    return max(by_age_ms, by_number_ms)
 
 
 def _oldest_ms(chain: Sequence[Moment]) -> int:

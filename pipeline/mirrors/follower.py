@@ -14,6 +14,7 @@ from __future__ import annotations
 import enum
 import json
 import logging
+import random
 import threading
 import time
 import uuid
@@ -91,7 +92,8 @@ class Follower:
         self._stream_id = ""
         self._merges = 0
         self._registered_at = -REGISTER_EVERY_S
-        self._tidied_at = time.monotonic()
+        # Mirrors of one application do not all tidy up at once, nor never where they start again too often.
+        self._tidied_at = time.monotonic() - random.uniform(0.0, tidy_every_s(settings))  # noqa: S311 - jitter
         self._registration = Registration(spark, names)
         self._end = _End.FINISHED
         self._failure: BaseException | None = None
@@ -314,24 +316,32 @@ class Follower:
             return
         self._registered_at = moment
         self._registration.note(self._marker.snapshot)
-        self._try(self._copy_marker)
+        self._try("copy the marker", self._copy_marker)
         if not now and moment - self._tidied_at >= tidy_every_s(self._settings):
-            self._tidied_at = moment
-            self._tidy()
+            self._maybe_tidy(moment)
 
     def _copy_marker(self) -> None:
         if self._marker is not None and self._marker != self._copied:
             set_marker_property(self._spark, self._names.mirror_sql, self._marker)
             self._copied = self._marker
 
+    def _maybe_tidy(self, moment: float) -> None:
+        """Tidy up if no merge of this or another table is kept waiting for it; else soon."""
+        if self._options.slots.acquire(blocking=False):
+            try:
+                self._tidied_at = moment
+                self._tidy()
+            finally:
+                self._options.slots.release()
+
     def _tidy(self) -> None:
         """Forget old tombstones, and old versions of both tables: each merge leaves one, of whole files."""
         stones = self._tombstones
         if stones is None or self._marker is None:
             return
-        self._try(lambda: stones.purge(self._spark, now=time.time()))
+        self._try("purge tombstones", lambda: stones.purge(self._spark, now=time.time()))
         for table in (self._names.mirror_sql, self._names.tombstones_sql):
-            self._try(partial(self._maybe_expire, table))
+            self._try(f"expire {table}", partial(self._maybe_expire, table))
 
     def _maybe_expire(self, table: str) -> None:
         # One look saves the others nearly always, where a mirror is merged often.
@@ -339,11 +349,12 @@ class Follower:
         if oldest is not None and time.time() - oldest / 1000 > self._settings.snapshot_age_s:
             expire(self._spark, table)
 
-    def _try(self, action: Callable[[], object]) -> None:
+    def _try(self, what: str, action: Callable[[], object]) -> None:
         try:
             action()
         except Exception as error:  # noqa: BLE001 - none of it is worth the mirror's life; it is tried again
-            _log.warning("mirror_not_noted", extra={"table": str(self._names.table), "reason": message_of(error)})
+            facts = {"table": str(self._names.table), "what": what, "reason": message_of(error)}
+            _log.warning("mirror_upkeep_failed", extra=facts)
 
 
 def tidy_every_s(settings: MirrorSettings) -> float:

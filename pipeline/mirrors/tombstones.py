@@ -28,7 +28,7 @@ from pipeline.tables import exists, properties
 from writer import columns
 
 _DELETED_AT = "_cdc_deleted_at"
-# Small files that are worth one rewrite.
+# Small files beyond one a day that are worth one rewrite.
 _FILES_MAX = 64
 
 
@@ -120,7 +120,8 @@ class Tombstones:
         # Whole days, because files are by the day: those of the day that the horizon lies in would be written anew
         # each time. Somebody may have joined files, so that their number alone tells nothing.
         days_over = f"count_if(partition.{_DELETED_AT}_day < DATE '{until.date()}')"
-        found = spark.sql(f"SELECT count(*) > {_FILES_MAX}, {days_over} > 0 FROM {self._table}.files").collect()[0]
+        joinable = "count(*) - count(DISTINCT partition)"
+        found = spark.sql(f"SELECT {joinable} > {_FILES_MAX}, {days_over} > 0 FROM {self._table}.files").collect()[0]
         has_many_files, has_days_over = found
         if has_many_files or (has_days_over and self._has_deletes_before(spark, until)):
             spark.sql(f"DELETE FROM {self._table} WHERE {_beyond(until)}")

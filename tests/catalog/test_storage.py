@@ -14,7 +14,7 @@ import pytest
 
 from catalog.app import build_catalog
 from catalog.config import CatalogConfig, S3Settings, Warehouse
-from catalog.errors import BadRequest, FileMissing, Forbidden, StorageFailed
+from catalog.errors import BadRequest, FileChanged, FileMissing, Forbidden, StorageFailed
 from catalog.locations import Confinement, entry_location, namespace_location, next_version, parse_location
 from catalog.metadata.documents import parse_document
 from catalog.metadata_files import MetadataFiles, unpack
@@ -113,7 +113,7 @@ async def test_cache_keeps_the_recently_used_within_its_limit(tmp_path: Path):
     await metadata.write(locations[2], document)
     assert await metadata.load(first.pointer) is first
     assert await metadata.load(second.pointer) is not second
-    metadata.forget(locations[1])
+    metadata.forget(second.pointer)
     await files.close()
 
 
@@ -194,6 +194,40 @@ async def test_document_is_read_anew_for_another_content_of_its_file(tmp_path: P
         pointers.append((await other_process.load_anew(location)).pointer)
         assert (await metadata.load(pointers[-1])).document["properties"]["owner"] == owner
     assert pointers[0] == pointers[2] != pointers[1]
+    await files.close()
+
+
+async def test_other_content_than_was_registered_is_refused_by_its_name(tmp_path: Path):
+    files, place = LocalFiles(), tmp_path / "v1.metadata.json"
+    location = f"file://{place}"
+    place.write_bytes(orjson.dumps(new_table(properties={"owner": "first"})))
+    registering, other_process = (
+        MetadataFiles(files, parse=parse_document, max_bytes=10**6, cache_bytes=10**6) for _ in range(2)
+    )
+    registered = await registering.load_anew(location)
+    place.write_bytes(orjson.dumps(new_table(properties={"owner": "second"})))
+    with pytest.raises(FileChanged, match=r"register it again.*v1\.metadata\.json"):
+        await other_process.load(registered.pointer)
+    assert await registering.load(registered.pointer) is registered
+    unchecked = await other_process.load(Pointer(location))
+    assert unchecked.document["properties"]["owner"] == "second"
+    again = await other_process.load_anew(location)
+    assert (await other_process.load(again.pointer)).document["properties"]["owner"] == "second"
+    await files.close()
+
+
+async def test_two_pointers_at_one_file_do_not_drive_each_other_out_of_the_cache(tmp_path: Path):
+    """As of a table and its twin, which was registered with the file that the catalog wrote."""
+    files = LocalFiles()
+    metadata = MetadataFiles(files, parse=parse_document, max_bytes=10**6, cache_bytes=10**6)
+    location = f"file://{tmp_path}/0.metadata.json"
+    written = await metadata.write(location, new_table())
+    registered = await metadata.load_anew(location)
+    assert await metadata.load(written.pointer) is written
+    assert await metadata.load(registered.pointer) is registered
+    metadata.forget(written.pointer)
+    assert await metadata.load(written.pointer) is not written
+    assert await metadata.load(registered.pointer) is registered
     await files.close()
 
 

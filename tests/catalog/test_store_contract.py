@@ -63,6 +63,19 @@ async def test_tables_are_found_by_their_uuid_and_those_of_unknown_uuid_with_the
     assert await store.find_tables(table_uuid="", directory="nowhere") == pointers
 
 
+async def test_uuid_that_was_read_is_noted_where_none_is_known_and_the_pointer_has_not_moved(store: Store):
+    names = [TableId(DB, name) for name in ("noted", "known", "moved", "registered")]
+    before = [Pointer("one", "d"), Pointer("one", "", "known"), Pointer("two"), Pointer("one", "second")]
+    for entry, pointer in zip(names, before, strict=True):
+        await store.create_entry(entry, pointer)
+    found = [Pointer("one", "d", "u"), Pointer("one", "", "u"), Pointer("one", "", "u"), Pointer("one", "first", "u")]
+    with claiming(Claim("key", "print", 0)):
+        await store.note_uuids({**dict(zip(names, found, strict=True)), TableId(DB, "gone"): Pointer("one", "", "u")})
+    assert [await store.load_pointer(entry) for entry in names] == [Pointer("one", "d", "u"), *before[1:]]
+    assert await store.load_pointer(TableId(DB, "gone")) is None
+    assert await store.load_outcome("key") is None  # what the request came to is still open
+
+
 async def test_namespaces_nest_and_are_listed_level_by_level(store: Store):
     await store.create_namespace(("db", "in"), {})
     await store.create_namespace(("db", "in", "deep"), {})

@@ -281,6 +281,26 @@ def test_other_content_under_a_known_name_has_another_tag_and_reaches_every_proc
     assert tags[0] != tags[1]
 
 
+def test_file_that_was_written_over_is_served_and_committed_to_only_when_it_is_registered_again(
+    table: Client, start_server: Callable[..., Server], connect: Connect
+):
+    loaded = table.get(TABLE)[1]
+    place = path_of(loaded["metadata-location"]).with_name("v1.metadata.json")
+    path, register = "namespaces/db/tables/hadoop", {"name": "hadoop", "metadata-location": f"file://{place}"}
+    key = {"Idempotency-Key": "0198f3a0-1111-7000-8000-000000000001"}
+    place.write_text(json.dumps(loaded["metadata"] | {"properties": {"owner": "first"}}))
+    assert table.post("namespaces/db/register", register, headers=key)[0] == 200
+    place.write_text(json.dumps(loaded["metadata"] | {"properties": {"owner": "second"}}))
+    cold = connect(start_server())
+    update = {"requirements": [], "updates": [set_property("a", "1")]}
+    message = f"Metadata file has other content than was registered, register it again: file://{place}"
+    for answer in (cold.get(path), cold.post(path, update), cold.delete(f"{path}?purgeRequested=true")):
+        assert error_of(answer) == (500, "InternalServerError", message)
+    assert cold.post("namespaces/db/register", register | {"overwrite": True})[0] == 200
+    assert cold.post("namespaces/db/register", register, headers=key)[1]["metadata"]["properties"]["owner"] == "second"
+    assert cold.post(path, update)[1]["metadata"]["properties"] == {"owner": "second", "a": "1"}
+
+
 def test_location_of_a_registered_table_may_end_in_a_slash(table: Client):
     loaded = table.get(TABLE)[1]
     place = path_of(loaded["metadata-location"]).with_name("v1.metadata.json")

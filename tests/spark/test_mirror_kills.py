@@ -79,10 +79,10 @@ class World:
                 ack = json.loads(socket.recv(timeout=120))
                 assert ack["type"] == "ack", ack
 
-    def append_late(self, spark: SparkSession) -> None:
+    def append_late(self, spark: SparkSession, *, kept_share: float = 0.3) -> None:
         """Append rows that were read some rounds ago, changes that were kept back, and old changes once more."""
         late, self.reads = self.reads, self.database.read_now()
-        late += self._kept_no_longer(spark)
+        late += self._kept_no_longer(spark, kept_share)
         for table in MODES:
             name = f"{spark.catalog.currentCatalog()}.{table}"
             share = self.random.random() * 0.3
@@ -91,10 +91,10 @@ class World:
             self._append(spark, name, table, late)
         self.said += late
 
-    def _kept_no_longer(self, spark: SparkSession) -> list[Change]:
+    def _kept_no_longer(self, spark: SparkSession, share: float) -> list[Change]:
         """Take what was kept back and fits the tables by now, as a replay of the quarantine would."""
         schema = spark.table(f"{spark.catalog.currentCatalog()}.{next(iter(MODES))}").schema
-        fitting = [change for change in self.kept if _fits(change, schema)]
+        fitting = [change for change in self.kept if self.random.random() < share and _fits(change, schema)]
         self.kept = [change for change in self.kept if change not in fitting]
         return fitting
 
@@ -217,7 +217,7 @@ def test_mirrors_are_what_the_model_says_after_random_changes_and_kills_of_spark
             driver.wait()
         assert driver.returncode == -signal.SIGKILL, (tmp_path / "driver.log").read_text()
     world.push_round()
-    world.append_late(spark)
+    world.append_late(spark, kept_share=1.0)
     failures = run_mirrors(spark, list(MODES), mirror_config(MODES, str(tmp_path / "checkpoints")), once=True)
     assert failures == {}
     check_mirrors(world, spark)

@@ -58,7 +58,7 @@ def test_tombstones_follow_a_key_that_is_renamed_and_widened(catalog_url: str, o
 def test_deletes_beyond_the_horizon_are_forgotten_and_truncates_are_not(
     catalog_url: str, open_spark: OpenSpark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.mirrors.tombstones._FILES_MAX", 4)
+    monkeypatch.setattr("pipeline.mirrors.tombstones._FILES_MAX", 1)
     spark = open_spark(uri=catalog_url, name="horizon")
     spark.sql("CREATE NAMESPACE horizon.default")
     stones = open_stones(spark, "horizon", StructField("id", LongType()))

@@ -76,6 +76,15 @@ def test_history_ends_at_the_tables_age() -> None:
     assert (own.older_than_ms, own.snapshots) == (hours_ago(5), 14)
 
 
+def test_a_snapshot_stays_for_the_tables_age_after_another_took_its_place() -> None:
+    idle = facts(last=3, **AGE)
+    moments = [Moment(1, None, hours_ago(40), "append"), Moment(2, 1, hours_ago(30), "append")]
+    moments += [Moment(3, 2, hours_ago(1), "overwrite"), Moment(4, 3, NOW_MS, "overwrite")]
+    table = replace(idle, history=History([Ref("main", "BRANCH", 4, None)], moments))
+    plan = plan_expiry(table, SETTINGS, now_ms=NOW_MS)
+    assert (plan.older_than_ms, plan.snapshots) == (hours_ago(30), 1), "the second could be read until an hour ago"
+
+
 def test_history_ends_at_the_tables_number_as_the_writer_has_it() -> None:
     plan = plan_expiry(facts(last=20, lakefeed__snapshots_max="3"), SETTINGS, now_ms=NOW_MS)
     assert (plan.older_than_ms, plan.snapshots) == (hours_ago(2), 17)

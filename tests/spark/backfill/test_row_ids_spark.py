@@ -86,6 +86,7 @@ KEYS = (
     Key("string", t.StringType(), ["x", "7", "", " x ", ODD_TEXT], {"type": "string"}),
     Key("uuid", t.StringType(), ["f79c3e09-677c-4bbd-a479-3f349cb785e7"], {"type": "string"}),
     decimal_of(9, 2, "12.50", "-0.05", "0.00", "1234567.89"),
+    decimal_of(18, 8, "0.00000001", "-0.00000099", "0.00000000", "0.00000100", "-12.50000000"),
     decimal_of(20, 0, "12", "-99999999999999999999", "0"),
     Key(
         "date",
