@@ -108,7 +108,9 @@ async def test_table_that_cannot_be_read_is_named_and_those_read_with_it_are_kno
     catalog = Catalog(tmp_path)
     stored = await catalog.fill()
     catalog.disk.refused_name = "t1.metadata.json"
-    with pytest.raises(StorageFailed, match=r"db\.t1, .*make it readable, or drop db\.purged without purge.*Access denied"):
+    with pytest.raises(
+        StorageFailed, match=r"db\.t1, .*make it readable, or drop db\.purged without purge.*Access denied"
+    ):
         await catalog.find_twin(stored)
     known = await catalog.store.load_pointer(OTHERS[0])
     assert known is not None
