@@ -98,11 +98,12 @@ class MetadataFiles:
     async def _read(self, location: str, digest: str | None) -> StoredMetadata:
         """Read a file that has to have this digest: any if it is empty; if there is none, find out which it has."""
         raw = unpack(location, await self._files.read(location, max_bytes=self._max_bytes), self._max_bytes)
-        found = "" if digest == "" else digest_of(raw)
-        if digest is not None and found != digest:
-            raise FileChanged(f"Metadata file has other content than was registered, register it again: {location}")
+        if digest is None:
+            digest = digest_of(raw)
+        else:
+            check_content(Pointer(location, digest), raw)
         document = self._parse(raw)
-        pointer = point_at(location, document, digest=found)
+        pointer = point_at(location, document, digest=digest)
         return StoredMetadata(pointer, Serialised(document, raw, snapshots_at=None))
 
     async def check_exists(self, location: str) -> None:
@@ -170,6 +171,15 @@ class MetadataFiles:
         while self._used_bytes > self._cache_bytes:
             _, dropped = self._cached.popitem(last=False)
             self._used_bytes -= _memory_bytes(dropped)
+
+
+def check_content(pointer: Pointer, raw: bytes) -> None:
+    """Check that an unpacked file is the one that was registered, if it was.
+
+    Raises: FileChanged.
+    """
+    if pointer.digest and digest_of(raw) != pointer.digest:
+        raise FileChanged(f"Metadata file has other content than was registered, register it again: {pointer.location}")
 
 
 def unpack(location: str, body: bytes, max_bytes: int) -> bytes:

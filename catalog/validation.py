@@ -1,4 +1,4 @@
-"""Whether the metadata behind every name exists and can be read. Owns the check; changes nothing."""
+"""Whether the metadata behind every name exists, can be read and is what was registered. Changes nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from catalog.config import CatalogConfig
 from catalog.errors import CatalogError
 from catalog.metadata.documents import check_document, parse_document
 from catalog.metadata.views import parse_view_document
-from catalog.metadata_files import unpack
+from catalog.metadata_files import check_content, unpack
 from catalog.names import EntryId, ViewId
 from catalog.pointers import Pointer
 from catalog.storage import Files
@@ -27,8 +27,10 @@ async def find_problems(contents: Contents, files: Files, config: CatalogConfig)
         location = pointer.location
         async with limit:
             try:
-                raw = await files.read(location, max_bytes=config.metadata_max_bytes)
-                _check(entry, unpack(location, raw, config.metadata_max_bytes))
+                packed = await files.read(location, max_bytes=config.metadata_max_bytes)
+                raw = unpack(location, packed, config.metadata_max_bytes)
+                check_content(pointer, raw)
+                _check(entry, raw)
             except CatalogError as error:
                 return f"{entry.kind} {entry}: {error}: metadata_location={location}"
         return None

@@ -225,6 +225,7 @@ class Intake:
             verdict.set_result(_too_large(offer, self._log.group_max_bytes))
             return verdict
         if (crowded := self._without_room(offer)) is not None:
+            self.hold(offer)  # a higher limit will let it in
             verdict.set_result(crowded)
             return verdict
         self._waiting.append(_Waiting(offer, verdict))
@@ -386,7 +387,8 @@ def _too_many_tables(table: str, room: TableRoom) -> Refused:
         "table: no room for another table; if its name has an id in it, put that into a column, else raise"
         f" writer.tables_max: table={table} known={room.count} tables_max={room.tables_max}"
     )
-    return Refused(NackReason.INVALID_FORMAT, message, retry=False)
+    # Not as a full log, which HTTP clients wait out: this one stays until somebody does what it says.
+    return Refused(NackReason.INVALID_FORMAT, message, retry=True, retry_delay_ms=FULL_RETRY_DELAY_MS)
 
 
 def _refusal(error: WalFull | WalFailed, log_max_bytes: int) -> Refused:

@@ -52,12 +52,14 @@ class Expected:
 class Decoded:
     """The changes of one table in a run; `rows` is None where the strict decoder refused or had no columns.
 
-    `held_bytes` is the memory that both keep from release.
+    `held_bytes` is the memory that both keep from release. `columns` are those that the rows were decoded for: by the
+    time they reach their table, it may have others that look the same in Arrow.
     """
 
     group: Group
     rows: pa.Table | None
     held_bytes: int
+    columns: StructType | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,8 @@ def _decode(group: Group, expected: Expected | None) -> Decoded:
     except Exception:  # noqa: BLE001 - a boundary, and the error comes again below
         rows = None  # the exact way is tried next, by whoever owns the columns; it tells which rows are to blame
     held_bytes = group.held_bytes if isinstance(group, ArrowGroup) else _image_bytes(group)
-    return Decoded(group, rows, held_bytes + (0 if rows is None else rows.nbytes))
+    columns = None if expected is None else expected.columns
+    return Decoded(group, rows, held_bytes + (0 if rows is None else rows.nbytes), columns)
 
 
 def _image_bytes(group: Group) -> int:

@@ -75,9 +75,10 @@ class FeedStatus:
 
     def complete_with(self, flushes: Sequence[TableFlush]) -> dict[SourceId, Position]:
         """Tell of the sources in these flushes up to where they are in all of their tables, once the flushes are."""
+        landing = frozenset(flushes)
         return complete_positions(
             {source for flush in flushes for source in flush.gathered.spans},
-            waiting=(spans for table in self.tables.values() for spans in table.waiting_spans(landing=flushes)),
+            waiting=(spans for table in self.tables.values() for spans in table.waiting_spans(landing=landing)),
             applied=self._applied_positions,
         )
 

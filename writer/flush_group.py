@@ -225,8 +225,10 @@ class _Group:
         await self._groups.tidy([table for table in tables if not table.is_flushing])
 
     async def _attempt(self) -> None:
+        count = len(self._members)
         if failed := await self._prepare():
             await self._go_on_without(failed)
+        if failed or len(self._members) < count:  # or else those that are left are ready: `run` comes again at once
             return
         try:
             if self._members:
@@ -245,7 +247,7 @@ class _Group:
             await self._refuse(error)
 
     async def _prepare(self) -> list[_Member]:
-        """Let each table write its files, unless it has; gives those that could not."""
+        """Let each table write its files, unless it has; gives those that could not, and still have their rows."""
         preparing = (member.flush.prepare() for member in self._members)
         failed = []
         for member, outcome in zip(
@@ -263,7 +265,7 @@ class _Group:
         unfit = [member.table for member in failed if not member.is_here]
         if unfit and self._members:
             self._groups.note_split(Split.TABLE_LEFT, unfit)
-        return failed
+        return [member for member in failed if member.is_here]
 
     async def _go_on_without(self, failed: Sequence[_Member]) -> None:
         """Try again later; if the others are ready, without those that have failed often enough."""
@@ -275,7 +277,8 @@ class _Group:
             await self._rest()
 
     def _part_with(self, leaving: Sequence[_Member]) -> None:
-        """Let tables go on alone."""
+        """Let tables go on alone. Rows that have left memory are not theirs to flush: they are read again."""
+        leaving = [member for member in leaving if member.is_here]
         if leaving:
             self._members = [member for member in self._members if member not in leaving]
             self._groups.note_split(Split.TABLE_LEFT, [member.table for member in leaving])

@@ -77,7 +77,9 @@ class TableColumns:
         except TableMissing:
             logger.info("table_is_new", extra={"table": str(self.name)})
             self.is_open = True
-        self._must_decode_again = False  # nothing was decoded before
+        self._must_decode_again = (
+            False  # what was decoded before is not in the buffer: `takes_rows_of` tells of the rest
+        )
         self._declare()
 
     def _declare(self) -> None:
@@ -153,6 +155,11 @@ class TableColumns:
             self._last_field_id = sifted.last_field_id
         return sifted
 
+    def takes_rows_of(self, columns: StructType | None) -> bool:
+        """Tell whether rows that were decoded for some columns mean the same in those of now."""
+        now = self.expected.columns
+        return columns is now or (columns is not None and not reads_otherwise(columns, now))
+
     def _note_changes(self, changes: Sequence[str]) -> None:
         if changes:
             logger.info("columns_changed", extra={"table": str(self.name), "changes": list(changes)})
@@ -177,15 +184,20 @@ class TableColumns:
             if self.state is None:
                 self._adopt(await committer.load_or_create(self.name, Schema(0, self.expected.columns), self.settings))
             assert self.state is not None
-            if self._must_decode_again:
-                raise RowsUnfit("buffered rows were decoded for other columns than the table has")
+            self._check_meaning()
             if self.expected.columns != self.state.schema.columns:
                 try:
                     self._adopt(await committer.commit_schema(self.state, self._wanted_schema(self.state.schema)))
                 except (CommitConflict, CommitRefused):
                     self.state = None  # its columns changed meanwhile: the next attempt starts from those
                     raise
-            return await self._agree_on_layout(self.state)
+            state = await self._agree_on_layout(self.state)
+            self._check_meaning()  # the answers may have told of columns that somebody changed meanwhile
+            return state
+
+    def _check_meaning(self) -> None:
+        if self._must_decode_again:
+            raise RowsUnfit("buffered rows were decoded for other columns than the table has")
 
     def _wanted_schema(self, now: Schema) -> Schema:
         """Give the table's schema with our columns. A key that others have declared stays, unless it may be null."""

@@ -121,7 +121,8 @@ class TableFlush:
         self._control = control
         self._complete_with = complete_with
         self._wall_clock = wall_clock
-        self._prepared: Flush | None = None
+        # With the table that the files were written for: what it is by now may be looked up meanwhile, by the intake.
+        self._prepared: tuple[TableState, Flush] | None = None
         self._prepared_at = 0.0
 
     async def attempt(self) -> Flushed:
@@ -159,7 +160,8 @@ class TableFlush:
         if self.gathered.rows and self._prepared is None:
             try:
                 self._prepared_at = self._wall_clock()
-                self._prepared = await self._write_files(await self._columns.agree())
+                state = await self._columns.agree()
+                self._prepared = state, await self._write_files(state)
             except (TableMissing, TableReplaced):
                 self.start_over()
                 raise
@@ -171,15 +173,15 @@ class TableFlush:
 
     def prepared_with(self, complete: Mapping[SourceId, Position]) -> tuple[TableState, Flush]:
         """Give what to commit, after `prepare`; `complete` is up to where sources are in all tables by then."""
-        assert self._columns.state is not None
         assert self._prepared is not None
-        own = {source: position for source, position in complete.items() if source in self._prepared.spans}
-        return self._columns.state, replace(self._prepared, complete=own)
+        state, flush = self._prepared
+        own = {source: position for source, position in complete.items() if source in flush.spans}
+        return state, replace(flush, complete=own)
 
     async def land(self, result: CommitResult) -> Flushed:
         """Go on from a commit that succeeded."""
         assert self._prepared is not None
-        files = self._prepared.files
+        files = self._prepared[1].files
         await self._columns.follow(result.state)
         return Flushed(
             snapshot_id=result.snapshot_id,

@@ -74,7 +74,7 @@ class TableIntake:
         group = self._fresh_part(decoded.group)
         if not len(group):
             return Fit([])
-        if decoded.rows is not None and group is decoded.group:
+        if decoded.rows is not None and group is decoded.group and self._columns.takes_rows_of(decoded.columns):
             return Fit([_chunk(group, decoded.rows)])
         self._metrics.slow_groups.labels(str(self._columns.name)).inc()
         sifted = await self._columns.decode(group)

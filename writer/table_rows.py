@@ -5,7 +5,7 @@ in the log only (standing) --> inbox --> buffer --> running flush --> committed
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from writer.buffer import TableBuffer
 from writer.changes import Position, SourceId, Span
@@ -99,7 +99,7 @@ class TableRows:
         others = (self._inbox.first_waiting(source), self.standing.first_passed(source))
         return min([*firsts, *(each for each in others if each is not None)], default=None)
 
-    def waiting_spans(self, *, landing: Collection[TableFlush]) -> list[Mapping[SourceId, Span]]:
+    def waiting_spans(self, *, landing: frozenset[TableFlush]) -> list[Mapping[SourceId, Span]]:
         """List, part by part, what is not committed once the flushes `landing` are."""
         parts: list[Mapping[SourceId, Span]] = []
         if self._inbox:

@@ -27,7 +27,7 @@ async def test_batch_with_a_table_too_many_is_refused_whole_and_known_tables_go_
         assert (await client.batch(1, table="a"))["status"] == "ok"
         assert (await client.batch(2, table="default.b"))["status"] == "ok"
         nack = await client.ask("cdc_batch", events=[insert(3, table="b"), insert(4, table="b_4711")])
-        assert (nack["type"], nack["reason"], nack["shouldRetry"]) == ("nack", "invalid_format", False)
+        assert (nack["type"], nack["reason"], nack["shouldRetry"]) == ("nack", "invalid_format", True)
         assert nack["errorMessage"].startswith(WORDS)
         assert nack["errorMessage"].endswith("writer.tables_max: table=b_4711 known=2 tables_max=2")
         assert (await client.batch(3, table="b"))["status"] == "ok"
@@ -36,6 +36,20 @@ async def test_batch_with_a_table_too_many_is_refused_whole_and_known_tables_go_
             "default.a": 1,
             "default.b": 2,
         }
+
+
+async def test_what_was_refused_is_taken_once_there_is_room_and_nothing_of_its_source_overtakes_it(
+    tmp_path: Path,
+) -> None:
+    async with serving(config_of(tmp_path, 1)) as service, talking(service.ws_url) as client:
+        assert (await client.batch(3, table="a"))["status"] == "ok"
+        assert (await client.batch(4, table="b"))["shouldRetry"]
+        assert (await client.batch(5, table="a"))["type"] == "nack"
+    async with serving(config_of(tmp_path, 2)) as service, talking(service.ws_url) as client:
+        assert (await client.batch(4, table="b"))["status"] == "ok"
+        assert (await client.batch(5, table="a"))["status"] == "ok"
+        assert (await client.ask("flush_request"))["result"]["success"]
+        assert [await asyncio.to_thread(sequences, service.http_url, table) for table in "ab"] == [[3, 5], [4]]
 
 
 async def test_requests_over_http_are_refused_in_the_same_words(tmp_path: Path) -> None:

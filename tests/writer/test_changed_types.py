@@ -31,6 +31,7 @@ from pyiceberg.types import (
 
 from tests.writer.conftest import Lake
 from tests.writer.feeding import Running, read_columns, running_feed, wait_for
+from writer.decoding import DecodedRun, decode_run
 
 UUID_TEXT = "12345678-1234-5678-1234-567812345678"
 MOMENT = dt.datetime(2024, 11, 16, 15, 0, tzinfo=dt.UTC)
@@ -68,14 +69,14 @@ def create_users(lake: Lake, type_: IcebergType, *, replace: bool = False, comme
         catalog.create_table("default.users", Schema(NestedField(1, "v", type_, required=False, doc=comment)))
 
 
-def alter_users(lake: Lake, type_: IcebergType) -> None:
+def alter_users(lake: Lake, type_: IcebergType, *, comment: str | None = None) -> None:
     """Drop the column and add another of the same name."""
     with contextlib.closing(lake.open_pyiceberg()) as catalog:
         table = catalog.load_table("default.users")
         with table.update_schema() as update:
             update.delete_column("v")
         with table.update_schema() as update:
-            update.add_column("v", type_)
+            update.add_column("v", type_, doc=comment)
 
 
 def shown(lake: Lake) -> list[tuple[Any, Any]]:
@@ -146,12 +147,61 @@ async def test_text_of_a_column_that_is_made_anew_for_json_is_written_as_json(tm
         await running.flush()
         await running.append(range(2, 3), row=lambda _: {"v": "a"})
         await buffer(running, 1)
-        with contextlib.closing(local_lake.open_pyiceberg()) as catalog:
-            table = catalog.load_table("default.users")
-            with table.update_schema() as update:
-                update.delete_column("v")
-            with table.update_schema() as update:
-                update.add_column("v", StringType(), doc="json")
+        alter_users(local_lake, StringType(), comment="json")
+        await running.flush()
+    assert shown(local_lake) == [(None, None), ('"a"', None)]
+
+
+async def test_text_that_was_decoded_before_its_table_was_opened_anew_is_written_as_json_if_that_is_wanted_by_then(
+    tmp_path: Path, local_lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[DecodedRun] = []
+
+    def noted(*args: Any, **more: Any) -> DecodedRun:
+        runs.append(decode_run(*args, **more))
+        return runs[-1]
+
+    async with running_feed(tmp_path, local_lake, partition="none") as running:
+        await running.append(range(1, 2), row=lambda _: {"v": "a"})
+        await running.flush()
+        monkeypatch.setattr("writer.feed.decode_run", noted)
+        async with running.feed.applying:
+            await running.append(range(2, 3), row=lambda _: {"v": "a"})
+            await wait_for(lambda: bool(runs))
+            alter_users(local_lake, StringType(), comment="json")
+            running.feed.tables["default.users"].park_everything()
+        await running.flush()
+    assert runs[0].tables[0].rows is not None, "it was decoded for the columns of before"
+    assert shown(local_lake) == [(None, None), ('"a"', None)]
+
+
+async def test_text_of_a_column_that_turns_out_to_be_json_when_the_layout_is_changed_is_written_as_json(
+    tmp_path: Path, local_lake: Lake
+) -> None:
+    async with running_feed(tmp_path, local_lake, partition="none") as running:
+        await running.append(range(1, 2), row=lambda n: {"id": n, "v": "a"})
+        await running.flush()
+    async with running_feed(tmp_path, local_lake, partition="none", sort="id") as running:
+        await running.append(range(2, 3), row=lambda n: {"id": n, "v": "a"})
+        await buffer(running, 1)
+        alter_users(local_lake, StringType(), comment="json")
+        await running.flush()
+    assert shown(local_lake) == [(None, None), ('"a"', None)]
+
+
+async def test_files_that_wait_for_their_commit_are_written_again_if_the_column_is_found_to_be_json_meanwhile(
+    tmp_path: Path, local_lake: Lake
+) -> None:
+    async with running_feed(tmp_path, local_lake, partition="none") as running:
+        await running.append(range(1, 2), row=lambda _: {"v": "a"})
+        await running.flush()
+        running.store.broken = lambda location: location.endswith(".avro")
+        await running.append(range(2, 3), row=lambda _: {"v": "a"})
+        assert not (await running.flush())["success"], "its files are written, and not its manifests"
+        alter_users(local_lake, StringType(), comment="json")
+        await running.feed.tables["default.users"].columns.refresh()
+        running.store.broken = lambda _: False
+        await wait_for(lambda: running.feed.buffer_status()["pausedTables"] == 0)
         await running.flush()
     assert shown(local_lake) == [(None, None), ('"a"', None)]
 

@@ -7,6 +7,7 @@ import contextlib
 from typing import Any
 
 import pytest
+from pyiceberg.types import StringType
 
 from tests.fakes import CatalogFault, FlakyCatalog, OldCatalog
 from tests.writer.conftest import Lake
@@ -34,6 +35,10 @@ NOTHING_SPLIT: dict[str, float] = {}
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch):
     monkeypatch.setattr("writer.committer.PAUSE_MAX_S", 0.01)
+    _short_retries(monkeypatch)
+
+
+def _short_retries(monkeypatch):
     monkeypatch.setattr("writer.trouble.RETRY_FIRST_S", 0.02)
     monkeypatch.setattr("writer.trouble.RETRY_MAX_S", 0.05)
 
@@ -139,6 +144,51 @@ async def test_values_of_a_column_that_is_dropped_during_a_group_are_not_lost_an
         assert set(splits(running)) == {"table_left"}
     check_both(local_lake, 1, 2)
     assert read_columns(local_lake, "transfer", "note", table=LEDGER) == [(1, None), (2, "n2")]
+
+
+async def test_table_that_is_paused_by_a_change_of_its_columns_has_no_second_flush_of_rows_that_left_memory(
+    tmp_path, local_lake, monkeypatch
+):
+    async with running_feed(tmp_path, local_lake, **TOGETHER) as running:
+        await log_audited(running, 1)
+        await running.flush()
+        await log_audited(running, 2)
+        make_json(local_lake, LEDGER, "note")
+        # Only those who ask for a flush make it try again, so that the change comes between two failures.
+        monkeypatch.setattr("writer.trouble.RETRY_FIRST_S", 3600.0)
+        monkeypatch.setattr("writer.trouble.RETRY_MAX_S", 3600.0)
+        running.store.broken = lambda location: "/ledger-" in location
+        ledger = running.feed.tables[LEDGER]
+        async with asyncio.TaskGroup() as asking:
+            for failures in (1, 2):
+                asking.create_task(running.flush())
+                await wait_for(lambda failures=failures: ledger.trouble.attempts == failures)
+            await ledger.columns.refresh()
+            running.store.broken = lambda _: False
+            _short_retries(monkeypatch)
+            asking.create_task(running.flush())
+        await wait_for(lambda: running.status(LEDGER)["problem"] is None and ledger.is_idle)
+        assert splits(running)["table_left"] == 1, "it left once, with its rows"
+    check_both(local_lake, 1, 2)
+    assert read_transfers(local_lake, AUDITS) == [1, 2]
+    assert read_columns(local_lake, "note", table=LEDGER) == [(None,), ('"n2"',)]
+
+
+AUDITS = "default.audits"
+
+
+async def log_audited(running: Running, transfer: int) -> None:
+    """Log a transfer with a note of it, and a row of a third table."""
+    note = event("ledger", sequence_of(transfer, 1), {"transfer": transfer, "note": f"n{transfer}"})
+    audit = event("audits", sequence_of(transfer, 2))
+    await log_batch(running, event("accounts", sequence_of(transfer, 0)), note, audit)
+
+
+def make_json(lake: Lake, table: str, column: str) -> None:
+    """Make a column of text anew, as one of JSON text."""
+    drop_column(lake, table, column)
+    with contextlib.closing(lake.open_pyiceberg()) as catalog, catalog.load_table(table).update_schema() as update:
+        update.add_column(column, StringType(), doc="json")
 
 
 # -- transactions in several batches

@@ -42,6 +42,12 @@ class UnreadableGroup(ChangeGroup):
     """One change that stands for a whole record; no table can take it."""
 
     reason: str = ""
+    after_sequence: int = 0
+
+    def positions(self) -> dict[SourceId, tuple[Position, Position]]:
+        """Give the first and the last position of the record: while it waits, all of its changes do."""
+        [(source, (_, last))] = ChangeGroup.positions(self).items()
+        return {source: (Position(last.epoch, min(self.after_sequence + 1, last.sequence)), last)}
 
 
 def unreadable_group(frame: Frame, *, table: str, offset: int, reason: str) -> UnreadableGroup:
@@ -59,6 +65,7 @@ def unreadable_group(frame: Frame, *, table: str, offset: int, reason: str) -> U
         metadata=None,
         runs=(Run(0, 1, frame.source, frame.epoch, frame.received_at_us, offset),),
         reason=reason,
+        after_sequence=frame.after_sequence,
     )
 
 

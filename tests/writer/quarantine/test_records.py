@@ -154,6 +154,11 @@ async def test_a_record_that_no_log_has_any_more_is_replayed_on_demand(tmp_path,
     assert read_columns(local_lake, "_cdc_sequence", "_cdc_epoch") == [(5, 2), (8, 2)]
 
 
+def test_a_record_that_waits_holds_back_all_of_its_changes():
+    unreadable = unreadable_group(record(), table=UNREADABLE, offset=0, reason="RecursionError")
+    assert unreadable.positions() == {SHOP: (Position(0, 5), Position(0, 8))}
+
+
 async def test_changes_of_a_record_are_not_taken_for_those_of_a_replay_around_them(local_lake):
     async with lake_bench(local_lake) as bench:
         unreadable = unreadable_group(record(), table=UNREADABLE, offset=0, reason="RecursionError")

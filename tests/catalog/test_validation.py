@@ -1,0 +1,32 @@
+"""Validation finds what the catalog would refuse to serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+
+from catalog.config import CatalogConfig
+from catalog.names import TableId
+from catalog.pointers import Pointer, digest_of
+from catalog.storage import LocalFiles
+from catalog.store.protocol import Contents
+from catalog.validation import find_problems
+from tests.catalog.documents import new_table
+
+DB = ("db",)
+
+
+async def test_file_that_was_written_over_after_it_was_registered_is_a_problem(tmp_path: Path):
+    raw = orjson.dumps(new_table())
+    place = tmp_path / "v1.metadata.json"
+    place.write_bytes(raw)
+    location = f"file://{place}"
+    digests = {"same": digest_of(raw), "other": digest_of(b"what was registered"), "unknown": ""}
+    contents = Contents({DB: {}}, {TableId(DB, name): Pointer(location, digest) for name, digest in digests.items()})
+    files = LocalFiles()
+    problems = [found async for found in find_problems(contents, files, CatalogConfig()) if found]
+    assert [problem.split(": ")[:2] for problem in problems] == [
+        ["Table db.other", "Metadata file has other content than was registered, register it again"]
+    ]
+    await files.close()
