@@ -228,7 +228,7 @@ class _Group:
         count = len(self._members)
         if failed := await self._prepare():
             await self._go_on_without(failed)
-        if failed or len(self._members) < count:  # or else those that are left are ready: `run` comes again at once
+        if failed or len(self._members) < count:  # the next attempt is for those that are left
             return
         try:
             if self._members:

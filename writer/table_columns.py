@@ -77,9 +77,8 @@ class TableColumns:
         except TableMissing:
             logger.info("table_is_new", extra={"table": str(self.name)})
             self.is_open = True
-        self._must_decode_again = (
-            False  # what was decoded before is not in the buffer: `takes_rows_of` tells of the rest
-        )
+        # Nothing is in the buffer; of rows that were decoded before and are still to come, `takes_rows_of` tells.
+        self._must_decode_again = False
         self._declare()
 
     def _declare(self) -> None:
