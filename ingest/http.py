@@ -118,14 +118,15 @@ async def _metrics(request: web.Request) -> web.Response:
 async def _flush(request: web.Request) -> web.Response:
     parts = request.app[PARTS]
     table = request.query.get("table")
-    if table is not None and not parts.feed.knows(table):
-        return _json({"success": False, "error": f"no such table here: table={table}"}, 404)
     try:
         async with asyncio.timeout(FLUSH_TIMEOUT_S):
             report = await parts.feed.flush(table)
     except TimeoutError:
         problems = parts.feed.problems(now=time.monotonic(), stalled_after_s=0)
         return _json({"success": False, "error": "not committed in time; it goes on", "problems": problems}, 504)
+    # Only now: its first changes may have been durable, and not yet read from the log.
+    if table is not None and not parts.feed.knows(table):
+        return _json({"success": False, "error": f"no such table here: table={table}"}, 404)
     return _json(report.to_json(), 503 if report.problems else 200)
 
 

@@ -7,6 +7,8 @@ import errno
 import os
 import shutil
 
+import aiohttp
+
 from ingest.service import serving
 from tests.ingest.conftest import small_config
 from tests.ingest.looking import get, metrics_of, post, read_rows, until
@@ -50,6 +52,27 @@ async def test_flush_over_http_commits_all_tables_or_one(service, http):
         assert every["tables"]["sales.orders"]["rows"] == 1
         assert every["tables"]["default.users"]["rows"] == 0
         assert (await post(http, "/flush?table=sales.orders"))["eventsFlushed"] == 0
+
+
+async def test_flush_of_one_table_waits_until_what_was_acked_is_read_from_the_log(tmp_path, monkeypatch):
+    held = asyncio.Event()
+    read_on = Feed.run_reader
+
+    async def hold(feed: Feed) -> None:
+        await held.wait()
+        await read_on(feed)
+
+    monkeypatch.setattr(Feed, "run_reader", hold)
+    async with (
+        serving(small_config(tmp_path)) as addresses,
+        aiohttp.ClientSession(addresses.http_url) as http,
+        talking(addresses.ws_url) as client,
+    ):
+        await client.batch(1, table="fresh")
+        flushing = asyncio.create_task(post(http, "/flush?table=fresh"))
+        await asyncio.wait([flushing], timeout=0.2)  # an answer would be here by now
+        held.set()
+        assert (await flushing)["eventsFlushed"] == 1
 
 
 async def test_flush_of_a_table_that_nobody_knows_is_answered_404(service, http):
