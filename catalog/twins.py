@@ -6,7 +6,8 @@ be read, but that of tables whose uuid it does not know: those that were there b
 to since, and those that have none, which only the first version of the format allows. A uuid that was read for this is
 told to the database, so that it is read once.
 
-Tables of different uuids are one as well if they have one location and their metadata is in one directory.
+Tables of different uuids are one as well if they have one location and their metadata is in one directory: of those
+the metadata is read.
 """
 
 from __future__ import annotations

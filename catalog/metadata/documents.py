@@ -90,10 +90,8 @@ def parse_document(raw: bytes) -> JsonObject:
     return _modernise(document)
 
 
-def is_same_table(one: JsonObject, other: JsonObject | None) -> bool:
+def is_same_table(one: JsonObject, other: JsonObject) -> bool:
     """Tell whether two documents are versions of one table, which then shares its files under two names."""
-    if other is None:
-        return False
     known = one.get("table-uuid"), other.get("table-uuid")
     return one["location"] == other.get("location") or (known[0] is not None and known[0] == known[1])
 

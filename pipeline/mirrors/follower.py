@@ -32,7 +32,7 @@ from pipeline.mirrors.markers import Marker
 from pipeline.mirrors.merging import Merged, merge_changes, set_marker_property
 from pipeline.mirrors.mirror_table import load_built_key, load_marker, load_origin, prepare_mirror
 from pipeline.mirrors.names import MirrorNames
-from pipeline.mirrors.ownership import Seen, TwoApplications, look_at_mirror
+from pipeline.mirrors.ownership import Seen, look_at_mirror, two_applications
 from pipeline.mirrors.registration import REGISTER_EVERY_S, Registration
 from pipeline.mirrors.settings import MirrorSettings
 from pipeline.mirrors.starts import Follow, ReadAll, Wait, completed_snapshot, plan_start
@@ -275,9 +275,7 @@ class Follower:
             self._end = _End.PLACE_LOST
             raise PipelineError(f"the mirror is behind its checkpoint: mirror={self._names.mirror}")
         if known is not None and marker != known and marker.run != self._options.run:
-            raise TwoApplications(
-                f"another application merges into this mirror, stop one of them: mirror={self._names.mirror}"
-            )
+            raise two_applications(str(self._names.mirror))
 
     def _batch_end(self, spark: SparkSession, number: int, marker: Marker) -> int:
         """Find the last snapshot that the batch completes; Spark wrote its offset down before the batch began."""

@@ -3,7 +3,8 @@
     1. look at the batch: sources, truncates, columns that were not sent, rows without a key
     2. fold it to one row per key and leave out what tombstones block
     3. append its deletes and truncates to the tombstones     crash: they are of rows that are still there, harmless
-    4. merge, with the marker in the same commit              crash before: as after 3; behind: the batch is known
+    4. note columns that were never unsent before             crash: more are named than rows lack, harmless
+    5. merge, with the marker in the same commit              crash before: as after 4; behind: the batch is known
 
 Whatever is merged again changes nothing: tombstones and the positions of rows and values block it. `seen` is the mirror
 as it was before all that; if another application has merged into it since, the merge is given up.

@@ -1,4 +1,6 @@
-"""What a merge knew of its mirror when it began, and whether that still holds. Owns noticing other applications.
+"""What a merge knew of its mirror when it began, and whether that still holds.
+
+Owns noticing other applications, and the property that names columns which rows may lack.
 
 A merge folds its changes with the tombstones of that moment. Had another application deleted a row since then, the
 merge would bring it back. So each attempt looks first whether the mirror's snapshot is still the one that was seen, and
@@ -37,6 +39,11 @@ class TwoApplications(PipelineError):
 
 class MirrorRolledBack(PipelineError):
     """The mirror is not what it was when the merge began: it has to begin again from the marker."""
+
+
+def two_applications(mirror: str) -> TwoApplications:
+    """Say what a person has to do."""
+    return TwoApplications(f"another application merges into this mirror, stop one of them: mirror={mirror}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +85,7 @@ def check_commits(lineage: Sequence[Version], *, seen: Seen, run: str, mirror: s
             return
         marker = read_marker(version.summary.get(MARKER))
         if marker is not None and marker.run != run:
-            raise TwoApplications(f"another application merges into this mirror, stop one of them: mirror={mirror}")
+            raise two_applications(mirror)
     if seen.snapshot is not None:
         raise MirrorRolledBack(f"the mirror was rolled back during a merge, which begins again: mirror={mirror}")
 

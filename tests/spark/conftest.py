@@ -17,8 +17,10 @@ from catalog.app import build_catalog
 from catalog.config import CatalogConfig, Warehouse
 from ingest.cli import main
 from pipeline import config as pipeline_config
+from pipeline.mirrors.settings import MirrorConfig
 from pipeline.session import attach_catalog, build_session, stop_session
 from pipeline.spark_versions import installed_version
+from tests.service_process import ServiceProcess, service_process
 from tests.serving import serve_in_thread
 
 OpenSpark = Callable[..., SparkSession]
@@ -64,6 +66,26 @@ def open_spark(running_spark: SparkSession) -> OpenSpark:
         return session
 
     return open_session
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    """A service for a module's tests of mirrors; rows that got another key are found by their images from before."""
+    with service_process(tmp_path_factory.mktemp("service"), {"writer.keep_before": "true"}) as running:
+        running.start()
+        yield running
+
+
+@pytest.fixture
+def spark(service: ServiceProcess, open_spark: OpenSpark, request: pytest.FixtureRequest) -> SparkSession:
+    """A session on that service, by a catalog with the test's name."""
+    return open_spark(uri=service.http_url, name=request.node.originalname[:40])
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> MirrorConfig:
+    """Mirrors whose checkpoints are the test's own."""
+    return MirrorConfig(checkpoints=str(tmp_path / "checkpoints"))
 
 
 @pytest.fixture

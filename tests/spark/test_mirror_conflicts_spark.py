@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.commit_properties import commit_with_properties
 from pipeline.maintenance.compaction import Compacted, compact
@@ -20,7 +20,7 @@ from pipeline.mirrors.settings import MirrorConfig, MirrorMode, TableMirror
 from pipeline.tables import TableName, snapshots
 from tests.fault_proxy import CutResponse, Fault, FaultProxy, Meanwhile, Rule, fault_proxy
 from tests.mirror_events import Pusher
-from tests.service_process import ServiceProcess, service_process
+from tests.service_process import ServiceProcess
 from tests.spark.conftest import OpenSpark
 
 pytestmark = pytest.mark.timeout(600)
@@ -28,17 +28,19 @@ pytestmark = pytest.mark.timeout(600)
 EAGER = MaintenanceSettings(min_input_files=2)
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with service_process(tmp_path_factory.mktemp("service")) as running:
-        running.start()
-        yield running
-
-
 @pytest.fixture
 def proxy(service: ServiceProcess) -> Iterator[FaultProxy]:
     with fault_proxy(service.http_url) as running:
         yield running
+
+
+def mirror_of(table: str, mode: MirrorMode) -> str:
+    return f"{table}_{'history' if mode is MirrorMode.HISTORY else 'current'}"
+
+
+def current_rows(rows: DataFrame, mode: MirrorMode) -> list[tuple[int, int]]:
+    current = rows.where("is_current") if mode is MirrorMode.HISTORY else rows
+    return sorted((row["id"], row["n"]) for row in current.collect())
 
 
 def config_of(tmp_path: Path, table: str, mode: MirrorMode) -> MirrorConfig:
@@ -85,7 +87,7 @@ def test_a_merge_that_meets_a_compaction_is_repeated_and_both_are_kept(
     mode: MirrorMode,
 ) -> None:
     table = f"met_{mode.name.lower()}"
-    mirror = f"{table}_{'history' if mode is MirrorMode.HISTORY else 'current'}"
+    mirror = mirror_of(table, mode)
     config = config_of(tmp_path, table, mode)
     compacting = open_spark(uri=service.http_url, name=f"direct_{table}")
     merging = open_spark(uri=proxy.url, name=f"proxied_{table}")
@@ -102,8 +104,7 @@ def test_a_merge_that_meets_a_compaction_is_repeated_and_both_are_kept(
     assert [each is not None and each.files_added for each in compacted] == [1]
     assert len([what for what in repeats(caplog) if what.startswith("merge into")]) == 1
     rows = merging.table(f"default.{mirror}")
-    current = rows.where("is_current") if mode is MirrorMode.HISTORY else rows
-    found = sorted((row["id"], row["n"]) for row in current.collect())
+    found = current_rows(rows, mode)
     assert found == [(1, 10), (3, 3), (4, 4), (5, 5), (6, 60), (7, 7)]
     if mode is MirrorMode.HISTORY:
         assert rows.count() == len(found) + 3, "what two updates and a delete ended"
@@ -129,7 +130,7 @@ def test_a_merge_that_another_application_came_before_is_given_up_and_brings_no_
     has_begun: bool,
 ) -> None:
     table = f"pair_{mode.name.lower()}_{has_begun}".lower()
-    mirror = f"{table}_{'history' if mode is MirrorMode.HISTORY else 'current'}"
+    mirror = mirror_of(table, mode)
     config = config_of(tmp_path, table, mode)
     other_spark = open_spark(uri=service.http_url, name=f"other_{table}")
     other_config = config_of(tmp_path / "other", table, mode)
@@ -170,7 +171,7 @@ def test_a_merge_whose_answer_is_lost_is_merged_once(
     mode: MirrorMode,
 ) -> None:
     table = f"lost_{mode.name.lower()}"
-    mirror = f"{table}_{'history' if mode is MirrorMode.HISTORY else 'current'}"
+    mirror = mirror_of(table, mode)
     config = config_of(tmp_path, table, mode)
     spark = open_spark(uri=proxy.url, name=table)
     push = build_mirror(service, spark, table, config)
@@ -179,7 +180,6 @@ def test_a_merge_whose_answer_is_lost_is_merged_once(
     assert run_mirrors(spark, [table], config, once=True) == {}
     assert [rule.met for rule in rules] == [1]
     rows = spark.table(f"default.{mirror}")
-    current = rows.where("is_current") if mode is MirrorMode.HISTORY else rows
-    found = sorted((row["id"], row["n"]) for row in current.collect())
+    found = current_rows(rows, mode)
     assert found == [(1, 10), (3, 3), (4, 4), (5, 5), (6, 6), (7, 7)]
     assert rows.count() == len(found) + (2 if mode is MirrorMode.HISTORY else 0)

@@ -27,28 +27,10 @@ from pipeline.mirrors.settings import MirrorConfig, MirrorMode, TableMirror
 from pipeline.mirrors.status import load_status
 from pipeline.tables import TableName, catalog_of
 from tests.mirror_events import Pusher
-from tests.service_process import ServiceProcess, service_process
-from tests.spark.conftest import OpenSpark
+from tests.service_process import ServiceProcess
 from tests.spark.mirror_runs import keyed, mirrored, run_once
 
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with service_process(tmp_path_factory.mktemp("service"), {"writer.keep_before": "true"}) as running:
-        running.start()
-        yield running
-
-
-@pytest.fixture
-def spark(service: ServiceProcess, open_spark: OpenSpark, request: pytest.FixtureRequest) -> SparkSession:
-    return open_spark(uri=service.http_url, name=request.node.originalname[:40])
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> MirrorConfig:
-    return MirrorConfig(checkpoints=str(tmp_path / "checkpoints"))
 
 
 def test_a_mirror_shows_the_last_state_of_each_row_and_is_a_consumer_of_its_table(

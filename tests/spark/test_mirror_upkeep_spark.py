@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -24,30 +24,12 @@ from pipeline.mirrors.settings import MirrorConfig, MirrorMode, MirrorSettings, 
 from pipeline.mirrors.status import load_status
 from pipeline.tables import TableName, catalog_of, snapshots
 from tests.mirror_events import START_MS, Pusher
-from tests.service_process import ServiceProcess, service_process
-from tests.spark.conftest import OpenSpark
+from tests.service_process import ServiceProcess
 from tests.spark.mirror_runs import keyed, mirrored, run_once
 
 pytestmark = pytest.mark.timeout(600)
 
 DEADLINE_S = 120
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    with service_process(tmp_path_factory.mktemp("service")) as running:
-        running.start()
-        yield running
-
-
-@pytest.fixture
-def spark(service: ServiceProcess, open_spark: OpenSpark, request: pytest.FixtureRequest) -> SparkSession:
-    return open_spark(uri=service.http_url, name=request.node.originalname[:40])
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> MirrorConfig:
-    return MirrorConfig(checkpoints=str(tmp_path / "checkpoints"))
 
 
 def create_changes(spark: SparkSession, name: str, *rows: str) -> None:
