@@ -14,34 +14,60 @@ from pathlib import Path
 
 from aiohttp import web
 
-from catalog.answers import LoadAnswers
-from catalog.config import CatalogConfig, Warehouse
-from catalog.errors import BadRequest, CatalogError, MethodNotAllowed, NoSuchRoute
-from catalog.fields import JsonObject
-from catalog.idempotency import Idempotency
-from catalog.locations import Confinement
-from catalog.metadata.documents import parse_document
-from catalog.metadata.views import parse_view_document
-from catalog.metadata_files import MetadataFiles
-from catalog.namespaces import Namespaces
-from catalog.planning.planner import Planner
-from catalog.purge import Purges
-from catalog.routes import functions, namespaces, planning, tables, transactions, views
-from catalog.routes.config import get_config
-from catalog.routes.keyed import heeding_key
-from catalog.routes.requests import error_answer
-from catalog.routes.routing import SERVICES, Handler, Services
-from catalog.storage import Files, LocalFiles, S3Files
-from catalog.store.choice import build_store
-from catalog.store.protocol import Store
-from catalog.tables import Tables
-from catalog.transactions import Transactions
-from catalog.turns import Turns
-from catalog.versions import Versions
-from catalog.views import Views
+from lakefeed.aio import Turns
+from lakefeed.catalog.config import MEMORY_DATABASE, CatalogConfig, Warehouse
+from lakefeed.catalog.errors import BadRequest, CatalogError, MethodNotAllowed, NoSuchRoute, StoreUnusable
+from lakefeed.catalog.json_fields import JsonObject
+from lakefeed.catalog.metadata.document import parse_document
+from lakefeed.catalog.metadata.views import parse_view_document
+from lakefeed.catalog.planning.planner import Planner
+from lakefeed.catalog.routes import namespaces, tables, views
+from lakefeed.catalog.routes.http import SERVICES, Handler, Services, error_answer, get_config, heeding_key
+from lakefeed.catalog.service.idempotency import Idempotency
+from lakefeed.catalog.service.metadata_cache import LoadAnswers, MetadataFiles
+from lakefeed.catalog.service.purge import Purges
+from lakefeed.catalog.service.tables import Tables, Transactions
+from lakefeed.catalog.service.versions import Versions
+from lakefeed.catalog.service.views import Namespaces, Views
+from lakefeed.catalog.store.memory import MemoryStore
+from lakefeed.catalog.store.protocol import Store
+from lakefeed.catalog.store.sqlite import SqliteStore
+from lakefeed.locations import Confinement
+from lakefeed.storage.local import Files, LocalFiles, S3Files
+
+# --- catalog.store.choice ---------------------------------------------------------------------------------------------
+#
+# Which store the settings ask for. PostgreSQL's driver is imported only where it is used: it is an optional part.
+
+
+def build_store(config: CatalogConfig, sqlite_path: Path) -> Store:
+    """Build the store, not yet connected.
+
+    Raises: StoreUnusable.
+    """
+    if not config.database:
+        return SqliteStore(sqlite_path)
+    if config.database == MEMORY_DATABASE:
+        return MemoryStore()
+    try:
+        from lakefeed.catalog.store.postgres import PostgresStore  # noqa: PLC0415 - asyncpg may not be installed
+    except ModuleNotFoundError as error:
+        raise StoreUnusable("catalog.database needs asyncpg: pip install 'lakefeed[postgres]'") from error
+    return PostgresStore(config.database, timeout_s=config.database_timeout_s)
+
+
+# --- catalog.app ------------------------------------------------------------------------------------------------------
+
 
 # Those of tables first: aiohttp tries one after the other, and nearly all requests are for tables.
-ROUTES = (*tables.ROUTES, *namespaces.ROUTES, *views.ROUTES, *functions.ROUTES, *transactions.ROUTES, *planning.ROUTES)
+ROUTES = (
+    *tables.ROUTES,
+    *namespaces.ROUTES,
+    *views.ROUTES,
+    *namespaces.FUNCTIONS_ROUTES,
+    *tables.TRANSACTIONS_ROUTES,
+    *tables.PLANNING_ROUTES,
+)
 
 _logger = logging.getLogger(__name__)
 

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from lakefeed.settings import check
+from lakefeed.storage.config import S3Settings
+
 MIB = 1024 * 1024
 
 MEMORY_DATABASE = "memory:"
 POSTGRES_SCHEMES = ("postgresql://", "postgres://")
-
-
-def check(condition: bool, message: str) -> None:
-    """Raise ValueError with `message` unless the setting is sound."""
-    if not condition:
-        raise ValueError(message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,20 +123,6 @@ class CatalogConfig:
         check(self.plans_max > 0, "plans_max must be positive")
         check(self.plans_held_max_files > 0, "plans_held_max_files must be positive")
         check(self.storage_timeout_s > 0, "storage_timeout_s must be positive")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class S3Settings:
-    """How S3 is reached. Empty strings mean the AWS defaults and credential chain."""
-
-    endpoint: str = ""
-    region: str = ""
-    path_style: bool = False
-    access_key_id: str = ""
-    secret_access_key: str = field(default="", repr=False)
-    session_token: str = field(default="", repr=False)
-    profile: str = ""
-    checksum: str = "crc32"  # of every body that is written: crc32, md5 or none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

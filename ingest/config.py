@@ -13,22 +13,89 @@ import difflib
 import re
 import tomllib
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from catalog.config import CatalogConfig
-from ingest.addresses import Network, parse_networks
-from ingest.admission import ConnectionLimits, MessageLimits
-from ingest.auth_settings import CLIENT_TOKEN_VARIABLE, AuthConfig
-from ingest.debezium_settings import DebeziumSettings
-from ingest.errors import ConfigError
-from ingest.patience import Patience
-from ingest.read_budget import FRAGMENTS_OVERHEAD_BYTES
-from writer.config import CLOUD_SCHEMES, MIB, LogConfig, StorageConfig, WriterConfig, check
-from writer.iceberg.config import IcebergConfig
-from writer.table_settings import TableSections, per_table_keys
+from lakefeed.catalog.config import CatalogConfig
+from lakefeed.contract.changes import table_name_of
+from lakefeed.ingest.admission.addresses import Network, parse_networks
+from lakefeed.ingest.admission.auth import CLIENT_TOKEN_VARIABLE, AuthConfig
+from lakefeed.ingest.admission.budget import FRAGMENTS_OVERHEAD_BYTES
+from lakefeed.ingest.admission.limits import ConnectionLimits, MessageLimits, Patience
+from lakefeed.ingest.debezium.events import UNAVAILABLE_VALUE, DebeziumConfig, TableKeys
+from lakefeed.ingest.errors import ConfigError
+from lakefeed.settings import check
+from lakefeed.storage.config import CLOUD_SCHEMES, MIB, StorageConfig
+from lakefeed.writer.config import IcebergConfig, LogConfig, WriterConfig
+from lakefeed.writer.rows.comments import read_notes
+from lakefeed.writer.rows.table_settings import TableSections, per_table_keys
+
+# --- ingest.debezium_settings -----------------------------------------------------------------------------------------
+#
+# Settings of Debezium's tables. Owns where their keys come from; reading events is ingest/debezium's.
+
+
+# Tables whose declared keys are kept: far more than one connector has.
+DECLARED_KEYS_MAX_TABLES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DebeziumSettings:
+    """What Debezium does not say about its tables."""
+
+    keys: str = field(
+        default="",
+        metadata={"why": "key columns per table, as `public.users: id; public.lines: order_id, line`; none are sent"},
+    )
+    replica_identity_full: str = field(
+        default="", metadata={"why": "tables with REPLICA IDENTITY FULL, by commas; only their before-images are whole"}
+    )
+    unavailable_value: str = field(
+        default=UNAVAILABLE_VALUE, metadata={"why": "the connector's unavailable.value.placeholder"}
+    )
+    messages_table: str = field(
+        default="debezium_messages", metadata={"why": "table of logical decoding messages, which belong to none"}
+    )
+
+    def __post_init__(self) -> None:
+        self.to_config()
+
+    def to_config(self, tables: TableSections | None = None, writer: WriterConfig | None = None) -> DebeziumConfig:
+        """Read the settings as what reading events needs; keys that they do not name are those declared of tables."""
+        full = {name.strip() for name in self.replica_identity_full.split(",") if name.strip()}
+        columns = {}
+        for entry in filter(None, (part.strip() for part in self.keys.split(";"))):
+            table, colon, names = entry.partition(":")
+            check(bool(colon and names.strip()), f"keys must be `table: column, column; ...`: entry={entry}")
+            columns[table.strip()] = tuple(name.strip() for name in names.split(","))
+        return DebeziumConfig(
+            tables={
+                name: TableKeys(columns=columns.get(name, ()), replica_identity_full=name in full)
+                for name in columns.keys() | full
+            },
+            declared_keys=_declared_keys(tables or TableSections(), writer or WriterConfig()),
+            unavailable_value=self.unavailable_value,
+            messages_table=self.messages_table,
+        )
+
+
+def _declared_keys(tables: TableSections, writer: WriterConfig) -> Callable[[str], tuple[str, ...]]:
+    """Give what finds the `identifier` of a source's table in the sections of single tables."""
+
+    @lru_cache(maxsize=DECLARED_KEYS_MAX_TABLES)
+    def find(source_table: str) -> tuple[str, ...]:
+        name = table_name_of(source_table, writer.default_namespace)
+        declared = tables.settings_for(str(name), writer).declared
+        return tuple(each.name for each in declared.fields if read_notes(each.doc).is_key)
+
+    return find
+
+
+# --- ingest.config ----------------------------------------------------------------------------------------------------
+
 
 ENVIRONMENT_PREFIX = "LAKEFEED_"
 DEFAULT_FILE = Path("lakefeed.toml")

@@ -10,51 +10,132 @@ import asyncio
 import functools
 import importlib.metadata
 import logging
+import os
 import secrets
 import signal
 import socket
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import orjson
+from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from ingest.auth import Auth
-from ingest.auth_settings import build_auth, is_loopback, load_tokens
-from ingest.catalog_mount import build_own_catalog
-from ingest.config import Config
-from ingest.data_directory import load_node_id, make_data_dir, warehouse_location
-from ingest.debezium_intake import DebeziumIntake
-from ingest.errors import ConfigError, IngestError
-from ingest.http import Parts, build_control_plane
-from ingest.http_ingest import ROUTES, HttpIngest, add_http_ingest
-from ingest.http_listener import HttpLimits, serve_http
-from ingest.intake import Intake
-from ingest.metrics import IngestMetrics
-from ingest.resume_points import ResumePoints
-from ingest.server import PATH, DataPlane
-from ingest.source_metrics import SourceCollector
-from writer.buffer import FlushReason
-from writer.committer import Committer
-from writer.config import LogConfig, StorageConfig, WriterConfig
-from writer.consumer_watch import ConsumerWatch
-from writer.errors import Fenced
-from writer.feed import Feed
-from writer.fencing import Fence
-from writer.iceberg.catalog_client import CatalogClient, open_catalog, open_foreign_catalog
-from writer.iceberg.partitions import parse_partition
-from writer.iceberg.table_marks import load_resume_positions
-from writer.joining import join_catalog
-from writer.metrics import WriterMetrics
-from writer.schema import initial_columns
-from writer.storage import open_store
-from writer.table_context import TableContext
-from writer.table_room import TableRoom
-from writer.types import Schema
-from writer.wal.log import Log
+from lakefeed.catalog.app import build_catalog, build_files
+from lakefeed.catalog.config import Warehouse
+from lakefeed.contract.errors import Fenced
+from lakefeed.iceberg.layout import parse_partition
+from lakefeed.iceberg.types import Schema
+from lakefeed.ingest.admission.auth import Auth, auth_from, build_auth, is_loopback, load_tokens
+from lakefeed.ingest.config import Config
+from lakefeed.ingest.errors import ConfigError, IngestError
+from lakefeed.ingest.http.changes import ROUTES, HttpIngest, add_http_ingest
+from lakefeed.ingest.http.control import Parts, build_control_plane
+from lakefeed.ingest.http.gate import asking_for_token
+from lakefeed.ingest.http.listener import HttpLimits, serve_http
+from lakefeed.ingest.intake.debezium import DebeziumIntake
+from lakefeed.ingest.intake.intake import Intake
+from lakefeed.ingest.intake.sources import ResumePoints
+from lakefeed.ingest.metrics import IngestMetrics, SourceCollector
+from lakefeed.ingest.websocket.server import PATH, DataPlane
+from lakefeed.storage.config import CLOUD_SCHEMES, S3Settings, StorageConfig
+from lakefeed.storage.local import Files
+from lakefeed.storage.store import open_store
+from lakefeed.writer.commit.committer import Committer
+from lakefeed.writer.commit.fencing import Fence, join_catalog
+from lakefeed.writer.commit.rest_catalog import CatalogClient, open_catalog, open_foreign_catalog
+from lakefeed.writer.commit.sources import ConsumerWatch, load_resume_positions
+from lakefeed.writer.config import LogConfig, WriterConfig
+from lakefeed.writer.metrics import WriterMetrics
+from lakefeed.writer.rows.json_exact import initial_columns
+from lakefeed.writer.tables.columns import TableContext
+from lakefeed.writer.tables.feed import Feed
+from lakefeed.writer.tables.memory import TableRoom
+from lakefeed.writer.tables.pending import FlushReason
+from lakefeed.writer.wal.log import Log
+
+# --- ingest.data_directory --------------------------------------------------------------------------------------------
+#
+# The directory that everything of one node lies in. Owns what is where, and the node's name.
+
+
+def make_data_dir(config: Config) -> Path:
+    """Make the directory that everything of this node lies in."""
+    data_dir = Path(config.server.data_dir).resolve()
+    data_dir.mkdir(parents=True, exist_ok=True)
+    return data_dir
+
+
+def warehouse_location(config: Config, data_dir: Path) -> str:
+    """Name the warehouse as the URI that tables are placed under."""
+    given = config.storage.warehouse
+    scheme, _, rest = given.partition("://")
+    if scheme in {"s3a", "s3n"}:  # Hadoop's names for the same
+        return f"s3://{rest.rstrip('/')}"
+    if given.startswith(("s3://", "file:///", *CLOUD_SCHEMES)):
+        return given.rstrip("/")
+    return f"file://{Path(given).resolve() if given else data_dir / 'warehouse'}"
+
+
+def load_node_id(data_dir: Path) -> str:
+    """Read this node's name, making one at the first start: markers in tables must find it again."""
+    path = data_dir / "node-id"
+    if not path.exists():
+        partial = path.with_suffix(".partial")
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(f"node-{uuid.uuid4()}\n")
+            file.flush()
+            os.fsync(file.fileno())  # an empty name after a power loss would be one that nobody has
+        partial.replace(path)
+    return path.read_text(encoding="utf-8").strip()
+
+
+# --- ingest.catalog_mount ---------------------------------------------------------------------------------------------
+#
+# The catalog as this project's settings describe it. Wiring: the one place that turns our settings into its own.
+
+
+DATABASE_NAME = "catalog.sqlite"
+
+
+def build_own_catalog(config: Config, storage: StorageConfig, data_dir: Path) -> web.Application:
+    """Build the catalog, to be mounted under /v1; `storage` names the warehouse as a URI."""
+    return build_catalog(config.catalog, _warehouse(storage), data_dir / DATABASE_NAME)
+
+
+@asynccontextmanager
+async def open_own_files(config: Config) -> AsyncIterator[Files]:
+    """Open the storage that the catalog's metadata files are in."""
+    storage = replace(config.storage, warehouse=warehouse_location(config, make_data_dir(config)))
+    files = build_files(config.catalog, _warehouse(storage))
+    await files.open()
+    try:
+        yield files
+    finally:
+        await files.close()
+
+
+def _warehouse(storage: StorageConfig) -> Warehouse:
+    s3 = S3Settings(
+        endpoint=storage.s3_endpoint,
+        region=storage.s3_region,
+        path_style=storage.s3_path_style,
+        access_key_id=storage.s3_access_key_id,
+        secret_access_key=storage.s3_secret_access_key,
+        session_token=storage.s3_session_token,
+        profile=storage.s3_profile,
+        checksum=storage.s3_checksum,
+    )
+    return Warehouse(location=storage.warehouse, s3=s3)
+
+
+# --- ingest.service ---------------------------------------------------------------------------------------------------
+
 
 logger = logging.getLogger(__name__)
 
@@ -334,3 +415,63 @@ def url_of(scheme: str, listener: socket.socket) -> str:
     """Spell the address that a listener has."""
     host, port = listener.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+# --- ingest.catalog_service -------------------------------------------------------------------------------------------
+#
+# The catalog by itself: `lakefeed catalog serve`. Owns its lifetime; no log, no writer, no data plane.
+#
+# Any number of these may stand before one PostgreSQL, and ingest nodes commit to them (`iceberg.uri`).
+
+
+async def run_catalog(config: Config, *, announce: Callable[[str], None]) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with serving_catalog(config) as url:
+        announce(url)
+        await stop.wait()
+        logger.info("stopping")
+    logger.info("stopped")
+    return 0
+
+
+@asynccontextmanager
+async def serving_catalog(config: Config) -> AsyncIterator[str]:
+    """Serve the catalog while the block runs, at the address that is given."""
+    auth = auth_from(load_tokens(config.auth))
+    if not auth.is_on and not is_loopback(config.server.host):
+        logger.warning("listening_without_authentication", extra={"host": config.server.host, "set": "auth.tokens"})
+    data_dir = make_data_dir(config)
+    storage = replace(config.storage, warehouse=warehouse_location(config, data_dir))
+    app = web.Application(middlewares=[asking_for_token(auth)])
+    app.router.add_get("/", _index)
+    for path in ("/health", "/health/ready", "/health/live"):
+        app.router.add_get(path, _health)
+    app.add_subapp("/v1", build_own_catalog(config, storage, data_dir))
+    limits = HttpLimits(
+        connections_max=config.ingest.http_connections_max,
+        unpacked_max_bytes=config.catalog.request_max_bytes,
+        shutdown_s=CONTROL_PLANE_SHUTDOWN_S,
+    )
+    with listen(config.server.host, config.server.http_port, setting="http_port") as listener:
+        async with serve_http(app, listener, limits=limits):
+            yield url_of("http", listener)
+
+
+async def _index(request: web.Request) -> web.Response:
+    del request
+    version = importlib.metadata.version("lakefeed")
+    return _json({"service": "lakefeed catalog", "version": version, "endpoints": ["/v1/config", "/health"]})
+
+
+async def _health(request: web.Request) -> web.Response:
+    """Answer: whoever can be reached serves, because the store is opened before the address is listened on."""
+    del request
+    return _json({"status": "ready"})
+
+
+def _json(document: object) -> web.Response:
+    return web.Response(body=orjson.dumps(document), content_type="application/json")

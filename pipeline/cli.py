@@ -11,11 +11,11 @@ import click
 
 # Name of a command -> where it stands.
 COMMANDS = {
-    "spark": ("pipeline.spark_commands", "spark"),
-    "mirror": ("pipeline.mirrors.commands", "mirror"),
-    "maintain": ("pipeline.maintenance.commands", "maintain"),
-    "consumers": ("pipeline.consumers.commands", "consumers"),
-    "backfill": ("pipeline.backfill.commands", "backfill"),
+    "spark": ("lakefeed.pipeline.spark.conf", "spark"),
+    "mirror": ("lakefeed.pipeline.mirrors.commands", "mirror"),
+    "maintain": ("lakefeed.pipeline.maintenance.commands", "maintain"),
+    "consumers": ("lakefeed.pipeline.consumers.commands", "consumers"),
+    "backfill": ("lakefeed.pipeline.backfill.commands", "backfill"),
 }
 
 

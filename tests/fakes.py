@@ -16,7 +16,7 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from writer.wal.files import Filesystem
+from lakefeed.writer.wal.directory import Filesystem
 
 # A test that forgets to open the gate fails, and does not hang.
 HELD_MAX_S = 20.0

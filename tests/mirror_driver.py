@@ -14,13 +14,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.config import CatalogConfig, SessionConfig
-from pipeline.logs import set_up_logging
-from pipeline.mirrors import follower, merging
-from pipeline.mirrors.runner import MirrorRun
-from pipeline.mirrors.settings import MirrorConfig, MirrorMode, TableMirror
-from pipeline.session import build_session
-from pipeline.tables import TableName
+from lakefeed.logs import set_up_logging
+from lakefeed.pipeline.mirrors import follower, merge
+from lakefeed.pipeline.mirrors.runner import MirrorRun
+from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode, TableMirror
+from lakefeed.pipeline.spark.session import CatalogConfig, SessionConfig, build_session
+from lakefeed.pipeline.spark.tables import TableName
 
 # Where a merge can be cut off: its tombstones are written and it is not; it is committed and not in the checkpoint.
 STEPS = ("before the merge", "behind the merge")
@@ -50,7 +49,7 @@ def main(order: dict[str, Any]) -> None:
     set_up_logging("info")
     countdown = order["countdown"]
     if order["step"] == STEPS[0]:
-        merging.commit_marked = killing(merging.commit_marked, before=True, countdown=countdown)
+        merge.commit_marked = killing(merge.commit_marked, before=True, countdown=countdown)
     else:
         follower.merge_changes = killing(follower.merge_changes, before=False, countdown=countdown)
     conf = {"spark.log.level": "ERROR", "spark.scheduler.mode": "FAIR"}

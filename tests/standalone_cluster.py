@@ -19,8 +19,7 @@ from pathlib import Path
 
 import pyspark
 
-from pipeline.runtime import find_java_home
-from pipeline.spark_versions import installed_version
+from lakefeed.pipeline.spark.runtime import find_java_home, installed_version
 from tests.service_process import free_ports
 
 SPARK_HOME = Path(pyspark.__file__).parent

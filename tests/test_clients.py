@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 from aiohttp import web
 
-from catalog.app import build_catalog
-from catalog.config import CatalogConfig, S3Settings, Warehouse
+from lakefeed.catalog.app import build_catalog
+from lakefeed.catalog.config import CatalogConfig, Warehouse
+from lakefeed.storage.config import S3Settings
 from tests.clients import open_duckdb, open_pyiceberg
 from tests.s3_server import S3Server
 from tests.serving import serve_in_thread

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ingest.config import section_types
+from lakefeed.ingest.config import section_types
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -1,16 +1,21 @@
 """Settings of the log, the writer and its storage. Owns defaults, units and their checks; reading files is ingest's.
 
 Each field's `why` is shown by `lakefeed config` and in docs/configuration.md, so it is written for an operator. Fields
-marked `per_table` can be said for single tables too: table_settings.py.
+marked `per_table` can be said for single tables too: rows/table_settings.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from writer.iceberg.terms import parse_partition_terms, parse_sort_terms
+from lakefeed.iceberg.terms import parse_partition_terms, parse_sort_terms
+from lakefeed.settings import check
+from lakefeed.storage.config import MIB
 
-MIB = 1024 * 1024
+# --- writer.config ----------------------------------------------------------------------------------------------------
+
+
 GIB = 1024 * MIB
 
 SYNC_MODES = ("always", "interval", "none")
@@ -23,16 +28,6 @@ PARQUET_COMPRESSIONS = ("zstd", "snappy", "lz4", "gzip", "none")
 # Flushes of full size that the memory for rows holds: of a slow table one under way and one that gathers, which is what
 # tables that do not get on may have of it (parking.STUCK_MAX_SHARE), and as much for the others.
 FLUSHES_IN_MEMORY = 4
-
-S3_CHECKSUMS = ("crc32", "md5", "none")
-# Google's and Azure's locations.
-CLOUD_SCHEMES = ("gs://", "abfss://", "abfs://")
-
-
-def check(condition: bool, message: str) -> None:
-    """Raise ValueError with `message` unless the setting is sound."""
-    if not condition:
-        raise ValueError(message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,58 +235,62 @@ class WriterConfig:
         parse_sort_terms(self.sort)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageConfig:
-    """Where data and metadata files live. Credentials left empty come from each cloud's usual chain."""
+# --- writer.iceberg.config --------------------------------------------------------------------------------------------
+#
+# Settings of the catalog that the writer commits to. Owns defaults, units and their checks.
+#
+# Each field's `why` is shown by `lakefeed config` and in docs/configuration.md, so it is written for an operator.
 
-    warehouse: str = field(
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IcebergConfig:
+    """An Iceberg REST catalog elsewhere; without a uri, the one that this service serves."""
+
+    uri: str = field(
         default="",
         metadata={
-            "why": "s3://bucket/path, gs://, abfss:// (see storage.md) or a local directory;"
-            " empty means `warehouse` inside the data directory"
+            "why": "REST catalog to commit to, before /v1; empty means the one served here, else that one is off"
         },
     )
-    part_bytes: int = field(
-        default=8 * MIB, metadata={"why": "part size of uploads in parts; larger objects than this use them"}
+    warehouse: str = field(default="", metadata={"why": "the catalog's name for the warehouse; some have only one"})
+    token: str = field(default="", repr=False, metadata={"why": "bearer token for the catalog at uri", "secret": True})
+    credential: str = field(
+        default="",
+        repr=False,
+        metadata={"why": "OAuth2 client, as `client-id:client-secret`; tokens are fetched and renewed", "secret": True},
+    )
+    oauth2_server_uri: str = field(
+        default="", metadata={"why": "where tokens are fetched; empty means the catalog's own v1/oauth/tokens"}
+    )
+    scope: str = field(
+        default="catalog", metadata={"why": "OAuth2 scope asked for; Polaris wants `PRINCIPAL_ROLE:ALL`; may be empty"}
+    )
+    headers: str = field(
+        default="",
+        repr=False,
+        metadata={"why": "further headers of every request, as `X-Realm: lake; X-Team: data`", "secret": True},
     )
     request_timeout_s: float = field(
-        default=60.0, metadata={"why": "one try of one storage request; a hung store must not hang us"}
-    )
-    s3_endpoint: str = field(default="", metadata={"why": "endpoint of R2, MinIO or SeaweedFS; empty means AWS"})
-    s3_region: str = field(
-        default="us-east-1", metadata={"why": "region that requests are signed for; R2 takes `auto`"}
-    )
-    s3_path_style: bool = field(
-        default=False, metadata={"why": "bucket in the path, not the host; most S3-alikes want it"}
-    )
-    s3_checksum: str = field(
-        default="crc32",
-        metadata={"why": f"of every body, compared by the store: {', '.join(S3_CHECKSUMS)}; md5 for S3-alikes of old"},
-    )
-    s3_profile: str = field(default="", metadata={"why": "profile of the AWS configuration files to take keys from"})
-    s3_access_key_id: str = field(default="", metadata={"why": "empty means the AWS credential chain"})
-    s3_secret_access_key: str = field(
-        default="", repr=False, metadata={"why": "empty means the AWS credential chain", "secret": True}
-    )
-    s3_session_token: str = field(
-        default="", repr=False, metadata={"why": "of temporary keys, which are then not renewed", "secret": True}
-    )
-    gcs_service_account: str = field(
-        default="", metadata={"why": "path of a key file; empty means Google's application default credentials"}
-    )
-    gcs_endpoint: str = field(default="", metadata={"why": "another endpoint than Google's, for private access"})
-    azure_account_key: str = field(
-        default="", repr=False, metadata={"why": "empty means AZURE_* in the environment, or identity", "secret": True}
-    )
-    azure_endpoint: str = field(
-        default="", metadata={"why": "another endpoint than https://ACCOUNT.blob.core.windows.net"}
+        default=30.0,
+        metadata={"why": "one request to the catalog; a commit without answer is looked up before a retry"},
     )
 
     def __post_init__(self) -> None:
-        check(self.part_bytes >= 5 * MIB, "part_bytes must be at least 5 MiB, the smallest part S3 takes")
+        for name in ("uri", "oauth2_server_uri"):
+            uri = getattr(self, name)
+            check(not uri or uri.startswith(("http://", "https://")), f"{name} must start with http:// or https://")
+        check(not (self.token and self.credential), "token and credential exclude each other")
+        client_id, colon, secret = self.credential.partition(":")
+        check(not self.credential or bool(client_id and colon and secret), "credential must be client-id:client-secret")
+        needs_uri = any((self.token, self.credential, self.warehouse, self.headers))
+        check(bool(self.uri) or not needs_uri, "uri must be set with token, credential, warehouse or headers")
         check(self.request_timeout_s > 0, "request_timeout_s must be positive")
-        check(self.s3_checksum in S3_CHECKSUMS, f"s3_checksum must be one of {', '.join(S3_CHECKSUMS)}")
-        check(
-            bool(self.s3_access_key_id) == bool(self.s3_secret_access_key),
-            "s3_access_key_id and s3_secret_access_key must be given together",
-        )
+        self.header_map()
+
+    def header_map(self) -> Mapping[str, str]:
+        """Read the further headers."""
+        parts = [part.strip() for part in self.headers.split(";") if part.strip()]
+        pairs = [part.partition(":") for part in parts]
+        # The value may be a secret, so that it is not shown.
+        check(all(colon and name.strip() for name, colon, _ in pairs), "headers must be `Name: value; Name: value`")
+        return {name.strip(): value.strip() for name, _, value in pairs}

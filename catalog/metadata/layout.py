@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from catalog.errors import ValidationFailed
-from catalog.fields import JsonObject, maybe_id, read_id, read_ints, read_object
-from catalog.metadata.documents import MAIN
-from catalog.metadata.draft import Draft
-from catalog.metadata.partitioning import (
+from lakefeed.catalog.errors import ValidationFailed
+from lakefeed.catalog.json_fields import JsonObject, maybe_id, read_id, read_ints, read_object
+from lakefeed.catalog.metadata.document import MAIN, Draft
+from lakefeed.catalog.metadata.partitioning import (
     check_order,
     check_order_fits,
     check_sequential_ids,
@@ -26,7 +25,7 @@ from catalog.metadata.partitioning import (
     same_order,
     same_spec,
 )
-from catalog.metadata.schemas import FieldInfo, check_schema, same_schema
+from lakefeed.catalog.metadata.schema import FieldInfo, check_schema, same_schema
 
 _LAST_ADDED = -1
 

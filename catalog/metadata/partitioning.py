@@ -6,9 +6,18 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from catalog.errors import BadRequest, ValidationFailed
-from catalog.fields import JsonObject, as_id, maybe_id, parse_count, read_id, read_list, read_objects, read_text
-from catalog.metadata.schemas import FieldInfo
+from lakefeed.catalog.errors import BadRequest, ValidationFailed
+from lakefeed.catalog.json_fields import (
+    JsonObject,
+    as_id,
+    maybe_id,
+    parse_count,
+    read_id,
+    read_list,
+    read_objects,
+    read_text,
+)
+from lakefeed.catalog.metadata.schema import FieldInfo
 
 # Partition field ids start here so that they never meet the field ids of the manifests' own columns.
 FIRST_PARTITION_FIELD_ID = 1000

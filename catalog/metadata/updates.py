@@ -11,10 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from catalog.errors import BadRequest, ValidationFailed
-from catalog.fields import (
+from lakefeed.catalog.errors import BadRequest, CommitFailed, ValidationFailed
+from lakefeed.catalog.json_fields import (
     JsonObject,
+    maybe_int,
+    maybe_object,
     maybe_text,
+    maybe_text_map,
+    parse_count,
     read_int,
     read_ints,
     read_object,
@@ -22,12 +26,29 @@ from catalog.fields import (
     read_text_map,
     read_texts,
 )
-from catalog.metadata import layout, snapshots
-from catalog.metadata.append_only import check_append_only
-from catalog.metadata.documents import LATEST_FORMAT_VERSION, MAIN, ROW_LINEAGE_VERSION, add_version_fields, no_snapshot
-from catalog.metadata.draft import Draft
-from catalog.metadata.properties import DELETE_AFTER_COMMIT, FORMAT_VERSION, is_true, previous_versions_max
-from catalog.metadata.uuids import check_uuid
+from lakefeed.catalog.metadata import layout, snapshots
+from lakefeed.catalog.metadata.document import (
+    DEFAULT_FORMAT_VERSION,
+    DEFAULT_PROPERTIES,
+    DELETE_AFTER_COMMIT,
+    FORMAT_VERSION,
+    LATEST_FORMAT_VERSION,
+    MAIN,
+    ROW_LINEAGE_VERSION,
+    Draft,
+    add_version_fields,
+    check_uuid,
+    empty_document,
+    is_true,
+    no_snapshot,
+    previous_versions_max,
+)
+from lakefeed.catalog.metadata.partitioning import check_order, check_spec, rewrite_sources
+from lakefeed.catalog.metadata.schema import assign_fresh_ids, check_schema
+from lakefeed.catalog.metadata.snapshots import check_append_only
+
+# --- catalog.metadata.updates -----------------------------------------------------------------------------------------
+
 
 Update = JsonObject
 
@@ -200,3 +221,225 @@ _ACTIONS: dict[str, Callable[[Draft, Update], None]] = {
     "add-encryption-key": _add_encryption_key,
     "remove-encryption-key": _remove_encryption_key,
 }
+
+
+# --- catalog.metadata.requirements ------------------------------------------------------------------------------------
+#
+# What a commit requires of the table it changes. Owns the kinds, their fields and Iceberg's exact messages.
+#
+# Checking raises CommitFailed (409) and nothing else, so that clients plan again on fresh metadata.
+
+
+ASSERT_CREATE = "assert-create"
+
+Requirement = JsonObject
+_Base = Mapping[str, Any]
+
+
+def parse_requirements(requirements: list[JsonObject]) -> list[Requirement]:
+    """Check that every requirement is of a known kind and has the fields of its kind.
+
+    Raises: BadRequest.
+    """
+    for requirement in requirements:
+        kind = read_text(requirement, "type")
+        if kind != ASSERT_CREATE and kind not in _CHECKS:
+            raise BadRequest(f"Cannot parse update requirement, unknown type: {kind}")
+        _READERS[kind](requirement)
+    if len(requirements) > 1 and is_create(requirements):
+        raise BadRequest("Invalid create requirements: assert-create must stand alone")
+    return requirements
+
+
+def is_create(requirements: list[Requirement]) -> bool:
+    """Tell whether these are the requirements of a commit that creates its table."""
+    return any(requirement["type"] == ASSERT_CREATE for requirement in requirements)
+
+
+def check_requirements(requirements: list[Requirement], base: Mapping[str, Any]) -> None:
+    """Check every requirement against the table as it is.
+
+    Raises: CommitFailed.
+    """
+    for requirement in requirements:
+        if requirement["type"] == ASSERT_CREATE:
+            raise CommitFailed("Requirement failed: table already exists")
+        _CHECKS[requirement["type"]](requirement, base)
+
+
+def _check_uuid(requirement: Requirement, base: _Base) -> None:
+    found = base.get("table-uuid")
+    if str(found).lower() != requirement["uuid"].lower():
+        raise CommitFailed(f"Requirement failed: UUID does not match: expected {found} != {requirement['uuid']}")
+
+
+def _check_ref(requirement: Requirement, base: _Base) -> None:
+    name, expected = requirement["ref"], requirement.get("snapshot-id")
+    ref = base["refs"].get(name)
+    if ref is None:
+        if expected is not None:
+            raise CommitFailed(f"Requirement failed: branch or tag {name} is missing, expected {expected}")
+        return
+    if expected is None:
+        raise CommitFailed(f"Requirement failed: {ref['type']} {name} was created concurrently")
+    if expected != ref["snapshot-id"]:
+        raise CommitFailed(
+            f"Requirement failed: {ref['type']} {name} has changed: expected id {expected} != {ref['snapshot-id']}"
+        )
+
+
+def _check_equal(field: str, base_field: str, what: str) -> Callable[[Requirement, _Base], None]:
+    def check(requirement: Requirement, base: _Base) -> None:
+        expected, found = requirement[field], base[base_field]
+        if expected != found:
+            raise CommitFailed(f"Requirement failed: {what} changed: expected id {expected} != {found}")
+
+    return check
+
+
+def _read_ref(requirement: Requirement) -> None:
+    read_text(requirement, "ref")
+    maybe_int(requirement, "snapshot-id")
+
+
+# kind -> (field of the requirement, field of the document, words of the message)
+_EQUALITIES = {
+    "assert-last-assigned-field-id": ("last-assigned-field-id", "last-column-id", "last assigned field id"),
+    "assert-current-schema-id": ("current-schema-id", "current-schema-id", "current schema"),
+    "assert-last-assigned-partition-id": (
+        "last-assigned-partition-id",
+        "last-partition-id",
+        "last assigned partition id",
+    ),
+    "assert-default-spec-id": ("default-spec-id", "default-spec-id", "default partition spec"),
+    "assert-default-sort-order-id": ("default-sort-order-id", "default-sort-order-id", "default sort order"),
+}
+
+_CHECKS: dict[str, Callable[[Requirement, _Base], None]] = {
+    "assert-table-uuid": _check_uuid,
+    "assert-ref-snapshot-id": _check_ref,
+    **{kind: _check_equal(*facts) for kind, facts in _EQUALITIES.items()},
+}
+
+
+def _reader_of(field: str) -> Callable[[Requirement], object]:
+    return lambda requirement: read_int(requirement, field)
+
+
+_READERS: dict[str, Callable[[Requirement], object]] = {
+    ASSERT_CREATE: lambda _requirement: None,
+    "assert-table-uuid": lambda requirement: read_text(requirement, "uuid"),
+    "assert-ref-snapshot-id": _read_ref,
+    **{kind: _reader_of(facts[0]) for kind, facts in _EQUALITIES.items()},
+}
+
+
+# --- catalog.metadata.create ------------------------------------------------------------------------------------------
+#
+# New tables: from a create request, or from the updates of a commit that creates its table, to a document.
+#
+# A create request becomes the same updates that a client would commit, so both ways meet in one place. The difference:
+# a request carries placeholder field ids, which are replaced here; a commit carries ids that were assigned before.
+
+
+_UNPARTITIONED: JsonObject = {"spec-id": 0, "fields": []}
+_UNSORTED: JsonObject = {"order-id": 0, "fields": []}
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRequest:
+    """A new table as its client describes it."""
+
+    schema: JsonObject
+    spec: JsonObject
+    order: JsonObject
+    location: str | None
+    properties: dict[str, str]
+    format_version: int
+
+
+def parse_create(document: JsonObject) -> CreateRequest:
+    """Read the body of a create, beside its name.
+
+    Raises: BadRequest, ValidationFailed.
+    """
+    properties = maybe_text_map(document, "properties")
+    request = CreateRequest(
+        schema=read_object(document, "schema"),
+        spec=maybe_object(document, "partition-spec") or _UNPARTITIONED,
+        order=maybe_object(document, "write-order") or _UNSORTED,
+        location=maybe_text(document, "location"),
+        format_version=_format_version(properties.pop(FORMAT_VERSION, None)),
+        properties=properties,
+    )
+    check_schema(request.schema, request.format_version)
+    check_spec(request.spec)
+    check_order(request.order)
+    return request
+
+
+def plan_create(request: CreateRequest, *, location: str, table_uuid: str) -> list[Update]:
+    """Turn a create request into updates, with fresh field ids everywhere."""
+    schema, fresh = assign_fresh_ids(request.schema)
+    spec, order = rewrite_sources(request.spec, fresh), rewrite_sources(request.order, fresh)
+    # A new table's partition fields are numbered here too, whatever placeholders were sent.
+    spec["fields"] = [{key: value for key, value in field.items() if key != "field-id"} for field in spec["fields"]]
+    return [
+        {"action": "assign-uuid", "uuid": table_uuid},
+        {"action": "upgrade-format-version", "format-version": request.format_version},
+        {"action": "add-schema", "schema": schema},
+        {"action": "set-current-schema", "schema-id": -1},
+        {"action": "add-spec", "spec": spec},
+        {"action": "set-default-spec", "spec-id": -1},
+        {"action": "add-sort-order", "sort-order": order},
+        {"action": "set-default-sort-order", "sort-order-id": -1},
+        {"action": "set-location", "location": location},
+        {"action": "set-properties", "updates": request.properties},
+    ]
+
+
+def create_document(updates: list[Update], *, default_uuid: str, default_location: str, now_ms: int) -> JsonObject:
+    """Apply the updates of a create to nothing, and fill in what they leave open.
+
+    Raises: BadRequest, ValidationFailed.
+    """
+    draft = Draft(empty_document(_first_format_version(updates)), now_ms=now_ms)
+    apply_to_draft(draft, updates)
+    if draft.document["current-schema-id"] < 0:
+        raise ValidationFailed("Cannot create a table without a current schema")
+    apply_to_draft(draft, _plan_rest(draft.document, default_uuid, default_location))
+    return finish(draft)
+
+
+def _plan_rest(document: JsonObject, default_uuid: str, default_location: str) -> list[Update]:
+    rest: list[Update] = []
+    if "table-uuid" not in document:
+        rest.append({"action": "assign-uuid", "uuid": default_uuid})
+    if "location" not in document:
+        rest.append({"action": "set-location", "location": default_location})
+    if document["default-spec-id"] < 0:
+        rest.append({"action": "add-spec", "spec": _UNPARTITIONED})
+        rest.append({"action": "set-default-spec", "spec-id": -1})
+    if document["default-sort-order-id"] < 0:
+        rest.append({"action": "add-sort-order", "sort-order": _UNSORTED})
+        rest.append({"action": "set-default-sort-order", "sort-order-id": -1})
+    rest.append({"action": "set-properties", "updates": {**DEFAULT_PROPERTIES, **document["properties"]}})
+    return rest
+
+
+def _first_format_version(updates: list[Update]) -> int:
+    """Start at the version the client asks for, so that schemas are checked against it wherever it stands."""
+    asked = [update.get("format-version") for update in updates if update["action"] == "upgrade-format-version"]
+    return _format_version(asked[0]) if asked else DEFAULT_FORMAT_VERSION
+
+
+def _format_version(value: Any) -> int:
+    if value is None:
+        return DEFAULT_FORMAT_VERSION
+    text = str(value)
+    version = None if isinstance(value, bool) else parse_count(text)
+    if version is None:
+        raise BadRequest(f"Invalid format version: {text:.100}")
+    if not 1 <= version <= LATEST_FORMAT_VERSION:
+        raise ValidationFailed(f"Unsupported format version: v{version}")
+    return version

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from catalog.errors import BadRequest, CommitFailed, IllegalArgument, ValidationFailed
-from catalog.fields import (
+from lakefeed.catalog.errors import BadRequest, CommitFailed, IllegalArgument, ValidationFailed
+from lakefeed.catalog.json_fields import (
     JsonObject,
     maybe_text,
     maybe_text_map,
@@ -26,11 +26,8 @@ from catalog.fields import (
     read_text_map,
     read_texts,
 )
-from catalog.metadata.documents import LATEST_FORMAT_VERSION
-from catalog.metadata.draft import Draft
-from catalog.metadata.properties import is_true
-from catalog.metadata.schemas import check_schema, same_schema
-from catalog.metadata.uuids import check_uuid
+from lakefeed.catalog.metadata.document import LATEST_FORMAT_VERSION, Draft, check_uuid, is_true
+from lakefeed.catalog.metadata.schema import check_schema, same_schema
 
 VIEW_FORMAT_VERSION = 1
 HISTORY_SIZE = "version.history.num-entries"

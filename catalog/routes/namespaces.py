@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from catalog.fields import maybe_text_map, maybe_texts
-from catalog.names import namespace_from_json
-from catalog.namespaces import PropertiesChange, summarise_change
-from catalog.routes.requests import (
+from lakefeed.catalog.errors import NoSuchFunction
+from lakefeed.catalog.json_fields import maybe_text_map, maybe_texts
+from lakefeed.catalog.names import check_name, dotted, namespace_from_json
+from lakefeed.catalog.routes.http import (
+    Route,
     json_answer,
     no_content,
     page_answer,
     path_namespace,
+    path_part,
     query_page,
     read_json,
     retell_nothing,
+    services,
 )
-from catalog.routes.routing import Route, services
-from catalog.store.claims import Outcome
+from lakefeed.catalog.service.views import PropertiesChange, summarise_change
+from lakefeed.catalog.store.protocol import Outcome
+
+# --- catalog.routes.namespaces ----------------------------------------------------------------------------------------
 
 
 async def list_namespaces(request: web.Request) -> web.Response:
@@ -89,4 +94,32 @@ ROUTES = (
     Route("HEAD", "namespaces/{namespace}", namespace_exists),
     Route("DELETE", "namespaces/{namespace}", drop_namespace, retell_nothing),
     Route("POST", "namespaces/{namespace}/properties", update_properties, retell_update),
+)
+
+
+# --- catalog.routes.functions -----------------------------------------------------------------------------------------
+#
+# The function resource. The specification has no operation that makes a function, so every namespace has none.
+
+
+async def list_functions(request: web.Request) -> web.Response:
+    """List the functions of a namespace that exists: none."""
+    context = services(request)
+    query_page(request, context.config)
+    await context.namespaces.load(path_namespace(request))
+    return json_answer({"identifiers": [], "next-page-token": None})
+
+
+async def load_function(request: web.Request) -> web.Response:
+    """Answer that there is no such function."""
+    namespace = path_namespace(request)
+    name = check_name(path_part(request, "function"), "function name")
+    raise NoSuchFunction(f"Function does not exist: {dotted(namespace)}.{name}")
+
+
+_FUNCTIONS = "namespaces/{namespace}/functions"
+
+FUNCTIONS_ROUTES = (
+    Route("GET", _FUNCTIONS, list_functions),
+    Route("GET", f"{_FUNCTIONS}/{{function}}", load_function),
 )

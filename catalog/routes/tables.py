@@ -4,32 +4,35 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from catalog.answers import ALL, REFS, Key
-from catalog.errors import BadRequest
-from catalog.fields import JsonObject, maybe_bool, read_object, read_objects, read_text
-from catalog.metadata.create import parse_create
-from catalog.metadata.requirements import parse_requirements
-from catalog.metadata.updates import parse_updates
-from catalog.metadata_files import StoredMetadata
-from catalog.names import TableId, check_name, table_from_json
-from catalog.routes.requests import (
+from lakefeed.catalog.errors import BadRequest
+from lakefeed.catalog.json_fields import JsonObject, maybe_bool, read_object, read_objects, read_text
+from lakefeed.catalog.metadata.updates import parse_create, parse_requirements, parse_updates
+from lakefeed.catalog.names import TableId, check_name, table_from_json
+from lakefeed.catalog.planning.tasks import parse_plan_request
+from lakefeed.catalog.routes.http import (
     MINIMAL,
+    Route,
     accepts_gzip,
     json_answer,
     no_content,
     page_answer,
     path_namespace,
     path_table,
+    prefers,
     query_bool,
     query_page,
     read_body,
     read_json,
     retell_nothing,
+    services,
     wants_minimal,
 )
-from catalog.routes.routing import Route, services
-from catalog.store.claims import Outcome
-from catalog.tables import Commit
+from lakefeed.catalog.service.metadata_cache import ALL, REFS, Key, StoredMetadata
+from lakefeed.catalog.service.tables import Commit
+from lakefeed.catalog.store.protocol import Outcome
+
+# --- catalog.routes.tables --------------------------------------------------------------------------------------------
+
 
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -190,4 +193,88 @@ ROUTES = (
     Route("POST", f"{_TABLE}/unregister", unregister_table, retell_unregister),
     Route("POST", "namespaces/{namespace}/register", register_table, retell_named),
     Route("POST", "tables/rename", rename_table, retell_nothing),
+)
+
+
+# --- catalog.routes.transactions --------------------------------------------------------------------------------------
+#
+# The transaction resource: one request that commits to several tables.
+
+
+# Each holds its turn while the others wait for theirs; far beyond what a source changes in one transaction.
+TABLES_MAX = 1_000
+
+
+async def commit_transaction(request: web.Request) -> web.Response:
+    """Commit to all tables named, or to none."""
+    await services(request).transactions.commit(parse_changes(await read_json(request)))
+    return no_content()
+
+
+def parse_changes(body: JsonObject) -> dict[TableId, Commit]:
+    """Read the commits of a transaction by table.
+
+    Raises: BadRequest.
+    """
+    changes = read_objects(body, "table-changes")
+    if not 0 < len(changes) <= TABLES_MAX:
+        raise BadRequest(f"Invalid table-changes: expected 1 to {TABLES_MAX} tables")
+    commits: dict[TableId, Commit] = {}
+    for change in changes:
+        table = table_from_json(read_object(change, "identifier"))
+        if table in commits:
+            raise BadRequest(f"Invalid table-changes: table is named twice: {table}")
+        commits[table] = parse_commit(change)
+    return commits
+
+
+TRANSACTIONS_ROUTES = (Route("POST", "transactions/commit", commit_transaction, retell_nothing),)
+
+
+# --- catalog.routes.planning ------------------------------------------------------------------------------------------
+#
+# The plan resource: a scan that is planned here, and the pages of its tasks. Owns headers, not plans.
+
+
+# RFC 7240, section 4.1: the client would rather have the plan's id at once and ask again.
+RESPOND_ASYNC = "respond-async"
+
+
+async def plan_scan(request: web.Request) -> web.Response:
+    """Plan a scan. The specification has no word for planning without waiting, so HTTP's own is heeded."""
+    context, body = services(request), await read_json(request)
+    wait_s = 0.0 if prefers(request, RESPOND_ASYNC) else context.config.plan_wait_s
+    return _answer(await context.planner.plan(path_table(request), parse_plan_request(body), wait_s=wait_s))
+
+
+async def fetch_plan(request: web.Request) -> web.Response:
+    """Tell what has become of a plan."""
+    return _answer(await services(request).planner.fetch(path_table(request), request.match_info["plan_id"]))
+
+
+async def cancel_plan(request: web.Request) -> web.Response:
+    """Give up a plan."""
+    await services(request).planner.cancel(path_table(request), request.match_info["plan_id"])
+    return no_content()
+
+
+async def fetch_tasks(request: web.Request) -> web.Response:
+    """Fetch one page of a plan's tasks."""
+    plan_task = read_text(await read_json(request), "plan-task")
+    return _answer(await services(request).planner.fetch_tasks(path_table(request), plan_task))
+
+
+def _answer(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json")
+
+
+_PLANNING_TABLE = "namespaces/{namespace}/tables/{table}"
+_PLAN = f"{_PLANNING_TABLE}/plan/{{plan-id}}"
+
+# A plan changes nothing that lasts, so none of these has to heed an idempotency key.
+PLANNING_ROUTES = (
+    Route("POST", f"{_PLANNING_TABLE}/plan", plan_scan),
+    Route("GET", _PLAN, fetch_plan),
+    Route("DELETE", _PLAN, cancel_plan),
+    Route("POST", f"{_PLANNING_TABLE}/tasks", fetch_tasks),
 )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import orjson
 from aiohttp import web
 
-from catalog.errors import BadRequest
-from catalog.fields import JsonObject, read_object, read_objects, read_text
-from catalog.metadata.views import parse_create_view, parse_view_requirements, parse_view_updates
-from catalog.metadata_files import StoredMetadata
-from catalog.names import ViewId, check_name, view_from_json, view_from_path
-from catalog.routes.requests import (
+from lakefeed.catalog.errors import BadRequest
+from lakefeed.catalog.json_fields import JsonObject, read_object, read_objects, read_text
+from lakefeed.catalog.metadata.views import parse_create_view, parse_view_requirements, parse_view_updates
+from lakefeed.catalog.names import ViewId, check_name, view_from_json, view_from_path
+from lakefeed.catalog.routes.http import (
+    Route,
     no_content,
     page_answer,
     path_namespace,
@@ -18,10 +18,11 @@ from catalog.routes.requests import (
     query_page,
     read_json,
     retell_nothing,
+    services,
 )
-from catalog.routes.routing import Route, services
-from catalog.store.claims import Outcome
-from catalog.views import ViewCommit
+from lakefeed.catalog.service.metadata_cache import StoredMetadata
+from lakefeed.catalog.service.views import ViewCommit
+from lakefeed.catalog.store.protocol import Outcome
 
 
 async def list_views(request: web.Request) -> web.Response:

@@ -9,11 +9,22 @@ import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
-from catalog.errors import AlreadyExists, NamespaceNotEmpty, NoSuchNamespace
-from catalog.names import EntryId, Namespace, TableId, ViewId, dotted
-from catalog.pointers import Pointer
-from catalog.store.claims import Claim, Outcome, Remembered, current_claim, outcome_at
-from catalog.store.protocol import Contents, Move, check_empty, do_first, key_taken, name_is_taken, no_such_entry
+from lakefeed.catalog.errors import AlreadyExists, NamespaceNotEmpty, NoSuchNamespace
+from lakefeed.catalog.names import EntryId, Namespace, Pointer, TableId, ViewId, dotted
+from lakefeed.catalog.store.protocol import (
+    Claim,
+    Contents,
+    Move,
+    Outcome,
+    Remembered,
+    check_empty,
+    current_claim,
+    do_first,
+    key_taken,
+    name_is_taken,
+    no_such_entry,
+    outcome_at,
+)
 
 _Entry = TypeVar("_Entry", bound=EntryId)
 

@@ -20,26 +20,30 @@ from typing import Any, Literal
 
 import msgspec
 
-from ingest.debezium import forms, images
-from ingest.debezium import headers as own
-from ingest.debezium.config import DebeziumConfig, TableKeys
-from ingest.debezium.errors import DebeziumMalformed
-from ingest.debezium.events import (
+from lakefeed.contract.changes import INT64_MAX, TIMESTAMP_MAX_MS, TIMESTAMP_MIN_MS
+from lakefeed.ingest.debezium import forms as own
+from lakefeed.ingest.debezium import values
+from lakefeed.ingest.debezium.events import (
     NO_IMAGE,
     NULL,
     Change,
+    DebeziumConfig,
     DebeziumEvent,
+    DebeziumMalformed,
     Heartbeat,
     Ignored,
     Origin,
     SourceOperation,
+    TableKeys,
     TransactionMark,
     TransactionStatus,
 )
-from ingest.debezium.forms import Written
-from ingest.debezium.images import Image, row_id_of
-from ingest.debezium.schemas import split_schema
-from writer.envelope import ADMISSION_HEADROOM_FRAMES, INT64_MAX, TIMESTAMP_MAX_MS, TIMESTAMP_MIN_MS, Sequence
+from lakefeed.ingest.debezium.forms import Written
+from lakefeed.ingest.debezium.values import Image, row_id_of, split_schema
+from lakefeed.writer.wire.json_batch import ADMISSION_HEADROOM_FRAMES, Sequence
+
+# --- ingest.debezium.envelope -----------------------------------------------------------------------------------------
+
 
 NAME_MAX_CHARS = 255
 
@@ -105,21 +109,21 @@ def _read_event(
     payload, schema = split_schema(json, place)
     if payload == NULL:
         return Ignored("tombstone")
-    fields = images.decode_object(payload, place)
-    if forms.is_cloud_event(fields):
-        return _change_of(forms.read_cloud_event(fields, place), headers, config)
-    if forms.is_envelope(fields):
-        return _change_of(forms.read_envelope(fields, schema, place), headers, config)
+    fields = values.decode_object(payload, place)
+    if own.is_cloud_event(fields):
+        return _change_of(own.read_cloud_event(fields, place), headers, config)
+    if own.is_envelope(fields):
+        return _change_of(own.read_envelope(fields, schema, place), headers, config)
     header_fields = own.unwrapped_fields(headers)
-    if forms.is_unwrapped(fields, header_fields):
-        return _change_of(forms.read_unwrapped(fields, schema, place, header_fields=header_fields), headers, config)
+    if own.is_unwrapped(fields, header_fields):
+        return _change_of(own.read_unwrapped(fields, schema, place, header_fields=header_fields), headers, config)
     return _markless(fields, payload, place)
 
 
 def _markless(fields: Mapping[str, msgspec.Raw], payload: msgspec.Raw, place: str) -> DebeziumEvent:
     """Read an event that is no change."""
     if fields and fields.keys() <= _HEARTBEAT:
-        return Heartbeat(_as_timestamp_ms(forms.plain(fields.get("ts_ms"))))
+        return Heartbeat(_as_timestamp_ms(own.plain(fields.get("ts_ms"))))
     if fields.keys() >= {"status", "id"} and fields.keys() <= _MARK:
         return _mark_of(_decode_mark(payload), place)
     if _SCHEMA_CHANGE in fields:
@@ -200,7 +204,7 @@ def _change_of(written: Written, headers: Mapping[str, str], config: DebeziumCon
             untrustedBefore=_untrusted(written, key_columns, keys),
         ),
         origin=origin,
-        transaction=_transaction_of(forms.plain(written.transaction.get("id")), f"{written.place}.transaction.id"),
+        transaction=_transaction_of(own.plain(written.transaction.get("id")), f"{written.place}.transaction.id"),
         moved_from=moved_from,
         moved_to=moved_to,
     )
@@ -215,7 +219,7 @@ def _untrusted(written: Written, key_columns: Collection[str], keys: TableKeys) 
 def _image(
     written: Written, name: Literal["before", "after"], config: DebeziumConfig, *, trusted: Collection[str] | None
 ) -> Image:
-    return images.read_image(
+    return values.read_image(
         written.before if name == "before" else written.after,
         place=f"{written.place}.{name}",
         unavailable_value=config.unavailable_value,
@@ -232,7 +236,7 @@ def _check_rows(operation: SourceOperation, written: Written) -> None:
 
 
 def _origin_of(written: Written) -> Origin:
-    source = {name: forms.plain(written.source.get(name)) for name in _ORIGIN_FIELDS}
+    source = {name: own.plain(written.source.get(name)) for name in _ORIGIN_FIELDS}
     for name in ("connector", "name", "db", "schema", "table"):
         if not isinstance(source[name], str | None):
             raise DebeziumMalformed(f"{written.place}.source.{name}", "expected text")
@@ -281,10 +285,10 @@ def _table_of(operation: SourceOperation, origin: Origin, config: DebeziumConfig
 def _timestamp_ms_of(written: Written) -> int:
     """Tell when the change was committed; 0, the time of receipt, if nobody says."""
     for name, per_ms in (("ts_us", 1_000), ("ts_ms", 1), ("ts_ns", 1_000_000)):
-        ticks = _as_integer(forms.plain(written.source.get(name)))
+        ticks = _as_integer(own.plain(written.source.get(name)))
         if ticks is not None:
             return _as_timestamp_ms(ticks // per_ms)
-    return _as_timestamp_ms(forms.plain(written.timestamp_ms))
+    return _as_timestamp_ms(own.plain(written.timestamp_ms))
 
 
 def _as_timestamp_ms(value: Any) -> int:

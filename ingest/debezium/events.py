@@ -11,11 +11,16 @@ Operations beyond the wire's three:
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import msgspec
+
+from lakefeed.ingest.errors import IngestError
+
+# --- ingest.debezium.events -------------------------------------------------------------------------------------------
+
 
 NO_IMAGE = msgspec.Raw()
 NULL = msgspec.Raw(b"null")
@@ -111,3 +116,62 @@ class Ignored:
 
 
 DebeziumEvent: TypeAlias = Change | TransactionMark | Heartbeat | Ignored
+
+
+# --- ingest.debezium.errors -------------------------------------------------------------------------------------------
+#
+# The one error that reading Debezium's requests raises.
+
+
+class DebeziumMalformed(IngestError):
+    """A request is not what Debezium sends: refuse it whole. Names the place and the rule, never a value."""
+
+    def __init__(self, place: str, rule: str) -> None:
+        super().__init__(f"{place}: {rule}")
+        self.place = place
+        self.rule = rule
+
+
+# --- ingest.debezium.config -------------------------------------------------------------------------------------------
+#
+# What Debezium does not say about its tables and has to be told: their keys, and what a before-image is worth.
+
+
+UNAVAILABLE_VALUE = "__debezium_unavailable_value"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableKeys:
+    """How the rows of a table are told apart.
+
+    `columns` are those of the replica identity: the primary key by default, the columns of the index where a table has
+    REPLICA IDENTITY USING INDEX (there the primary key arrives as zeros). With `replica_identity_full` every column of
+    a before-image is real; without it only these columns are, because Debezium fills the others with nulls, zeros,
+    empty text or column defaults.
+    """
+
+    columns: tuple[str, ...] = ()
+    replica_identity_full: bool = False
+
+
+def _no_keys(_: str) -> tuple[str, ...]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DebeziumConfig:
+    """Settings of one Debezium source. Tables are named as the source does: `schema.table`."""
+
+    tables: Mapping[str, TableKeys] = field(default_factory=dict)
+    other_tables: TableKeys = TableKeys()
+    # The key columns that were declared of a table, for those of which the settings above name none.
+    declared_keys: Callable[[str], tuple[str, ...]] = _no_keys
+    # The connector's unavailable.value.placeholder.
+    unavailable_value: str = UNAVAILABLE_VALUE
+    # Logical decoding messages belong to no table of the source: they are changes of this one.
+    messages_table: str = "debezium_messages"
+
+    def keys_of(self, table: str) -> TableKeys:
+        """Give the keys of a source table."""
+        known = self.tables.get(table, self.other_tables)
+        return known if known.columns else replace(known, columns=self.declared_keys(table))

@@ -46,7 +46,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from ingest.debezium.events import Change, DebeziumEvent, SourceOperation, TransactionMark, TransactionStatus
+from lakefeed.ingest.debezium.events import Change, DebeziumEvent, SourceOperation, TransactionMark, TransactionStatus
 
 Key: TypeAlias = tuple[int, int]
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ingest.debezium.events import Change, DebeziumEvent, TransactionMark, TransactionStatus
+from lakefeed.ingest.debezium.events import Change, DebeziumEvent, TransactionMark, TransactionStatus
 
 # Transactions that are remembered: the open one, and those that were left open. Each kill leaves one at most.
 OPEN_MAX = 16

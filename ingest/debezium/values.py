@@ -16,16 +16,122 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import date
 from decimal import Decimal
-from functools import partial
-from typing import NamedTuple, TypeAlias
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from ingest.debezium import times
-from ingest.debezium.events import NULL
-from ingest.debezium.times import MICROS, MILLIS, NANOS, Time
+from lakefeed.ingest.debezium.events import NO_IMAGE, NULL, DebeziumMalformed
+
+# --- ingest.debezium.times --------------------------------------------------------------------------------------------
+#
+# Dates and times from the numbers Debezium sends. Owns their text, and which numbers are no time at all.
+#
+# Days and ticks count from 1970-01-01 in the proleptic Gregorian calendar, as PostgreSQL and Java do.
+#
+#     years 1 to 9999                2026-11-16, 05:28:00.123, 2026-11-16T05:28:00.123456    regular
+#     other years PostgreSQL knows   -0043-03-15 (44 BC), +12026-01-01                       irregular
+#     overflowed infinities          infinity, -infinity                                     irregular
+#     any other number               its digits                                              irregular
+#
+# PostgreSQL's infinite dates and timestamps arrive as numbers that overflowed on their way. The ones below were seen;
+# none of them is a moment that PostgreSQL can hold, so no real value is mistaken for one.
+
+
+MILLIS = 1_000
+MICROS = 1_000_000
+NANOS = 1_000_000_000
+
+_DAY_S = 86_400
+_EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
+_CYCLE_YEARS = 400
+_CYCLE_DAYS = 146_097
+
+_REGULAR_YEAR_MIN = 1
+_REGULAR_YEAR_MAX = 9999
+# 4713 BC is PostgreSQL's first year; microseconds in 64 bits end early in the year after the last one here.
+_YEAR_MIN = -4712
+_YEAR_MAX = 294_246
+
+# Streamed dates wrap at 32 bits, those of a snapshot are the timestamp's infinity in days, cut to 32 bits.
+_INFINITE_DAYS = {-2_147_472_692: "infinity", -622_191_234: "infinity", -2_147_472_691: "-infinity"}
+_INFINITE_MILLIS = {9_223_372_036_825_200: "infinity", -9_223_372_036_832_400: "-infinity"}
+# The same as Debezium writes them in its text modes.
+_INFINITE_TEXTS = {
+    "-5877611-06-21": "infinity",
+    "+292278994-08-16": "infinity",
+    "-5877611-06-22": "-infinity",
+    "+294247-01-10T04:00:25.2": "infinity",
+    "-290308-12-21T19:59:27.6": "-infinity",
+}
+
+
+class Time(NamedTuple):
+    """A date or time as text; a regular one is exactly what its type promises."""
+
+    text: str
+    regular: bool
+
+
+def date_of(days: int) -> Time:
+    """Write a date."""
+    if days in _INFINITE_DAYS:
+        return Time(_INFINITE_DAYS[days], regular=False)
+    return _day_text(days) or Time(str(days), regular=False)
+
+
+def timestamp_of(ticks: int, per_second: int) -> Time:
+    """Write a timestamp without a zone."""
+    millis = ticks * MILLIS // per_second
+    if millis in _INFINITE_MILLIS and ticks * MILLIS == millis * per_second:
+        return Time(_INFINITE_MILLIS[millis], regular=False)
+    days, rest = divmod(ticks, _DAY_S * per_second)
+    day = _day_text(days)
+    if day is None:
+        return Time(str(ticks), regular=False)
+    return Time(f"{day.text}T{_clock_text(rest, per_second)}", day.regular)
+
+
+def time_of(ticks: int, per_second: int) -> Time:
+    """Write a time of day. A length that is none, such as 24:00:00 or MySQL's -01:00:00, is irregular."""
+    regular = 0 <= ticks < _DAY_S * per_second
+    sign = "-" if ticks < 0 else ""
+    return Time(sign + _clock_text(abs(ticks), per_second), regular)
+
+
+def without_zone(text: str, is_regular: Callable[[str], object]) -> Time:
+    """Take off the Z that ISO mode puts behind values that have no zone."""
+    local = text.removesuffix("Z")
+    if local in _INFINITE_TEXTS:
+        return Time(_INFINITE_TEXTS[local], regular=False)
+    return Time(local, bool(is_regular(local)))
+
+
+def _day_text(days: int) -> Time | None:
+    cycle, rest = divmod(days + _EPOCH_ORDINAL - 1, _CYCLE_DAYS)
+    day = date.fromordinal(rest + 1)
+    year = day.year + cycle * _CYCLE_YEARS
+    if not _YEAR_MIN <= year <= _YEAR_MAX:
+        return None
+    sign = "-" if year < 0 else "+" if year > _REGULAR_YEAR_MAX else ""
+    regular = _REGULAR_YEAR_MIN <= year <= _REGULAR_YEAR_MAX
+    return Time(f"{sign}{abs(year):04}-{day.month:02}-{day.day:02}", regular)
+
+
+def _clock_text(ticks: int, per_second: int) -> str:
+    seconds, fraction = divmod(ticks, per_second)
+    minutes, second = divmod(seconds, 60)
+    hour, minute = divmod(minutes, 60)
+    digits = f"{fraction + per_second}"[1:].rstrip("0")
+    return f"{hour:02}:{minute:02}:{second:02}{'.' if digits else ''}{digits}"
+
+
+# --- ingest.debezium.values -------------------------------------------------------------------------------------------
+
 
 # PostgreSQL's longest numeric has 147455 digits, which is less than this.
 DECIMAL_MAX_BYTES = 64 * 1024
@@ -144,7 +250,7 @@ def _read_time(value: bytes, write: Callable[[int], Time]) -> Reading:
 
 
 def _read_local(value: bytes, pattern: re.Pattern[str]) -> Reading:
-    return _as_reading(times.without_zone(_decode_text(value), pattern.fullmatch))
+    return _as_reading(without_zone(_decode_text(value), pattern.fullmatch))
 
 
 def _as_reading(time: Time) -> Reading:
@@ -247,18 +353,205 @@ def _of_ticks(write: Callable[[int, int], Time], per_second: int) -> Converter:
 
 _BY_NAME: dict[str, Converter] = {
     "io.debezium.data.VariableScaleDecimal": _read_variable_scale,
-    "io.debezium.time.Date": partial(_read_time, write=times.date_of),
-    "io.debezium.time.Time": _of_ticks(times.time_of, MILLIS),
-    "io.debezium.time.MicroTime": _of_ticks(times.time_of, MICROS),
-    "io.debezium.time.NanoTime": _of_ticks(times.time_of, NANOS),
-    "io.debezium.time.Timestamp": _of_ticks(times.timestamp_of, MILLIS),
-    "io.debezium.time.MicroTimestamp": _of_ticks(times.timestamp_of, MICROS),
-    "io.debezium.time.NanoTimestamp": _of_ticks(times.timestamp_of, NANOS),
-    "org.apache.kafka.connect.data.Date": partial(_read_time, write=times.date_of),
-    "org.apache.kafka.connect.data.Time": _of_ticks(times.time_of, MILLIS),
-    "org.apache.kafka.connect.data.Timestamp": _of_ticks(times.timestamp_of, MILLIS),
+    "io.debezium.time.Date": partial(_read_time, write=date_of),
+    "io.debezium.time.Time": _of_ticks(time_of, MILLIS),
+    "io.debezium.time.MicroTime": _of_ticks(time_of, MICROS),
+    "io.debezium.time.NanoTime": _of_ticks(time_of, NANOS),
+    "io.debezium.time.Timestamp": _of_ticks(timestamp_of, MILLIS),
+    "io.debezium.time.MicroTimestamp": _of_ticks(timestamp_of, MICROS),
+    "io.debezium.time.NanoTimestamp": _of_ticks(timestamp_of, NANOS),
+    "org.apache.kafka.connect.data.Date": partial(_read_time, write=date_of),
+    "org.apache.kafka.connect.data.Time": _of_ticks(time_of, MILLIS),
+    "org.apache.kafka.connect.data.Timestamp": _of_ticks(timestamp_of, MILLIS),
     "io.debezium.time.IsoDate": partial(_read_local, pattern=_DATE),
     "io.debezium.time.IsoTime": partial(_read_local, pattern=_TIME),
     "io.debezium.time.IsoTimestamp": partial(_read_local, pattern=_TIMESTAMP),
     "io.debezium.time.ZonedTimestamp": _read_zoned,
 }
+
+
+# --- ingest.debezium.images -------------------------------------------------------------------------------------------
+#
+# Rows as Debezium sends them, made fit to be stored. Owns placeholders, trusted columns and row ids.
+#
+# Three things happen to a row, and a row that needs none of them keeps its very bytes:
+#
+#     1. columns that cannot be trusted are dropped (before-images only, see config.TableKeys)
+#     2. columns whose value is the placeholder for an unchanged TOAST value are dropped and named in `unchanged`
+#     3. values are converted by the schema that came with the row, if one did (values.py)
+#
+# The placeholder takes the shape of its column: text and json hold it as it is, bytea its base64, text[] a list of it,
+# integer and float arrays its character codes, hstore maps an entry of it. A value of the row that happens to equal the
+# placeholder cannot be told apart from it.
+
+
+# Placeholders are a setting, of which a service has few.
+PLACEHOLDERS_MAX = 16
+# White space and decimals that a sender may put between character codes.
+_CODE_MAX_BYTES = 8
+_decode_any = msgspec.json.Decoder().decode
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A row as it may be stored. `columns` are its values one by one, for keys."""
+
+    json: msgspec.Raw
+    columns: dict[str, msgspec.Raw]
+    unchanged: tuple[str, ...]
+    irregular: tuple[str, ...]
+
+
+NONE = Image(NO_IMAGE, {}, (), ())
+
+
+def read_image(
+    row: msgspec.Raw,
+    *,
+    place: str,
+    unavailable_value: str,
+    converters: dict[str, Converter],
+    trusted: Collection[str] | None = None,
+) -> Image:
+    """Read a row; `trusted` limits it to those columns.
+
+    Raises: DebeziumMalformed.
+    """
+    if row in (NO_IMAGE, NULL):
+        return NONE
+    columns = decode_object(row, place)
+    sent = len(columns)
+    if trusted is not None:
+        columns = {name: value for name, value in columns.items() if name in trusted}
+    unchanged = _drop_unchanged(columns, row, placeholder_of(unavailable_value))
+    irregular = read_fields(columns, converters)
+    as_sent = len(columns) == sent and not converters
+    json = row if as_sent else msgspec.Raw(_encode(columns))
+    return Image(json, columns, tuple(unchanged), tuple(irregular))
+
+
+def decode_object(json: bytes | msgspec.Raw, place: str) -> dict[str, msgspec.Raw]:
+    """Decode one level of a JSON object.
+
+    Raises: DebeziumMalformed.
+    """
+    try:
+        return _decode_object(json)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise DebeziumMalformed(place, "expected an object") from None
+
+
+def _drop_unchanged(columns: dict[str, msgspec.Raw], row: msgspec.Raw, placeholder: Placeholder) -> list[str]:
+    if not placeholder.may_be_in(row):
+        return []
+    unchanged = [name for name, value in columns.items() if placeholder.is_value(value)]
+    for name in unchanged:
+        del columns[name]
+    return unchanged
+
+
+class Placeholder:
+    """What stands for a value that the source did not send, in all its shapes."""
+
+    def __init__(self, text: str) -> None:
+        utf8 = text.encode()
+        in_base64 = base64.b64encode(utf8).decode()
+        codes = [rf"{code}(?:\.0+)?" for code in utf8]
+        # Text that JSON can write in several ways is looked for value by value.
+        self._is_plain = text.isascii() and text.isprintable() and not {*text} & {*'"\\/'}
+        self._texts = (utf8, in_base64.encode())
+        self._codes = re.compile(r"\s*,\s*".join(codes).encode())
+        self._shapes: tuple[Any, ...] = (text, in_base64, [text], [in_base64], list(utf8), {text: text})
+        self._max_bytes = max(len(utf8) * _CODE_MAX_BYTES, 4 * len(in_base64)) + _CODE_MAX_BYTES
+
+    def may_be_in(self, row: msgspec.Raw | bytes) -> bool:
+        """Tell, fast, whether a row can hold the placeholder at all."""
+        json = bytes(row)
+        return not self._is_plain or any(text in json for text in self._texts) or self._codes.search(json) is not None
+
+    def is_value(self, value: msgspec.Raw | bytes) -> bool:
+        """Tell whether a value is the placeholder."""
+        if len(value) > self._max_bytes:
+            return False
+        try:
+            return _decode_any(value) in self._shapes
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return False
+
+
+placeholder_of = lru_cache(maxsize=PLACEHOLDERS_MAX)(Placeholder)
+
+
+def row_id_of(columns: dict[str, msgspec.Raw], keys: Sequence[str]) -> str:
+    """Name a row by its key: one column's text, or several columns as a JSON list; empty if any of them is missing."""
+    values = [columns.get(name, NULL) for name in keys]
+    if not values or NULL in values:
+        return ""
+    if len(values) > 1:
+        return _encode(values).decode()
+    text = bytes(values[0]).decode()
+    return _decode_text(text) if text.startswith('"') else text
+
+
+# --- ingest.debezium.schemas ------------------------------------------------------------------------------------------
+#
+# Kafka Connect's `{"schema": ..., "payload": ...}` around a value. Owns the taking apart, and remembers schemas.
+#
+# Every event of a table repeats its schema, which is ten times the size of the row: each is understood once.
+
+
+# Tables, times their versions, that are remembered; larger schemas than this are read anew, so memory stays bounded.
+SCHEMAS_MAX = 512
+SCHEMA_MAX_BYTES = 64 * 1024
+
+_WRAPPING = {"schema", "payload"}
+_NULL = b"null"
+
+_decode_schema = msgspec.json.Decoder(TypeSchema).decode
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSchema:
+    """How the fields of a value are read, and, for those that are rows themselves, their columns."""
+
+    converters: dict[str, Converter] = field(default_factory=dict)
+    rows: dict[str, dict[str, Converter]] = field(default_factory=dict)
+
+    def row(self, name: str) -> dict[str, Converter]:
+        """Tell how the columns of a field are read."""
+        return self.rows.get(name, {})
+
+
+NO_SCHEMA = ValueSchema()
+
+
+def split_schema(json: bytes | msgspec.Raw, place: str) -> tuple[msgspec.Raw, ValueSchema]:
+    """Part a value from its schema; a value that came without one is given as it is.
+
+    Raises: DebeziumMalformed.
+    """
+    value = msgspec.Raw(bytes(json).strip())
+    if not bytes(value).startswith(b"{"):
+        return value, NO_SCHEMA
+    fields = decode_object(json, place)
+    if fields.keys() != _WRAPPING:
+        return value, NO_SCHEMA
+    return fields["payload"], _understood(bytes(fields["schema"]), f"{place}.schema")
+
+
+def _understood(schema: bytes, place: str) -> ValueSchema:
+    if schema == _NULL:
+        return NO_SCHEMA
+    try:
+        return _remembered(schema) if len(schema) <= SCHEMA_MAX_BYTES else _understand(schema)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise DebeziumMalformed(place, "expected a schema of Kafka Connect") from None
+
+
+def _understand(schema: bytes) -> ValueSchema:
+    fields = _decode_schema(schema).fields or []
+    rows = {each.field: converters_of(each.fields) for each in fields if each.field is not None and each.fields}
+    return ValueSchema(converters_of(fields), rows)
+
+
+_remembered = lru_cache(maxsize=SCHEMAS_MAX)(_understand)

@@ -14,21 +14,28 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from pipeline.backfill.inputs import FILE_FORMATS, FileInput, Input, check_options
-from pipeline.backfill.jdbc import JdbcInput
-from pipeline.backfill.positions import parse_read_as, shown
-from pipeline.backfill.settings import BackfillConfig
-from pipeline.config import JobKind
-from pipeline.errors import ConfigError
-from pipeline.options import opened_session, spark_options
-from pipeline.settings import load_section
-from pipeline.tables import TableName, catalog_of
+from lakefeed.pipeline.backfill.inputs import (
+    FILE_FORMATS,
+    BackfillConfig,
+    FileInput,
+    Input,
+    JdbcInput,
+    check_options,
+    parse_read_as,
+    shown,
+)
+from lakefeed.pipeline.errors import ConfigError
+from lakefeed.pipeline.spark.options import opened_session, spark_options
+from lakefeed.pipeline.spark.session import JobKind
+from lakefeed.pipeline.spark.tables import TableName, catalog_of
+from lakefeed.settings import load_section
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pipeline.backfill.runner import Backfill, Outcome, Prepared, Request
-    from pipeline.backfill.target import Target
+    from lakefeed.pipeline.backfill.runner import Outcome, Prepared, Request
+    from lakefeed.pipeline.backfill.target import Target
+
 
 JDBC = "jdbc"
 PASSWORD_VARIABLE = "LAKEFEED_JDBC_PASSWORD"  # noqa: S105 - the name of a variable, not what is in it
@@ -80,8 +87,8 @@ def backfill(table: str, *, address: str, dry_run: bool, as_json: bool, **option
     config = _config(options)
     read_as = parse_read_as(options["position"] or ("mark" if options["kind"] == JDBC else "start"))
     with opened_session(options, job_kind=JobKind.LONG, app_name=f"lakefeed backfill {table}") as spark:
-        from pipeline.backfill.runner import Backfill, Request  # noqa: PLC0415 - as all that needs Spark
-        from pipeline.backfill.target import Target  # noqa: PLC0415
+        from lakefeed.pipeline.backfill.runner import Backfill, Request  # noqa: PLC0415 - as all that needs Spark
+        from lakefeed.pipeline.backfill.target import Target  # noqa: PLC0415
 
         target = Target(spark, catalog_of(spark), TableName.parse(table))
         request = Request(
@@ -157,7 +164,7 @@ def _parse_schema(spark: SparkSession, text: str) -> Any:
 
 
 def _run(target: Target, source_input: Input, request: Request, *, show: bool) -> Outcome:
-    from pipeline.backfill.runner import Backfill  # noqa: PLC0415 - as all that needs Spark
+    from lakefeed.pipeline.backfill.runner import Backfill  # noqa: PLC0415 - as all that needs Spark
 
     with _bar(show=show) as (begin, advance):
         work: Backfill = Backfill(target, source_input, request, on_chunk=advance)

@@ -3,7 +3,7 @@
 Before the first chunk:
 
     1. plan         the input is cut into chunks, its columns are fitted to the table's: errors end it here
-    2. look         what an earlier process has committed of the run is found out (records.py)
+    2. look         what an earlier process has committed of the run is found out (target.py)
     3. table        it is created, or its columns are changed
 
 Then, chunk by chunk, and a crash after each step leaves:
@@ -25,25 +25,38 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pipeline import tables
-from pipeline.backfill.chunks import ChunkWriter, Staged, Written
-from pipeline.backfill.fitting import Fitting, fit_columns
-from pipeline.backfill.inputs import Input, InputUnreadable
-from pipeline.backfill.key_checks import check_forms
-from pipeline.backfill.plan import Chunk, Plan, default_run
-from pipeline.backfill.positions import BEFORE_ALL, ReadAs
-from pipeline.backfill.reads import Reading, key_columns
-from pipeline.backfill.records import Fate, Looked, RunRecord, look_for_chunk
-from pipeline.backfill.settings import BackfillConfig
-from pipeline.backfill.target import Target
-from pipeline.backfill.type_fits import type_sql
-from pipeline.errors import ConfigError, PipelineError
-from pipeline.spark_errors import is_spark_error, message_of, root_cause_of
-from pipeline.table_documents import current_fields
-from writer.verification.backfills import ChunkMark
+from lakefeed.contract.ledger import ChunkMark
+from lakefeed.pipeline.backfill.inputs import (
+    BEFORE_ALL,
+    BackfillConfig,
+    Chunk,
+    Input,
+    InputUnreadable,
+    Plan,
+    ReadAs,
+    default_run,
+)
+from lakefeed.pipeline.backfill.rows import Reading, key_columns
+from lakefeed.pipeline.backfill.target import (
+    ChunkWriter,
+    Fate,
+    Looked,
+    RunRecord,
+    Staged,
+    Target,
+    Written,
+    check_forms,
+    look_for_chunk,
+)
+from lakefeed.pipeline.backfill.types import Fitting, fit_columns, type_sql
+from lakefeed.pipeline.errors import ConfigError, PipelineError
+from lakefeed.pipeline.spark import tables
+from lakefeed.pipeline.spark.failures import is_spark_error, message_of, root_cause_of
+from lakefeed.pipeline.spark.tables import current_fields
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
 
 logger = logging.getLogger(__name__)
 

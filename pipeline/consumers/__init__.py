@@ -7,9 +7,9 @@ with follow(query, spark=spark, table="lake.sales.orders", name="dashboard"):
     query.awaitTermination()
 """
 
-from pipeline.consumers.following import Follower, finished_snapshot, follow
-from pipeline.consumers.registry import consumers, drop, hold, register
-from pipeline.consumers.tags import MAX_AGE_DEFAULT, Consumer
+from lakefeed.contract.consumers import MAX_AGE_DEFAULT, Consumer
+from lakefeed.pipeline.consumers.following import Follower, finished_snapshot, follow
+from lakefeed.pipeline.consumers.registry import consumers, drop, hold, register
 
 __all__ = [
     "MAX_AGE_DEFAULT",

@@ -12,12 +12,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.config import JobKind
-from pipeline.consumers.registry import consumers as load_consumers
-from pipeline.consumers.registry import drop as drop_consumer
-from pipeline.errors import ConfigError, ConsumerError
-from pipeline.options import opened_session, spark_options
-from pipeline.tables import TableName, all_tables, catalog_of
+from lakefeed.pipeline.consumers.registry import consumers as load_consumers
+from lakefeed.pipeline.consumers.registry import drop as drop_consumer
+from lakefeed.pipeline.errors import ConfigError, ConsumerError
+from lakefeed.pipeline.spark.options import opened_session, spark_options
+from lakefeed.pipeline.spark.session import JobKind
+from lakefeed.pipeline.spark.tables import TableName, all_tables, catalog_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

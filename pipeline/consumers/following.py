@@ -19,13 +19,14 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from pipeline.consumers.registry import hold, register
-from pipeline.consumers.tags import MAX_AGE_DEFAULT
-from pipeline.spark_errors import message_of
+from lakefeed.contract.consumers import MAX_AGE_DEFAULT
+from lakefeed.pipeline.consumers.registry import hold, register
+from lakefeed.pipeline.spark.failures import message_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
 
 _log = logging.getLogger(__name__)
 

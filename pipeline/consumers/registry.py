@@ -10,8 +10,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from pipeline.conflicts import repeat_on_conflict
-from pipeline.consumers.tags import (
+from lakefeed.contract.consumers import (
     MAX_AGE_DEFAULT,
     Consumer,
     History,
@@ -21,11 +20,13 @@ from pipeline.consumers.tags import (
     retain_minutes,
     tag_of,
 )
-from pipeline.errors import ConsumerError
-from pipeline.tables import quoted
+from lakefeed.pipeline.errors import ConsumerError
+from lakefeed.pipeline.spark.failures import repeat_on_conflict
+from lakefeed.pipeline.spark.tables import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 # Each takes some tenths of a second, in which a busy table may move.
 ATTEMPTS_MAX = 8

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.maintenance.commands import maintain
+from lakefeed.pipeline.maintenance.commands import maintain
 
 if __name__ == "__main__":
     maintain()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.mirrors.commands import run_command
+from lakefeed.pipeline.mirrors.commands import run_command
 
 if __name__ == "__main__":
     run_command()

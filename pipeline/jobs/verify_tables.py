@@ -1,6 +1,6 @@
 """What spark-submit runs to verify tables: `lakefeed verify --spark` without the rest of Lakefeed."""
 
-from pipeline.verification.commands import verify_tables
+from lakefeed.pipeline.verification.commands import verify_tables
 
 if __name__ == "__main__":
     verify_tables()

@@ -16,15 +16,16 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pipeline.config import JobKind
-from pipeline.errors import ConfigError
-from pipeline.maintenance.settings import MaintenanceConfig, Step
-from pipeline.options import opened_session, spark_options
-from pipeline.settings import load_section
-from pipeline.tables import TableName, catalog_of, exists
+from lakefeed.pipeline.errors import ConfigError
+from lakefeed.pipeline.maintenance.plan import MaintenanceConfig, Step
+from lakefeed.pipeline.spark.options import opened_session, spark_options
+from lakefeed.pipeline.spark.session import JobKind
+from lakefeed.pipeline.spark.tables import TableName, catalog_of, exists
+from lakefeed.settings import load_section
 
 if TYPE_CHECKING:
-    from pipeline.maintenance.runner import Maintenance, OnStep, TableReport
+    from lakefeed.pipeline.maintenance.runner import Maintenance, OnStep, TableReport
+
 
 FAILED = 1
 
@@ -52,7 +53,7 @@ def maintain(tables: Sequence[str], *, only: str | None, dry_run: bool, as_json:
     steps = read_steps(only)
     named = [_table_name(text) for text in tables]
     with opened_session(options, job_kind=JobKind.LONG, app_name="lakefeed-maintain") as spark:
-        from pipeline.maintenance.runner import Maintenance  # noqa: PLC0415 - what help does not need
+        from lakefeed.pipeline.maintenance.runner import Maintenance  # noqa: PLC0415 - what help does not need
 
         catalog = catalog_of(spark)
         for name in named:
@@ -109,7 +110,7 @@ def _progress(steps: int) -> Iterator[OnStep]:
 
 
 def _show(reports: Sequence[TableReport], *, as_json: bool, is_dry_run: bool) -> None:
-    from pipeline.maintenance.report import print_reports, report_to_json  # noqa: PLC0415 - what help does not need
+    from lakefeed.pipeline.maintenance.report import print_reports, report_to_json  # noqa: PLC0415 - what help does not need
 
     if as_json:
         click.echo(json.dumps(report_to_json(reports, is_dry_run=is_dry_run), indent=2))

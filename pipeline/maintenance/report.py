@@ -9,11 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.maintenance.planning import TablePlan
-from pipeline.maintenance.runner import TableReport
-from pipeline.maintenance.settings import Step
-from pipeline.maintenance.sizes import Sizes
-from pipeline.maintenance.steps import StepResult
+from lakefeed.pipeline.maintenance.plan import Sizes, Step, TablePlan
+from lakefeed.pipeline.maintenance.runner import TableReport
+from lakefeed.pipeline.maintenance.steps import StepResult
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 

@@ -12,17 +12,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pipeline.maintenance.facts import load_facts
-from pipeline.maintenance.locations import SharedLocation, check_location_is_own, places_of
-from pipeline.maintenance.planning import TablePlan, plan_table
-from pipeline.maintenance.settings import MaintenanceConfig, MaintenanceSettings, Step
-from pipeline.maintenance.sizes import Sizes, TableFacts
-from pipeline.maintenance.steps import StepResult, run_step
-from pipeline.spark_errors import is_spark_error, message_of
-from pipeline.tables import TableName, all_tables, location_of, properties, table_names
+from lakefeed.pipeline.maintenance.plan import (
+    MaintenanceConfig,
+    MaintenanceSettings,
+    SharedLocation,
+    Sizes,
+    Step,
+    TableFacts,
+    TablePlan,
+    check_location_is_own,
+    load_facts,
+    places_of,
+    plan_table,
+)
+from lakefeed.pipeline.maintenance.steps import StepResult, run_step
+from lakefeed.pipeline.spark.failures import is_spark_error, message_of
+from lakefeed.pipeline.spark.tables import TableName, all_tables, location_of, properties, table_names
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 _log = logging.getLogger(__name__)
 

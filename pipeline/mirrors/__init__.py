@@ -2,6 +2,6 @@
 
     commands -> runner -> follower -> (windows, transforms, merging) -> Spark
 
-windows.py decides what to read next, transforms.py folds it to one row per key, merging.py writes it together with the
+windows.py decides what to read next, fold.py folds it to one row per key, merge.py writes it together with the
 marker that says how far the mirror has come. All of a mirror's memory is in its own tables.
 """

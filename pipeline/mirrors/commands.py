@@ -17,20 +17,21 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from pipeline.config import JobKind
-from pipeline.errors import ConfigError, PipelineError
-from pipeline.logs import set_up_logging
-from pipeline.mirrors.settings import MirrorConfig
-from pipeline.options import driver_options, opened_session, spark_options, spark_settings
-from pipeline.settings import load_section
-from pipeline.tables import TableName, catalog_of, change_tables, is_change_table, properties
+from lakefeed.logs import set_up_logging
+from lakefeed.pipeline.errors import ConfigError, PipelineError
+from lakefeed.pipeline.mirrors.settings import MirrorConfig
+from lakefeed.pipeline.spark.options import driver_options, opened_session, spark_options, spark_settings
+from lakefeed.pipeline.spark.session import JobKind
+from lakefeed.pipeline.spark.tables import TableName, catalog_of, change_tables, is_change_table, properties
+from lakefeed.settings import load_section
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pipeline.mirrors.merging import Merged
-    from pipeline.mirrors.names import MirrorNames
-    from pipeline.mirrors.status import MirrorStatus
+    from lakefeed.pipeline.mirrors.merge import Merged
+    from lakefeed.pipeline.mirrors.runner import MirrorStatus
+    from lakefeed.pipeline.mirrors.settings import MirrorNames
+
 
 _FAIR = "spark.scheduler.mode=FAIR"
 
@@ -79,7 +80,7 @@ def run_command(tables: tuple[str, ...], *, once: bool, checkpoints: str | None,
 
 def run_mirrors(spark: SparkSession, tables: Sequence[str], config: MirrorConfig, *, once: bool) -> Mapping[str, str]:
     """Keep the mirrors of some tables, or of all; the tables that failed, with the reason."""
-    from pipeline.mirrors.runner import MirrorRun  # noqa: PLC0415 - Spark is optional, and slow to import
+    from lakefeed.pipeline.mirrors.runner import MirrorRun  # noqa: PLC0415 - Spark is optional, and slow to import
 
     catalog = catalog_of(spark)
     chosen = choose_tables(spark, catalog, tables, config)
@@ -155,7 +156,7 @@ def status_command(tables: tuple[str, ...], *, as_json: bool, **options: Any) ->
       lakefeed mirror status
       lakefeed mirror status sales.orders --json
     """
-    from pipeline.mirrors.status import load_status  # noqa: PLC0415 - Spark is optional, and slow to import
+    from lakefeed.pipeline.mirrors.runner import load_status  # noqa: PLC0415 - Spark is optional, and slow to import
 
     config = load_section(options.get("config_path"), os.environ, "mirror", MirrorConfig)
     with opened_session(options, job_kind=JobKind.SHORT) as spark:

@@ -18,34 +18,99 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipeline.errors import PipelineError
-from pipeline.maintenance import expire
-from pipeline.maintenance.planning import CONSUMER_SNAPSHOTS_MAX
-from pipeline.mirrors.layout import Layout, plan_layout
-from pipeline.mirrors.lineage import load_lineage
-from pipeline.mirrors.markers import Marker
-from pipeline.mirrors.merging import Merged, merge_changes, set_marker_property
-from pipeline.mirrors.mirror_table import load_built_key, load_marker, load_origin, prepare_mirror
-from pipeline.mirrors.names import MirrorNames
-from pipeline.mirrors.ownership import Seen, look_at_mirror, two_applications
-from pipeline.mirrors.registration import REGISTER_EVERY_S, Registration
-from pipeline.mirrors.settings import MirrorSettings
-from pipeline.mirrors.starts import Follow, ReadAll, Wait, completed_snapshot, plan_start
-from pipeline.mirrors.tombstones import Tombstones
-from pipeline.spark_errors import message_of
-from pipeline.tables import read_as_of
+from lakefeed.pipeline.consumers import register
+from lakefeed.pipeline.errors import PipelineError
+from lakefeed.pipeline.maintenance import expire
+from lakefeed.pipeline.maintenance.plan import CONSUMER_SNAPSHOTS_MAX
+from lakefeed.pipeline.mirrors.marker import Follow, Marker, ReadAll, Wait, completed_snapshot, load_lineage, plan_start
+from lakefeed.pipeline.mirrors.merge import (
+    Merged,
+    Seen,
+    look_at_mirror,
+    merge_changes,
+    set_marker_property,
+    two_applications,
+)
+from lakefeed.pipeline.mirrors.settings import MirrorNames, MirrorSettings
+from lakefeed.pipeline.mirrors.table import (
+    Layout,
+    load_built_key,
+    load_marker,
+    load_origin,
+    plan_layout,
+    prepare_mirror,
+)
+from lakefeed.pipeline.mirrors.tombstones import Tombstones
+from lakefeed.pipeline.spark.failures import message_of
+from lakefeed.pipeline.spark.tables import read_as_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
+
+# --- pipeline.mirrors.registration ------------------------------------------------------------------------------------
+#
+# A mirror as a consumer of its change table. Owns that it is one for as long as it reads, whatever that takes.
+#
+# A registration lasts for some days. One that is made before a whole table is read is renewed until that is done, lest
+# expiry passes it, and the stream that begins there has lost its beginning. Trouble with it is logged and harms nobody:
+# a
+# mirror of a table that cannot be tagged is better than none.
+
+
 _log = logging.getLogger(__name__)
+
+# A registration is a commit to the change table: often enough for expiry to let go of what is merged.
+REGISTER_EVERY_S = 60.0
+# The end waits so long for a registration that is under way.
+_JOIN_S = 60.0
+
+
+class Registration:
+    """The consumer that one mirror is."""
+
+    def __init__(self, spark: SparkSession, names: MirrorNames) -> None:
+        self._spark = spark
+        self._names = names
+
+    def note(self, snapshot: int) -> None:
+        """Say that all up to a snapshot is read; where it was said before, that the mirror is still there."""
+        try:
+            register(self._spark, self._names.table_sql, self._names.consumer, snapshot)
+        except Exception as error:  # noqa: BLE001 - see above
+            _log.warning("mirror_not_noted", extra={"table": str(self._names.table), "reason": message_of(error)})
+
+    @contextmanager
+    def kept(self, snapshot: int) -> Iterator[None]:
+        """Register at a snapshot, and again and again while the block lasts."""
+        from pyspark import InheritableThread  # noqa: PLC0415 - optional, as all of Spark
+
+        self.note(snapshot)
+        ended = threading.Event()
+
+        def renew() -> None:
+            while not ended.wait(REGISTER_EVERY_S):
+                self.note(snapshot)
+
+        thread = InheritableThread(target=renew, name=f"registration-{self._names.mirror}", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(_JOIN_S)
+
+
+# --- pipeline.mirrors.follower ----------------------------------------------------------------------------------------
+
 
 # Old tombstones and old versions are looked for some times within the age at which they are, so that few are over it.
 _TIDY_PER_AGE = 4

@@ -15,8 +15,21 @@ from collections.abc import Collection, Sequence
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
 
-from pipeline.mirrors.cells import entries, unknown_names
-from pipeline.mirrors.layout import (
+from lakefeed.contract import changes
+from lakefeed.pipeline.mirrors.fold import (
+    DELETE,
+    ORDER_COLUMNS,
+    READ,
+    TRUNCATE,
+    Truncate,
+    carried,
+    column,
+    entries,
+    ordered,
+    taken_with,
+    unknown_names,
+)
+from lakefeed.pipeline.mirrors.table import (
     CARRIED,
     ENDED_BY,
     IS_CURRENT,
@@ -26,10 +39,7 @@ from pipeline.mirrors.layout import (
     VALID_TO,
     Layout,
 )
-from pipeline.mirrors.positions import READ, Truncate, taken_with
-from pipeline.mirrors.sql_text import quoted, text_literal
-from pipeline.mirrors.transforms import DELETE, ORDER_COLUMNS, TRUNCATE, carried, column, ordered
-from writer import columns
+from lakefeed.pipeline.spark.tables import quoted, text_literal
 
 _IS_VERSION = "_cdc_is_version"
 _IS_STORED = "_cdc_is_stored"
@@ -39,11 +49,11 @@ _STORED_CARRIED = "_cdc_stored_carried"
 _PLACE = "_cdc_place"
 _END_TYPE = "struct<source: string, epoch: bigint, sequence: bigint, timestamp: timestamp, operation: string>"
 _END_FIELDS = {
-    columns.SOURCE: "source",
-    columns.EPOCH: "epoch",
-    columns.SEQUENCE: "sequence",
-    columns.TIMESTAMP: "timestamp",
-    columns.OPERATION: "operation",
+    changes.SOURCE: "source",
+    changes.EPOCH: "epoch",
+    changes.SEQUENCE: "sequence",
+    changes.TIMESTAMP: "timestamp",
+    changes.OPERATION: "operation",
 }
 
 
@@ -87,7 +97,7 @@ def _touched(stored: DataFrame, events: DataFrame, layout: Layout, truncates: Se
     sources = sorted({each.source for each in truncates})
     if not sources:
         return of_keys
-    emptied = column(IS_CURRENT) & column(columns.SOURCE).isin(sources)
+    emptied = column(IS_CURRENT) & column(changes.SOURCE).isin(sources)
     others = stored.alias("version").join(_keys(events, layout), on=same, how="left_anti")
     return of_keys.unionByName(others.where(emptied))
 
@@ -103,8 +113,8 @@ def _same_key(one: str, other: str, layout: Layout) -> Column:
 def _new_events(events: DataFrame, layout: Layout) -> DataFrame:
     return events.select(
         *map(column, layout.columns),
-        column(columns.UNCHANGED),
-        (column(columns.OPERATION) != DELETE).alias(_IS_VERSION),
+        column(changes.UNCHANGED),
+        (column(changes.OPERATION) != DELETE).alias(_IS_VERSION),
         *_not_stored(layout),
     )
 
@@ -125,7 +135,7 @@ def _stored_versions(known: DataFrame, layout: Layout) -> DataFrame:
     names = F.transform(carried_before, lambda entry: entry["name"])
     return known.alias("stored").select(
         *map(column, layout.columns),
-        F.concat(unknown, names).alias(columns.UNCHANGED),
+        F.concat(unknown, names).alias(changes.UNCHANGED),
         F.lit(True).alias(_IS_VERSION),
         F.lit(True).alias(_IS_STORED),
         column(ENDED_BY).cast(_END_TYPE).alias(_STORED_END),
@@ -150,11 +160,11 @@ def _enders(rows: DataFrame, layout: Layout) -> DataFrame:
         name: column(name) if name in kept else F.lit(None).cast(layout.schema[name].dataType)
         for name in layout.columns
     }
-    is_gone = column(columns.OPERATION).isin(DELETE, TRUNCATE)
+    is_gone = column(changes.OPERATION).isin(DELETE, TRUNCATE)
     sends_nothing = F.array(*map(F.lit, layout.own_columns)).cast("array<string>")
     return rows.select(
         *(value.alias(name) for name, value in values.items()),
-        F.when(~is_gone, sends_nothing).alias(columns.UNCHANGED),
+        F.when(~is_gone, sends_nothing).alias(changes.UNCHANGED),
         F.lit(False).alias(_IS_VERSION),
         *_not_stored(layout),
     )
@@ -162,8 +172,8 @@ def _enders(rows: DataFrame, layout: Layout) -> DataFrame:
 
 def _once(rows: DataFrame, layout: Layout) -> DataFrame:
     """Keep one of what is stored and comes again."""
-    is_read = column(columns.OPERATION) == READ
-    position = [column(name) for name in POSITION_COLUMNS if name != columns.OPERATION]
+    is_read = column(changes.OPERATION) == READ
+    position = [column(name) for name in POSITION_COLUMNS if name != changes.OPERATION]
     same = Window.partitionBy(*map(column, layout.key), *position, is_read, column(_IS_VERSION))
     place = F.row_number().over(same.orderBy(F.desc(_IS_STORED)))
     return rows.withColumn(_PLACE, place).where(column(_PLACE) == 1).drop(_PLACE)
@@ -180,7 +190,7 @@ def _ended(rows: DataFrame, layout: Layout, truncates: Sequence[Truncate]) -> Da
     return (
         ended.withColumn(VALID_TO, valid_to)
         # A READ has the time at which it was read, which may be later than changes behind its position.
-        .withColumn(VALID_FROM, F.least(column(columns.TIMESTAMP), valid_to))
+        .withColumn(VALID_FROM, F.least(column(changes.TIMESTAMP), valid_to))
         .withColumn(IS_CURRENT, column(ENDED_BY).isNull())
     )
 
@@ -212,8 +222,8 @@ def _truncates_behind(truncates: Sequence[Truncate]) -> str:
         for each in truncates
     )
     behind = (
-        f"x.source = {columns.SOURCE} AND (x.epoch > {columns.EPOCH} "
-        f"OR (x.epoch = {columns.EPOCH} AND {taken_with('x.sequence')}))"
+        f"x.source = {changes.SOURCE} AND (x.epoch > {changes.EPOCH} "
+        f"OR (x.epoch = {changes.EPOCH} AND {taken_with('x.sequence')}))"
     )
     return f"filter(array({literals}), x -> {behind})" if truncates else "array()"
 
@@ -224,8 +234,8 @@ def _text_or_null(text: str | None) -> str:
 
 def merge_history(layout: Layout, *, target: str, view: str) -> str:
     """Write the statement that adds new versions and ends others."""
-    is_read = f"({{}}.{columns.OPERATION} = '{READ}')"
-    place = [name for name in POSITION_COLUMNS if name != columns.OPERATION]
+    is_read = f"({{}}.{changes.OPERATION} = '{READ}')"
+    place = [name for name in POSITION_COLUMNS if name != changes.OPERATION]
     conditions = [
         *(f"t.{quoted(name)} = s.{quoted(name)}" for name in dict.fromkeys((*layout.key, *place))),
         f"{is_read.format('t')} = {is_read.format('s')}",

@@ -5,7 +5,7 @@ at the end. Otherwise it is tried again after a pause that grows, for as long as
 those that failed and have not merged since.
 
 One application owns a mirror. Of two, the first that finds the other's commit since its own last one, or since its
-batch was begun, stops for good (ownership.py says what that leaves open); of merges that meet, Iceberg refuses one.
+batch was begun, stops for good (merge.py says what that leaves open); of merges that meet, Iceberg refuses one.
 """
 
 from __future__ import annotations
@@ -14,19 +14,24 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.errors import PipelineError
-from pipeline.mirrors.follower import Follower, FollowOptions
-from pipeline.mirrors.merging import Merged
-from pipeline.mirrors.names import MirrorNames, mirror_names
-from pipeline.mirrors.ownership import TwoApplications
-from pipeline.mirrors.settings import MirrorConfig
-from pipeline.spark_errors import is_spark_error, message_of
-from pipeline.tables import TableName
+from lakefeed.pipeline.errors import PipelineError
+from lakefeed.pipeline.mirrors.follower import Follower, FollowOptions
+from lakefeed.pipeline.mirrors.marker import Marker, Version, load_lineage
+from lakefeed.pipeline.mirrors.merge import Merged, TwoApplications
+from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorNames, mirror_names
+from lakefeed.pipeline.mirrors.table import is_of, load_marker, load_origin
+from lakefeed.pipeline.spark.failures import is_spark_error, message_of
+from lakefeed.pipeline.spark.tables import TableName, exists, properties
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# --- pipeline.mirrors.runner ------------------------------------------------------------------------------------------
+
 
 _log = logging.getLogger(__name__)
 
@@ -123,3 +128,64 @@ def _reason(error: Exception) -> str:
     cause = "" if java is None else str(java.toString()).partition("\n")[0]
     message = message_of(error)
     return message if not cause or cause in message else f"{message}: {cause}"
+
+
+# --- pipeline.mirrors.status ------------------------------------------------------------------------------------------
+#
+# Where mirrors stand. Owns reading that, for people and for scripts.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorStatus:
+    """One mirror; None where there is none of this table yet, or where its snapshot has expired."""
+
+    table: str
+    mirror: str
+    mode: str
+    snapshot: int | None
+    snapshots_behind: int | None
+    seconds_behind: float | None
+    rows_behind: int | None
+
+
+def load_status(
+    spark: SparkSession, catalog: str, tables: Sequence[TableName], config: MirrorConfig
+) -> list[MirrorStatus]:
+    """Look at the mirror of each table."""
+    return [_status_of(spark, catalog, table, config) for table in tables]
+
+
+def _status_of(spark: SparkSession, catalog: str, table: TableName, config: MirrorConfig) -> MirrorStatus:
+    settings = config.settings_of(str(table))
+    names = mirror_names(table, settings, catalog)
+    marker = None
+    if exists(spark, names.mirror_sql) and is_of(properties(spark, names.mirror_sql), load_origin(spark, names)):
+        marker = load_marker(spark, names)
+    behind = missing(load_lineage(spark, names.table_sql), marker)
+    return MirrorStatus(
+        table=str(table),
+        mirror=str(names.mirror),
+        mode=settings.mode.value,
+        snapshot=marker.snapshot if marker else None,
+        snapshots_behind=None if behind is None else len(behind),
+        seconds_behind=None if behind is None else seconds_between(behind),
+        rows_behind=None if behind is None else sum(map(_rows, behind)),
+    )
+
+
+def missing(lineage: Sequence[Version], marker: Marker | None) -> list[Version] | None:
+    """List the snapshots that a mirror has still to merge, newest first; None if that is not known."""
+    ids = [version.snapshot_id for version in lineage]
+    if marker is None or marker.snapshot not in ids:
+        return None
+    newer = lineage[: ids.index(marker.snapshot)]
+    return [version for version in newer if version.operation == "append"]
+
+
+def seconds_between(behind: Sequence[Version]) -> float:
+    """Tell how long the oldest change that is not merged waits, measured by the table's own newest snapshot."""
+    return max(0.0, (behind[0].committed_ms - behind[-1].committed_ms) / 1000) if behind else 0.0
+
+
+def _rows(version: Version) -> int:
+    return int(version.summary.get("added-records", "0"))

@@ -17,15 +17,19 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
 from pyspark.sql.types import StructType
 
-from pipeline.mirrors.evolution import columns_sql, plan_evolution
-from pipeline.mirrors.layout import POSITION_COLUMNS, Layout, retention_properties
-from pipeline.mirrors.names import MirrorNames
-from pipeline.mirrors.origins import Origin, check_origin
-from pipeline.mirrors.positions import Truncate, latest_truncates
-from pipeline.mirrors.settings import MirrorSettings
-from pipeline.mirrors.sql_text import property_pairs, quoted, text_literal
-from pipeline.tables import exists, properties
-from writer import columns
+from lakefeed.contract import changes
+from lakefeed.pipeline.mirrors.fold import Truncate, latest_truncates
+from lakefeed.pipeline.mirrors.settings import MirrorNames, MirrorSettings
+from lakefeed.pipeline.mirrors.table import (
+    POSITION_COLUMNS,
+    Layout,
+    Origin,
+    check_origin,
+    columns_sql,
+    plan_evolution,
+    retention_properties,
+)
+from lakefeed.pipeline.spark.tables import exists, properties, property_pairs, quoted, text_literal
 
 _DELETED_AT = "_cdc_deleted_at"
 # Small files beyond one a day that are worth one rewrite.
@@ -53,9 +57,9 @@ class Tombstones:
         """
         self._prepare(spark)
         rows = spark.sql(
-            f"SELECT DISTINCT {columns.SOURCE}, {columns.EPOCH}, {columns.SEQUENCE}, "
-            f"CAST({columns.TIMESTAMP} AS string) FROM {self._table} "
-            f"WHERE {columns.OPERATION} = 'TRUNCATE'"
+            f"SELECT DISTINCT {changes.SOURCE}, {changes.EPOCH}, {changes.SEQUENCE}, "
+            f"CAST({changes.TIMESTAMP} AS string) FROM {self._table} "
+            f"WHERE {changes.OPERATION} = 'TRUNCATE'"
         ).collect()
         self.truncates = latest_truncates(Truncate(*row) for row in rows)
         self._is_empty = not spark.table(self._table).limit(1).collect()
@@ -86,7 +90,7 @@ class Tombstones:
 
     def deletes(self, spark: SparkSession) -> DataFrame | None:
         """Read the tombstones of single rows; None if there are none."""
-        return None if self._is_empty else spark.table(self._table).where(f"{columns.OPERATION} = 'DELETE'")
+        return None if self._is_empty else spark.table(self._table).where(f"{changes.OPERATION} = 'DELETE'")
 
     def add(self, deletes: DataFrame, truncates: Sequence[Truncate], *, now: float) -> None:
         """Append the deletes of a batch and its truncates."""
@@ -102,11 +106,11 @@ class Tombstones:
 
     def _truncate_row(self, spark: SparkSession, truncate: Truncate, names: list[str]) -> DataFrame:
         values = {
-            columns.SOURCE: text_literal(truncate.source),
-            columns.EPOCH: str(truncate.epoch),
-            columns.SEQUENCE: str(truncate.sequence),
-            columns.TIMESTAMP: "NULL" if truncate.time is None else text_literal(truncate.time),
-            columns.OPERATION: "'TRUNCATE'",
+            changes.SOURCE: text_literal(truncate.source),
+            changes.EPOCH: str(truncate.epoch),
+            changes.SEQUENCE: str(truncate.sequence),
+            changes.TIMESTAMP: "NULL" if truncate.time is None else text_literal(truncate.time),
+            changes.OPERATION: "'TRUNCATE'",
         }
         kinds = {name: self._layout.schema[name].dataType.simpleString() for name in names}
         shown = (f"CAST({values.get(name, 'NULL')} AS {kinds[name]}) AS {quoted(name)}" for name in names)
@@ -137,4 +141,4 @@ class Tombstones:
 
 def _beyond(until: datetime) -> str:
     """Tell whether a row is a delete from before a moment."""
-    return f"{columns.OPERATION} = 'DELETE' AND {_DELETED_AT} < CAST('{until.isoformat()}' AS timestamp)"
+    return f"{changes.OPERATION} = 'DELETE' AND {_DELETED_AT} < CAST('{until.isoformat()}' AS timestamp)"

@@ -1,4 +1,4 @@
-"""`lakefeed verify --spark`, and the same for spark-submit. Owns options and exit codes; verifier.py does the work."""
+"""`lakefeed verify --spark`, and the same for spark-submit. Owns options and exit codes; scan.py does the work."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from pipeline.command_errors import readable_errors
-from pipeline.config import JobKind
-from pipeline.errors import ConfigError, PipelineError
-from pipeline.options import cluster_options, opened_session, spark_options
-from writer.errors import WriterError
-from writer.verification.report_texts import report_document, report_lines
+from lakefeed.contract.errors import WriterError
+from lakefeed.contract.verification import report_document, report_lines
+from lakefeed.pipeline.errors import ConfigError, PipelineError
+from lakefeed.pipeline.spark.options import cluster_options, opened_session, readable_errors, spark_options
+from lakefeed.pipeline.spark.session import JobKind
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from writer.verification.findings import Report
+    from lakefeed.contract.verification import Report
+
 
 __all__ = ["Selection", "cluster_options", "run_verification", "verify_all", "verify_tables"]
+
 
 # Exit codes, as grep's: found, and could not look.
 DIFFERENT = 1
@@ -115,9 +116,9 @@ def verify_all(
 
     Raises: PipelineError, WriterError; what Spark says of tables that are not there.
     """
-    from pipeline.tables import TableName, catalog_of, change_tables  # noqa: PLC0415 - as all that needs Spark
-    from pipeline.verification.mirrors import compare_mirror  # noqa: PLC0415
-    from pipeline.verification.verifier import open_verifier  # noqa: PLC0415
+    from lakefeed.pipeline.spark.tables import TableName, catalog_of, change_tables  # noqa: PLC0415 - as all that needs Spark
+    from lakefeed.pipeline.verification.mirrors import compare_mirror  # noqa: PLC0415
+    from lakefeed.pipeline.verification.scan import open_verifier  # noqa: PLC0415
 
     catalog = catalog_of(spark)
     names = [TableName.parse(table) for table in selection.tables] or change_tables(spark, catalog)

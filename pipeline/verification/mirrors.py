@@ -8,30 +8,190 @@ What keeps one mirror from being compared is told with its table, and the others
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import functions as sql
+from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from pipeline import tables
-from pipeline.errors import PipelineError
-from pipeline.mirrors.expected import Expected, expected_mirror
-from pipeline.mirrors.names import MirrorNames, mirror_names
-from pipeline.mirrors.settings import MirrorConfig, MirrorSettings
-from pipeline.settings import load_section
-from pipeline.spark_errors import is_spark_error, message_of
-from pipeline.table_documents import current_fields, load_document
-from pipeline.tables import TableName, quoted
-from pipeline.verification.renames import Fields, fields_as_of, fields_in
-from pipeline.verification.row_hash import row_hash
-from writer.columns import RESERVED_PREFIX
-from writer.verification.findings import Finding, Kind, Report
+from lakefeed.contract import changes as columns
+from lakefeed.contract.changes import RESERVED_PREFIX
+from lakefeed.contract.verification import Finding, Kind, Report
+from lakefeed.pipeline.errors import PipelineError
+from lakefeed.pipeline.mirrors.fold import (
+    IS_DELETED,
+    TRUNCATE,
+    Truncate,
+    column,
+    fold,
+    latest_truncates,
+    names_no_row,
+    prepare,
+    with_moves,
+    without_truncated,
+)
+from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorNames, MirrorSettings, mirror_names
+from lakefeed.pipeline.mirrors.table import Layout, load_built_key, load_marker, plan_layout
+from lakefeed.pipeline.spark import tables
+from lakefeed.pipeline.spark.failures import is_spark_error, message_of
+from lakefeed.pipeline.spark.tables import TableName, current_fields, fields_of, load_document, quoted, read_as_of
+from lakefeed.pipeline.verification.scan import row_hash
+from lakefeed.settings import load_section
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+
+
+# --- pipeline.verification.renames ------------------------------------------------------------------------------------
+#
+# Columns of a change table by the names that its mirror has for them. Core: owns finding these, by field ids.
+#
+# A mirror is compared as of the snapshot that it has merged, with the columns of then. It follows renames before the
+# first batch behind them, so that for a while it has names that the snapshot has not, or that the table has no longer:
+# it
+# has those of one of the table's schemas, as a whole.
+
+
+Fields = Sequence[Mapping[str, Any]]
+
+
+def fields_as_of(document: Mapping[str, Any], snapshot_id: int) -> Fields:
+    """Give the columns that a table had at one of its snapshots."""
+    found: Mapping[str, Any] = next((each for each in document["snapshots"] if each["snapshot-id"] == snapshot_id), {})
+    schema_id = found.get("schema-id")
+    return current_fields(document) if schema_id is None else fields_of(document, schema_id)
+
+
+def fields_in(mirror: StructType, document: Mapping[str, Any], snapshot_id: int) -> Fields:
+    """Give the columns of then under the names that a mirror has for them; as they were if it has none of them all."""
+    then = fields_as_of(document, snapshot_id)
+    for schema in _newest_first(document):
+        renamed = _renamed(then, dict(_names(schema["fields"])))
+        if len({field["name"] for field in renamed}) == len(renamed) and _has_all(mirror, renamed):
+            return renamed
+    return then
+
+
+def _newest_first(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    current = document["current-schema-id"]
+    return sorted(document["schemas"], key=lambda each: (each["schema-id"] == current, each["schema-id"]), reverse=True)
+
+
+def _inner(type_: Any) -> Iterator[tuple[str, Any]]:
+    """Give the types inside of one, by where they stand."""
+    match type_:
+        case {"type": "list", "element": element}:
+            yield "element", element
+        case {"type": "map", "key": key, "value": value}:
+            yield "key", key
+            yield "value", value
+
+
+def _names(fields: Fields) -> Iterator[tuple[int, str]]:
+    for field in fields:
+        yield field["id"], field["name"]
+        yield from _names_inside(field["type"])
+
+
+def _names_inside(type_: Any) -> Iterator[tuple[int, str]]:
+    if isinstance(type_, Mapping) and type_["type"] == "struct":
+        yield from _names(type_["fields"])
+    for _, each in _inner(type_):
+        yield from _names_inside(each)
+
+
+def _renamed(fields: Fields, names: Mapping[int, str]) -> Fields:
+    return [
+        {**field, "name": names.get(field["id"], field["name"]), "type": _type_renamed(field["type"], names)}
+        for field in fields
+    ]
+
+
+def _type_renamed(type_: Any, names: Mapping[int, str]) -> Any:
+    if not isinstance(type_, Mapping):
+        return type_
+    if type_["type"] == "struct":
+        return {**type_, "fields": _renamed(type_["fields"], names)}
+    return {**type_, **{place: _type_renamed(each, names) for place, each in _inner(type_)}}
+
+
+def _has_all(schema: StructType, fields: Fields) -> bool:
+    present = set(schema.names)
+    return all(
+        field["name"] in present and _has_inside(schema[field["name"]].dataType, field["type"])
+        for field in fields
+        if not field["name"].startswith(RESERVED_PREFIX)  # a mirror has but some of our own, and they keep their names
+    )
+
+
+def _has_inside(kind: DataType, type_: Any) -> bool:
+    if isinstance(kind, StructType) and isinstance(type_, Mapping) and type_["type"] == "struct":
+        return _has_all(kind, type_["fields"])
+    inside = dict(_inner(type_))
+    if isinstance(kind, ArrayType) and "element" in inside:
+        return _has_inside(kind.elementType, inside["element"])
+    if isinstance(kind, MapType) and "value" in inside:
+        return _has_inside(kind.keyType, inside["key"]) and _has_inside(kind.valueType, inside["value"])
+    return True
+
+
+# --- pipeline.mirrors.expected ----------------------------------------------------------------------------------------
+#
+# What a mirror should show, computed anew from its change table. For whoever verifies mirrors.
+#
+# The whole table is folded at once, without the mirror's rows, markers or tombstones, as of the snapshot that the
+# mirror's marker names. Rows are compared by value: a row that was merged again may stand at another position.
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The rows that a mirror should have as of a snapshot of its change table; `layout` names its key and columns."""
+
+    rows: DataFrame
+    layout: Layout
+    snapshot: int
+
+
+def expected_mirror(
+    spark: SparkSession,
+    names: MirrorNames,
+    settings: MirrorSettings,
+    *,
+    read: Callable[[int], DataFrame] | None = None,
+) -> Expected | None:
+    """Fold a change table as of what its mirror says it has; None if there is no mirror, or it has merged nothing.
+
+    `read` reads the table as of a snapshot, if that is to be done otherwise than with the columns of then.
+
+    Raises: NotAMirror, OtherChangeTable, KeyUnknown.
+    """
+    built_key = load_built_key(spark, names)
+    marker = load_marker(spark, names) if built_key else None
+    if marker is None:
+        return None
+    changes = read(marker.snapshot) if read else read_as_of(spark, names.table_sql, marker.snapshot)
+    layout = plan_layout(changes.schema, settings, built_key=built_key)
+    return Expected(expected_rows(changes, layout), layout, marker.snapshot)
+
+
+def expected_rows(changes: DataFrame, layout: Layout) -> DataFrame:
+    """Fold changes to the rows that are there after them, in the columns of a mirror of current rows."""
+    events = with_moves(prepare(changes, layout), layout).where(~names_no_row(layout))
+    found = events.agg(
+        F.min(columns.SOURCE) != F.max(columns.SOURCE),
+        F.array_distinct(F.flatten(F.collect_set(columns.UNCHANGED))),
+    ).collect()[0]
+    emptied = events.where(column(columns.OPERATION) == TRUNCATE)
+    told = emptied.select(columns.SOURCE, columns.EPOCH, columns.SEQUENCE).distinct().collect()
+    rows = without_truncated(events, latest_truncates(Truncate(*row) for row in told))
+    folded = fold(rows, layout, unchanged=frozenset(found[1] or ()), sources_differ=bool(found[0]))
+    return folded.where(~column(IS_DELETED)).select(*map(column, layout.columns))
+
+
+# --- pipeline.verification.mirrors ------------------------------------------------------------------------------------
+
 
 # Keys that a finding names; all are counted.
 KEYS_MAX = 5
@@ -131,7 +291,7 @@ def _mirror_rows(spark: SparkSession, mirror_sql: str, snapshot_id: int) -> Data
     present = {field["id"]: field["name"] for field in current_fields(document)}
     names = {field["name"]: present.get(field["id"]) for field in fields_as_of(document, snapshot_id)}
     rows = tables.read_as_of(spark, mirror_sql, snapshot_id)
-    return rows.select(*(sql.col(quoted(name)).alias(names.get(name) or name) for name in rows.columns))
+    return rows.select(*(F.col(quoted(name)).alias(names.get(name) or name) for name in rows.columns))
 
 
 def _changes_of_then(spark: SparkSession, table_sql: str, mirror: StructType, snapshot_id: int) -> DataFrame:
@@ -143,7 +303,7 @@ def _changes_of_then(spark: SparkSession, table_sql: str, mirror: StructType, sn
         old, new = then["name"], field["name"]
         # The comment comes along: it has the former names, by which changes say what they did not send.
         metadata = now[new].metadata if old != new and new in now.names else None
-        shown.append(sql.col(quoted(old)).alias(new, **({"metadata": metadata} if metadata else {})))
+        shown.append(F.col(quoted(old)).alias(new, **({"metadata": metadata} if metadata else {})))
     changes = tables.read_as_of(spark, table_sql, snapshot_id)
     if not set(changes.columns) <= set(now.names):
         # Iceberg looks for the columns of a condition among those of now, and fails. A sample of all rows keeps
@@ -164,7 +324,7 @@ def _compare(mirror: _Mirror, report: Report) -> None:
     left = _hashed(mirror.expected.rows, key, _only(mirror.expected_fields, names), _EXPECTED)
     right = _hashed(mirror.rows, key, _only(mirror.fields, names), _FOUND)
     by = [_key_column(number) for number in range(len(key))]
-    right = right.groupBy(*by).agg(sql.min(_FOUND).alias(_FOUND), sql.count(sql.lit(1)).alias(_COUNT))
+    right = right.groupBy(*by).agg(F.min(_FOUND).alias(_FOUND), F.count(F.lit(1)).alias(_COUNT))
     joined = left.join(right, on=by, how="full_outer").cache()
     try:
         _note_differences(joined, mirror, report)
@@ -181,13 +341,13 @@ def _note_differences(joined: DataFrame, mirror: _Mirror, report: Report) -> Non
     report.notes.append(
         f"mirror {mirror.name}: {compared:,} rows compared, as of snapshot {mirror.expected.snapshot} of the table"
     )
-    is_missing, is_extra = sql.col(_FOUND).isNull(), sql.col(_EXPECTED).isNull()
-    differs = sql.col(_FOUND) != sql.col(_EXPECTED)
+    is_missing, is_extra = F.col(_FOUND).isNull(), F.col(_EXPECTED).isNull()
+    differs = F.col(_FOUND) != F.col(_EXPECTED)
     for kind, condition, text in (
         (Kind.LOSS, is_missing, "rows are missing from"),
         (Kind.SURPLUS, is_extra, "rows are too many in"),
         (Kind.DIFFERENCE, ~is_missing & ~is_extra & differs, "rows are different in"),
-        (Kind.DUPLICATE, sql.col(_COUNT) > 1, "keys are there more than once in"),
+        (Kind.DUPLICATE, F.col(_COUNT) > 1, "keys are there more than once in"),
     ):
         if found := _found(joined.where(condition), mirror.expected.layout.key):
             count, keys = found
@@ -196,7 +356,7 @@ def _note_differences(joined: DataFrame, mirror: _Mirror, report: Report) -> Non
 
 def _hashed(rows: DataFrame, key: Sequence[str], values: Fields, name: str) -> DataFrame:
     """Give the key of each row, under names that no other column has, and the hash of its values."""
-    keys = (sql.col(quoted(each)).alias(_key_column(number)) for number, each in enumerate(key))
+    keys = (F.col(quoted(each)).alias(_key_column(number)) for number, each in enumerate(key))
     return rows.select(*keys, row_hash(values).alias(name))
 
 
@@ -210,5 +370,5 @@ def _found(rows: DataFrame, key: Sequence[str]) -> tuple[int, str] | None:
     if not count:
         return None
     by = [_key_column(number) for number in range(len(key))]
-    text = sql.to_json(sql.struct(*(sql.col(each).alias(name) for each, name in zip(by, key, strict=True))), _SHOWN)
+    text = F.to_json(F.struct(*(F.col(each).alias(name) for each, name in zip(by, key, strict=True))), _SHOWN)
     return count, ", ".join(row[0] for row in rows.orderBy(*by).limit(KEYS_MAX).select(text).collect())

@@ -19,17 +19,16 @@ from pathlib import Path
 from aiohttp import web
 from rich.console import Console
 
-from catalog.app import build_catalog
-from catalog.config import CatalogConfig, Warehouse
+from lakefeed.catalog.app import build_catalog
+from lakefeed.catalog.config import CatalogConfig, Warehouse
+from lakefeed.contract.changes import Position, Span, TableName
+from lakefeed.storage.config import StorageConfig
+from lakefeed.storage.store import open_store
+from lakefeed.writer.commit.committer import Committer
+from lakefeed.writer.commit.plan import Flush
+from lakefeed.writer.commit.rest_catalog import open_catalog
+from lakefeed.writer.commit.state import TableState
 from tests.writer.committing import SHOP, Bench
-from writer.buffer import Span
-from writer.changes import Position, TableName
-from writer.commit_plan import Flush
-from writer.committer import Committer
-from writer.config import StorageConfig
-from writer.iceberg.catalog_client import open_catalog
-from writer.iceberg.table_state import TableState
-from writer.storage import open_store
 
 YOUNG_COMMITS = 20
 ROUNDS = 5  # each with a young table of its own, which would not stay young otherwise

@@ -23,8 +23,7 @@ import psutil
 import pyarrow as pa
 from websockets.sync.client import connect
 
-from pipeline.mirrors.lineage import MARKER
-from pipeline.mirrors.markers import read_marker
+from lakefeed.pipeline.mirrors.marker import MARKER, read_marker
 from tests.service_process import LAKEFEED, ServiceProcess
 
 TABLE = "live"

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from pipeline.mirrors.commands import run_mirrors
-from pipeline.mirrors.settings import MirrorConfig, MirrorMode, TableMirror
+from lakefeed.pipeline.mirrors.commands import run_mirrors
+from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode, TableMirror
 
 _COLUMNS = (
     "id bigint, name string, city string, note string, amount double, active boolean, "
@@ -71,7 +71,7 @@ def measure_merges(
 ) -> Iterator[MergeFigures]:
     """Build a change table and merge into its mirror, mode by mode."""
     handler = _Merges()
-    logger = logging.getLogger("pipeline.mirrors.follower")
+    logger = logging.getLogger("lakefeed.pipeline.mirrors.follower")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:

@@ -15,10 +15,9 @@ import requests
 from aiohttp import web
 from pyiceberg.catalog.rest import RestCatalog
 
-from catalog.app import build_catalog
-from catalog.config import MEMORY_DATABASE, CatalogConfig, Warehouse
-from catalog.store.choice import build_store
-from catalog.store.protocol import Store
+from lakefeed.catalog.app import build_catalog, build_store
+from lakefeed.catalog.config import MEMORY_DATABASE, CatalogConfig, Warehouse
+from lakefeed.catalog.store.protocol import Store
 from tests.clients import open_pyiceberg
 from tests.postgres_server import postgres_server
 from tests.serving import serve_in_thread

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from catalog.metadata.create import create_document, parse_create, plan_create
+from lakefeed.catalog.metadata.updates import create_document, parse_create, plan_create
 
 NOW_MS = 1_700_000_000_000
 LOCATION = "file:///warehouse/db/t"

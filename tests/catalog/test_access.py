@@ -9,10 +9,10 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from catalog.app import ROUTES
-from ingest.auth_settings import AuthConfig
-from ingest.catalog_service import serving_catalog
-from ingest.config import Config, ServerConfig
+from lakefeed.catalog.app import ROUTES
+from lakefeed.ingest.admission.auth import AuthConfig
+from lakefeed.ingest.config import Config, ServerConfig
+from lakefeed.ingest.service import serving_catalog
 
 TOKEN = "a-token-of-the-tests"
 

@@ -9,11 +9,10 @@ from collections.abc import Callable
 import orjson
 import pytest
 
-from catalog.answers import ALL, GZIP_MIN_BYTES, REFS, Key, LoadAnswers
-from catalog.errors import StorageFailed
-from catalog.metadata.serialising import serialise
-from catalog.metadata_files import StoredMetadata
-from catalog.pointers import Pointer
+from lakefeed.catalog.errors import StorageFailed
+from lakefeed.catalog.metadata.document import serialise
+from lakefeed.catalog.names import Pointer
+from lakefeed.catalog.service.metadata_cache import ALL, GZIP_MIN_BYTES, REFS, Key, LoadAnswers, StoredMetadata
 from tests.catalog.conftest import Client, Server
 from tests.catalog.documents import append, create_body, new_table
 from tests.catalog.test_http import Connect

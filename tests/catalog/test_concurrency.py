@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from catalog.app import build_app
-from catalog.config import CatalogConfig, Warehouse
-from catalog.errors import StoreFailed, TooManyWaiting
-from catalog.names import TableId
-from catalog.pointers import Pointer
-from catalog.storage import LocalFiles
-from catalog.store.sqlite import SqliteStore
-from catalog.turns import Turns
+from lakefeed.aio import Turns
+from lakefeed.catalog.app import build_app
+from lakefeed.catalog.config import CatalogConfig, Warehouse
+from lakefeed.catalog.errors import StoreFailed, TooManyWaiting
+from lakefeed.catalog.names import Pointer, TableId
+from lakefeed.catalog.store.sqlite import SqliteStore
+from lakefeed.storage.local import LocalFiles
 from tests.catalog.conftest import Client, Server
 from tests.catalog.documents import append, create_body, require_main
 from tests.catalog.test_http import Connect, error_of

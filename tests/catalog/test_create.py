@@ -8,9 +8,9 @@ import json
 import orjson
 import pytest
 
-from catalog.errors import BadRequest, CommitFailed, ValidationFailed
-from catalog.metadata.create import create_document
-from catalog.metadata.documents import check_document, parse_document
+from lakefeed.catalog.errors import BadRequest, CommitFailed, ValidationFailed
+from lakefeed.catalog.metadata.document import check_document, parse_document
+from lakefeed.catalog.metadata.updates import create_document
 from tests.catalog.documents import LOCATION, NOW_MS, UUID, append, field, new_table, schema, snapshot
 from tests.catalog.test_bad_input import NESTED, ORDER, SPEC, variants
 from tests.catalog.test_updates import apply

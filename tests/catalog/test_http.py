@@ -9,8 +9,9 @@ import pytest
 import requests
 from aiohttp import web
 
-from catalog.app import ROUTES, build_catalog
-from catalog.config import CatalogConfig, S3Settings, Warehouse
+from lakefeed.catalog.app import ROUTES, build_catalog
+from lakefeed.catalog.config import CatalogConfig, Warehouse
+from lakefeed.storage.config import S3Settings
 from tests.catalog.conftest import Client, Server, parsed
 from tests.catalog.documents import create_body
 

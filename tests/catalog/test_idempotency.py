@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from catalog.config import CatalogConfig
-from catalog.errors import AlreadyExists, Unprocessable
-from catalog.idempotency import Idempotency
-from catalog.names import TableId
-from catalog.pointers import Pointer
-from catalog.store.claims import Outcome
-from catalog.store.protocol import Store
+from lakefeed.catalog.config import CatalogConfig
+from lakefeed.catalog.errors import AlreadyExists, Unprocessable
+from lakefeed.catalog.names import Pointer, TableId
+from lakefeed.catalog.service.idempotency import Idempotency
+from lakefeed.catalog.store.protocol import Outcome, Store
 
 T = TableId(("db",), "t")
 

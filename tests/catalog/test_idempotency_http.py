@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from requests import Response
 
-from catalog.app import ROUTES, build_app
-from catalog.config import MEMORY_DATABASE, CatalogConfig, Warehouse
-from catalog.errors import StoreFailed
-from catalog.names import EntryId, TableId
-from catalog.pointers import Pointer
-from catalog.storage import LocalFiles
-from catalog.store.sqlite import SqliteStore
+from lakefeed.catalog.app import ROUTES, build_app
+from lakefeed.catalog.config import MEMORY_DATABASE, CatalogConfig, Warehouse
+from lakefeed.catalog.errors import StoreFailed
+from lakefeed.catalog.names import EntryId, Pointer, TableId
+from lakefeed.catalog.store.sqlite import SqliteStore
+from lakefeed.storage.local import LocalFiles
 from tests.catalog.conftest import Client, Server, parsed
 from tests.catalog.documents import append, create_body, require_main
 from tests.catalog.test_concurrency import in_parallel

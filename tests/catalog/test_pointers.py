@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from catalog.pointers import point_at
+from lakefeed.catalog.names import point_at
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from catalog.errors import StoreFailed, StoreUnusable
-from catalog.store.postgres import PostgresStore
-from catalog.store.postgres_schema import SCHEMA_VERSION
+from lakefeed.catalog.errors import StoreFailed, StoreUnusable
+from lakefeed.catalog.store.postgres import SCHEMA_VERSION, PostgresStore
 from tests.catalog.conftest import Client, Server
 from tests.catalog.documents import UUID, add_snapshot, create_body
 from tests.catalog.test_tables_http import TABLE, TABLES, commit

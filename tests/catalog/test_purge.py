@@ -17,13 +17,14 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import BadRequestError, ValidationError
 from pyiceberg.table import Table
 
-from catalog import purge
-from catalog.app import build_app, build_catalog
-from catalog.config import CatalogConfig, S3Settings, Warehouse
-from catalog.errors import StorageFailed
-from catalog.locations import Confinement, own_places
-from catalog.storage import LocalFiles
-from catalog.store.memory import MemoryStore
+from lakefeed.catalog.app import build_app, build_catalog
+from lakefeed.catalog.config import CatalogConfig, Warehouse
+from lakefeed.catalog.errors import StorageFailed
+from lakefeed.catalog.service import purge
+from lakefeed.catalog.store.memory import MemoryStore
+from lakefeed.locations import Confinement, own_places
+from lakefeed.storage.config import S3Settings
+from lakefeed.storage.local import LocalFiles
 from tests.catalog.conftest import Client, Server
 from tests.catalog.documents import create_body, new_table
 from tests.catalog.test_clients import ROWS, SCHEMA

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from catalog.errors import BadRequest, CommitFailed
-from catalog.metadata.requirements import check_requirements, is_create, parse_requirements
+from lakefeed.catalog.errors import BadRequest, CommitFailed
+from lakefeed.catalog.metadata.updates import check_requirements, is_create, parse_requirements
 from tests.catalog.documents import NOW_MS, UUID, append, new_table, require_main
 from tests.catalog.test_updates import apply
 

@@ -8,7 +8,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog.metadata.serialising import Serialised, serialise
+from lakefeed.catalog.metadata.document import Serialised, serialise
 
 
 def snapshot(number: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from catalog.shared_work import SharedWork
+from lakefeed.aio import SharedWork
 
 
 class Work:

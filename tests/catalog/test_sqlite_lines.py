@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from catalog.errors import AlreadyExists, StorageFailed, StoreFailed
-from catalog.store.sqlite_lines import GROUP_MAX, WriteLine, connect
+from lakefeed.catalog.errors import AlreadyExists, StorageFailed, StoreFailed
+from lakefeed.catalog.store.sqlite_connections import GROUP_MAX, WriteLine, connect
 
 HELD_MAX_S = 20.0
 

@@ -12,15 +12,15 @@ from pathlib import Path
 import orjson
 import pytest
 
-from catalog.app import build_catalog
-from catalog.config import CatalogConfig, S3Settings, Warehouse
-from catalog.errors import BadRequest, FileChanged, FileMissing, Forbidden, StorageFailed
-from catalog.locations import Confinement, entry_location, namespace_location, next_version, parse_location
-from catalog.metadata.documents import parse_document
-from catalog.metadata_files import MetadataFiles, unpack
-from catalog.names import TableId
-from catalog.pointers import Pointer
-from catalog.storage import LocalFiles
+from lakefeed.catalog.app import build_catalog
+from lakefeed.catalog.config import CatalogConfig, Warehouse
+from lakefeed.catalog.errors import BadRequest, FileChanged, FileMissing, Forbidden, StorageFailed
+from lakefeed.catalog.metadata.document import parse_document
+from lakefeed.catalog.names import Pointer, TableId
+from lakefeed.catalog.service.metadata_cache import MetadataFiles, unpack
+from lakefeed.locations import Confinement, entry_location, namespace_location, next_version, parse_location
+from lakefeed.storage.config import S3Settings
+from lakefeed.storage.local import LocalFiles
 from tests.catalog.conftest import Server
 from tests.catalog.documents import new_table
 from tests.catalog.test_clients import ROWS, SCHEMA

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from catalog.errors import StoreFailed, StoreUnusable
-from catalog.names import TableId
-from catalog.pointers import Pointer
-from catalog.store.sqlite import SqliteStore
+from lakefeed.catalog.errors import StoreFailed, StoreUnusable
+from lakefeed.catalog.names import Pointer, TableId
+from lakefeed.catalog.store.sqlite import SqliteStore
 from tests.catalog.conftest import Server
 
 TABLE = TableId(("db",), "t")

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from catalog.backup import decode_backup, encode_backup
-from catalog.errors import (
+from lakefeed.catalog.errors import (
     AlreadyExists,
     BadRequest,
     CatalogError,
@@ -22,13 +21,12 @@ from catalog.errors import (
     StorageFailed,
     StoreUnusable,
 )
-from catalog.names import TableId, ViewId
-from catalog.pointers import Pointer
-from catalog.store.claims import Claim, Outcome, Refusal, Remembered, claiming
-from catalog.store.memory import MemoryStore
-from catalog.store.postgres import PostgresStore
-from catalog.store.protocol import Contents, Move, Store
-from catalog.store.sqlite import SqliteStore
+from lakefeed.catalog.names import Pointer, TableId, ViewId
+from lakefeed.catalog.service.backup import decode_backup, encode_backup
+from lakefeed.catalog.store.memory import MemoryStore
+from lakefeed.catalog.store.postgres import PostgresStore
+from lakefeed.catalog.store.protocol import Claim, Contents, Move, Outcome, Refusal, Remembered, Store, claiming
+from lakefeed.catalog.store.sqlite import SqliteStore
 
 DB = ("db",)
 TABLE, OTHER, VIEW = TableId(DB, "t"), TableId(DB, "u"), ViewId(DB, "v")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from catalog.config import Warehouse
-from catalog.locations import parse_location
+from lakefeed.catalog.config import Warehouse
+from lakefeed.locations import parse_location
 from tests.catalog.conftest import Client, Server
 from tests.catalog.documents import append, create_body, field, require_main, schema, set_main
 from tests.catalog.test_http import Connect, error_of

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from catalog.app import build_app
-from catalog.config import CatalogConfig, Warehouse
-from catalog.errors import AlreadyExists, StoreFailed
-from catalog.names import TableId
-from catalog.pointers import Pointer
-from catalog.storage import LocalFiles
-from catalog.store.protocol import Move
-from catalog.store.sqlite import SqliteStore
+from lakefeed.catalog.app import build_app
+from lakefeed.catalog.config import CatalogConfig, Warehouse
+from lakefeed.catalog.errors import AlreadyExists, StoreFailed
+from lakefeed.catalog.names import Pointer, TableId
+from lakefeed.catalog.store.protocol import Move
+from lakefeed.catalog.store.sqlite import SqliteStore
+from lakefeed.storage.local import LocalFiles
 from tests.catalog.conftest import Client, Server
 from tests.catalog.documents import append, create_body, require_main
 

@@ -7,14 +7,13 @@ from pathlib import Path
 import orjson
 import pytest
 
-from catalog.errors import StorageFailed
-from catalog.metadata.documents import parse_document
-from catalog.metadata_files import MetadataFiles, StoredMetadata
-from catalog.names import TableId
-from catalog.pointers import Pointer
-from catalog.storage import LocalFiles
-from catalog.store.memory import MemoryStore
-from catalog.twins import find_twin
+from lakefeed.catalog.errors import StorageFailed
+from lakefeed.catalog.metadata.document import parse_document
+from lakefeed.catalog.names import Pointer, TableId
+from lakefeed.catalog.service.metadata_cache import MetadataFiles, StoredMetadata
+from lakefeed.catalog.service.tables import find_twin
+from lakefeed.catalog.store.memory import MemoryStore
+from lakefeed.storage.local import LocalFiles
 from tests.catalog.documents import new_table
 
 DB = ("db",)

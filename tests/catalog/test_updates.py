@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from catalog.errors import CommitFailed, ValidationFailed
-from catalog.metadata.answers import only_referenced_snapshots
-from catalog.metadata.updates import apply_updates
+from lakefeed.catalog.errors import CommitFailed, ValidationFailed
+from lakefeed.catalog.metadata.document import only_referenced_snapshots
+from lakefeed.catalog.metadata.updates import apply_updates
 from tests.catalog.documents import (
     LOCATION,
     NOW_MS,

@@ -22,8 +22,8 @@ from pydantic import TypeAdapter, ValidationError
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.table.update import TableUpdate, update_table_metadata
 
-from catalog.errors import CatalogError
-from catalog.metadata.updates import apply_updates, parse_updates
+from lakefeed.catalog.errors import CatalogError
+from lakefeed.catalog.metadata.updates import apply_updates, parse_updates
 from tests.catalog.documents import LOCATION, NOW_MS, field, new_table, schema, set_main, snapshot
 
 PARSED = TypeAdapter(tuple[TableUpdate, ...])

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import orjson
 
-from catalog.config import CatalogConfig
-from catalog.names import TableId
-from catalog.pointers import Pointer, digest_of
-from catalog.storage import LocalFiles
-from catalog.store.protocol import Contents
-from catalog.validation import find_problems
+from lakefeed.catalog.config import CatalogConfig
+from lakefeed.catalog.names import Pointer, TableId, digest_of
+from lakefeed.catalog.service.backup import find_problems
+from lakefeed.catalog.store.protocol import Contents
+from lakefeed.storage.local import LocalFiles
 from tests.catalog.documents import new_table
 
 DB = ("db",)

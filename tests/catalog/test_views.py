@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from catalog.locations import parse_location
+from lakefeed.locations import parse_location
 from tests.catalog.conftest import Client
 from tests.catalog.documents import create_body, field, schema
 from tests.catalog.test_http import error_of

@@ -31,7 +31,7 @@ def main() -> None:
     """Run the command line under the sentence."""
     moment, where, *arguments = sys.argv[1:]
     _wrap(where, die if moment == "before" else live, die if moment == "after" else live)
-    from ingest.cli import main as lakefeed  # noqa: PLC0415 - not needed by those who only want the command
+    from lakefeed.ingest.cli.main import main as lakefeed  # noqa: PLC0415 - not needed by those who only want the command
 
     lakefeed(arguments)
 

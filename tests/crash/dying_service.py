@@ -80,83 +80,93 @@ EXPIRY_LOOK_EVERY_SNAPSHOTS = 2
 # have left memory.
 STUCK_TABLE = "/events-"
 
-FIRST_APPEND = "writer.wal.log:Log.append"
+FIRST_APPEND = "lakefeed.writer.wal.log:Log.append"
 
 # In the order of docs/invariants.md. Steps of one part are died at one after the other, on the same data.
 STEPS: dict[str, dict[str, Step]] = {
     "intake": {
-        "group decided": _after("ingest.dedup:Dedup.decide"),
-        "before the group is written": _before("writer.wal.log:write_all"),
-        "group written": _after("writer.wal.log:write_all"),
+        "group decided": _after("lakefeed.ingest.intake.dedup:Dedup.decide"),
+        "before the group is written": _before("lakefeed.writer.wal.log:write_all"),
+        "group written": _after("lakefeed.writer.wal.log:write_all"),
         "group synced, not recorded": _after(FIRST_APPEND),
-        "group recorded, not answered": _before("ingest.intake:Intake._answer"),
-        "group answered, acks not sent": _after("ingest.intake:Intake._answer"),
+        "group recorded, not answered": _before("lakefeed.ingest.intake.intake:Intake._answer"),
+        "group answered, acks not sent": _after("lakefeed.ingest.intake.intake:Intake._answer"),
     },
     "rotation": {
-        "spare created, not filled": _before("writer.wal.directory:allocate_zeros", calls_max=1),
-        "header synced": _before("writer.wal.files:Filesystem.rename", only=_to(".wal"), calls_max=2),
-        "spare renamed": _after("writer.wal.directory:LogDirectory.begin", calls_max=2),
-        "name synced, before the first record": _after("writer.wal.directory:LogDirectory.sync_names", calls_max=2),
+        "spare created, not filled": _before("lakefeed.writer.wal.directory:allocate_zeros", calls_max=1),
+        "header synced": _before("lakefeed.writer.wal.directory:Filesystem.rename", only=_to(".wal"), calls_max=2),
+        "spare renamed": _after("lakefeed.writer.wal.directory:LogDirectory.begin", calls_max=2),
+        "name synced, before the first record": _after(
+            "lakefeed.writer.wal.directory:LogDirectory.sync_names", calls_max=2
+        ),
     },
     "trim": {
-        "before the segment is retired": _before("writer.wal.directory:LogDirectory.retire", calls_max=2),
-        "segment renamed to a spare": _after("writer.wal.files:Filesystem.rename", only=_to(".spare"), calls_max=2),
-        "segment retired": _after("writer.wal.directory:LogDirectory.retire", calls_max=2),
+        "before the segment is retired": _before("lakefeed.writer.wal.directory:LogDirectory.retire", calls_max=2),
+        "segment renamed to a spare": _after(
+            "lakefeed.writer.wal.directory:Filesystem.rename", only=_to(".spare"), calls_max=2
+        ),
+        "segment retired": _after("lakefeed.writer.wal.directory:LogDirectory.retire", calls_max=2),
     },
     "flush": {
-        "namespace created": _after("writer.iceberg.catalog_client:CatalogClient.ensure_namespace", calls_max=1),
-        "table's first metadata written": _before("catalog.store.sqlite:SqliteStore.create_entry", calls_max=1),
-        "table created": _after("writer.iceberg.catalog_client:CatalogClient.create_table", calls_max=1),
-        "buffer taken": _after("writer.buffer:TableBuffer.take"),
-        "schema committed": _after("writer.committer:Committer.commit_schema"),
-        "first data file written": _after("writer.storage.local:LocalStore.write", only=_named("-00000.parquet")),
-        "second data file written": _after("writer.storage.local:LocalStore.write", only=_named("-00001.parquet")),
+        "namespace created": _after("lakefeed.writer.commit.rest_catalog:CatalogClient.ensure_namespace", calls_max=1),
+        "table's first metadata written": _before(
+            "lakefeed.catalog.store.sqlite:SqliteStore.create_entry", calls_max=1
+        ),
+        "table created": _after("lakefeed.writer.commit.rest_catalog:CatalogClient.create_table", calls_max=1),
+        "buffer taken": _after("lakefeed.writer.tables.pending:TableBuffer.take"),
+        "schema committed": _after("lakefeed.writer.commit.committer:Committer.commit_schema"),
+        "first data file written": _after("lakefeed.storage.local:LocalStore.write", only=_named("-00000.parquet")),
+        "second data file written": _after("lakefeed.storage.local:LocalStore.write", only=_named("-00001.parquet")),
         "manifest written": _after(
-            "writer.storage.local:LocalStore.write", only=_named("/metadata/lakefeed-", ".avro")
+            "lakefeed.storage.local:LocalStore.write", only=_named("/metadata/lakefeed-", ".avro")
         ),
         "manifest list written": _after(
-            "writer.storage.local:LocalStore.write", only=_named("/metadata/snap-", ".avro")
+            "lakefeed.storage.local:LocalStore.write", only=_named("/metadata/snap-", ".avro")
         ),
     },
     "commit": {
-        "before the request": _before("writer.iceberg.catalog_client:CatalogClient.commit_table", only=_has_rows),
-        "metadata file written, pointer not swapped": _before("catalog.store.sqlite:_swap_pointer"),
-        "pointer swapped, transaction open": _after("catalog.store.sqlite:_swap_pointer"),
-        "pointer swapped, not answered": _after("catalog.store.sqlite:SqliteStore.swap_pointer"),
-        "answered, log not trimmed": _after("writer.committer:Committer.commit"),
+        "before the request": _before("lakefeed.writer.commit.rest_catalog:CatalogClient.commit_table", only=_has_rows),
+        "metadata file written, pointer not swapped": _before("lakefeed.catalog.store.sqlite:_swap_pointer"),
+        "pointer swapped, transaction open": _after("lakefeed.catalog.store.sqlite:_swap_pointer"),
+        "pointer swapped, not answered": _after("lakefeed.catalog.store.sqlite:SqliteStore.swap_pointer"),
+        "answered, log not trimmed": _after("lakefeed.writer.commit.committer:Committer.commit"),
     },
     "together": {
-        "buffers of all tables taken": _after("writer.flush_group:FlushGroups._take", calls_max=2),
-        "files of all tables written": _before("writer.committer:Committer.commit_all"),
-        "before the one request": _before("writer.iceberg.catalog_client:CatalogClient.commit_transaction"),
-        "first pointer swapped, transaction open": _after("catalog.store.sqlite:_swap_pointer"),
-        "all pointers swapped, not answered": _after("catalog.store.sqlite:SqliteStore.move_pointers"),
-        "answered, tables not told": _after("writer.iceberg.catalog_client:CatalogClient.commit_transaction"),
-        "first table told": _after("writer.table_writer:TableWriter.finish"),
+        "buffers of all tables taken": _after("lakefeed.writer.tables.rounds:FlushGroups._take", calls_max=2),
+        "files of all tables written": _before("lakefeed.writer.commit.committer:Committer.commit_all"),
+        "before the one request": _before("lakefeed.writer.commit.rest_catalog:CatalogClient.commit_transaction"),
+        "first pointer swapped, transaction open": _after("lakefeed.catalog.store.sqlite:_swap_pointer"),
+        "all pointers swapped, not answered": _after("lakefeed.catalog.store.sqlite:SqliteStore.move_pointers"),
+        "answered, tables not told": _after("lakefeed.writer.commit.rest_catalog:CatalogClient.commit_transaction"),
+        "first table told": _after("lakefeed.writer.tables.table:TableWriter.finish"),
     },
     "layout": {
-        "before the partitions are changed": _before("writer.committer:Committer.commit_layout"),
-        "partitions changed, no rows written": _after("writer.committer:Committer.commit_layout"),
+        "before the partitions are changed": _before("lakefeed.writer.commit.committer:Committer.commit_layout"),
+        "partitions changed, no rows written": _after("lakefeed.writer.commit.committer:Committer.commit_layout"),
     },
     "expiry": {
         "before the removal is asked for": _before(
-            "writer.iceberg.catalog_client:CatalogClient.commit_table", only=_removes_snapshots
+            "lakefeed.writer.commit.rest_catalog:CatalogClient.commit_table", only=_removes_snapshots
         ),
         "snapshots removed, nothing deleted": _after(
-            "writer.iceberg.catalog_client:CatalogClient.commit_table", only=_removes_snapshots
+            "lakefeed.writer.commit.rest_catalog:CatalogClient.commit_table", only=_removes_snapshots
         ),
-        "some metadata files deleted": _after("writer.storage.local:LocalStore.delete"),
+        "some metadata files deleted": _after("lakefeed.storage.local:LocalStore.delete"),
     },
     "parking": {
-        "rows left memory": _after("writer.parking:Standing.park", calls_max=1),
-        "changes passed by": _after("writer.parking:Standing.pass_by"),
-        "changes read again, not committed": _after("writer.parking:Standing.take_again"),
-        "before the table flows again": _before("writer.parking:Standing.advance", only=_joins, calls_max=1),
-        "table flows again": _after("writer.parking:Standing.advance", only=_flows, calls_max=1),
+        "rows left memory": _after("lakefeed.writer.tables.state:Standing.park", calls_max=1),
+        "changes passed by": _after("lakefeed.writer.tables.state:Standing.pass_by"),
+        "changes read again, not committed": _after("lakefeed.writer.tables.state:Standing.take_again"),
+        "before the table flows again": _before(
+            "lakefeed.writer.tables.state:Standing.advance", only=_joins, calls_max=1
+        ),
+        "table flows again": _after("lakefeed.writer.tables.state:Standing.advance", only=_flows, calls_max=1),
     },
     "start": {
-        "before the torn tail is cut off": _before("writer.wal.directory:LogDirectory._recover_records", calls_max=1),
-        "log opened": _after("ingest.intake:load_sources", calls_max=1),
+        "before the torn tail is cut off": _before(
+            "lakefeed.writer.wal.directory:LogDirectory._recover_records", calls_max=1
+        ),
+        "log opened": _after("lakefeed.ingest.intake.intake:load_sources", calls_max=1),
     },
 }
 
@@ -209,15 +219,15 @@ class Obstacle:
 
     def maybe_refuse(self, args: tuple[Any, ...], _named: dict[str, Any]) -> None:
         """Fail as a store does that is down for one table."""
-        from writer.errors import StorageError  # noqa: PLC0415 - not needed by those who only want the list
+        from lakefeed.contract.errors import StorageError  # noqa: PLC0415 - not needed by those who only want the list
 
         if not self._is_gone and STUCK_TABLE in args[1] and args[1].endswith(".parquet"):
             raise StorageError(f"store is down: location={args[1]}")
 
     def wrap(self) -> None:
         """Stand in the way of the store, until the table is parked."""
-        _wrap("writer.storage.local:LocalStore.write", self.maybe_refuse, lambda *_: None)
-        _wrap("writer.parking:Standing.park", lambda *_: None, lambda *_: self._go())
+        _wrap("lakefeed.storage.local:LocalStore.write", self.maybe_refuse, lambda *_: None)
+        _wrap("lakefeed.writer.tables.state:Standing.park", lambda *_: None, lambda *_: self._go())
 
     def _go(self) -> None:
         self._is_gone = True
@@ -261,8 +271,8 @@ def main() -> None:
     if part == "parking":
         Obstacle().wrap()
     if part == "expiry":
-        importlib.import_module("writer.expiring").LOOK_EVERY_SNAPSHOTS = EXPIRY_LOOK_EVERY_SNAPSHOTS
-    from ingest.cli import main as lakefeed  # noqa: PLC0415 - not needed by those who only want the list
+        importlib.import_module("lakefeed.writer.commit.expiry").LOOK_EVERY_SNAPSHOTS = EXPIRY_LOOK_EVERY_SNAPSHOTS
+    from lakefeed.ingest.cli.main import main as lakefeed  # noqa: PLC0415 - not needed by those who only want the list
 
     lakefeed(arguments)
 

@@ -17,8 +17,8 @@ from tests.crash.dying_catalog import command
 
 pytestmark = pytest.mark.crash
 
-STORE = "catalog.store.sqlite"
-STORAGE = "catalog.storage"
+STORE = "lakefeed.catalog.store.sqlite"
+STORAGE = "lakefeed.storage.local"
 # The metadata file is there and empty; it is whole, and its name may not survive a loss of power; the metadata is
 # written; the change and its outcome are written, not yet durable; they are durable, nobody knows.
 MOMENTS = (

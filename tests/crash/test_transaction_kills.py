@@ -21,9 +21,9 @@ from aiohttp import web
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage
 
-from catalog.app import build_catalog
-from catalog.config import CatalogConfig, Warehouse
-from ingest.catalog_mount import DATABASE_NAME
+from lakefeed.catalog.app import build_catalog
+from lakefeed.catalog.config import CatalogConfig, Warehouse
+from lakefeed.ingest.service import DATABASE_NAME
 from tests.clients import open_pyiceberg
 from tests.crash.dying_service import STEPS, command
 from tests.crash.runs import SETTINGS, rounds

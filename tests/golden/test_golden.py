@@ -25,28 +25,27 @@ import msgspec
 import prometheus_client
 import pytest
 
-from catalog.errors import CatalogError
-from ingest.admission import LoadLevel, TurnAwayReason
-from ingest.auth import SUBPROTOCOL, Refusal
-from ingest.cli import main
-from ingest.config import section_types
-from ingest.http_answers import STATUS_OF_REASON
-from ingest.offers import NackReason
-from ingest.patience import CloseCode, Closing
-from ingest.protocol import PROTOCOL_VERSION, ClientMessage, ServerMessage
-from ingest.service import serving
-from pipeline.backfill.settings import BackfillConfig
-from pipeline.config import SparkSettings
-from pipeline.maintenance.settings import MaintenanceConfig
-from pipeline.mirrors.settings import MirrorConfig
-from pipeline.settings import SECTIONS
+from lakefeed.catalog.errors import CatalogError
+from lakefeed.ingest.admission.auth import SUBPROTOCOL, Refusal
+from lakefeed.ingest.admission.limits import CloseCode, Closing, LoadLevel, TurnAwayReason
+from lakefeed.ingest.cli.main import main
+from lakefeed.ingest.config import section_types
+from lakefeed.ingest.http.changes import STATUS_OF_REASON
+from lakefeed.ingest.protocol.messages import PROTOCOL_VERSION, ClientMessage, ServerMessage
+from lakefeed.ingest.protocol.offers import NackReason
+from lakefeed.ingest.service import serving
+from lakefeed.pipeline.backfill.inputs import BackfillConfig
+from lakefeed.pipeline.maintenance.plan import MaintenanceConfig
+from lakefeed.pipeline.mirrors.settings import MirrorConfig
+from lakefeed.pipeline.spark.session import SparkSettings
+from lakefeed.settings import SECTIONS
+from lakefeed.writer.rows.table_settings import per_table_keys
+from lakefeed.writer.wire.arrow_frame import ArrowFrame
+from lakefeed.writer.wire.json_batch import Batch
 from tests.golden.log_events import UNRESOLVED, log_events, source_files
 from tests.golden.type_texts import path_text, record_in, type_text, value_text
 from tests.ingest.conftest import small_config
 from tests.ingest.talking import DEADLINE_S, talking
-from writer.arrow.frames import ArrowFrame
-from writer.envelope import Batch
-from writer.table_settings import per_table_keys
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

@@ -12,11 +12,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from ingest.config import Config, IngestConfig, ServerConfig
-from ingest.service import Addresses, serving
-from ingest.sockets import BudgetedConnection
+from lakefeed.ingest.config import Config, IngestConfig, ServerConfig
+from lakefeed.ingest.service import Addresses, serving
+from lakefeed.ingest.websocket.socket import BudgetedConnection
+from lakefeed.storage.config import MIB
+from lakefeed.writer.config import LogConfig, WriterConfig
 from tests.ingest.talking import DEADLINE_S
-from writer.config import MIB, LogConfig, WriterConfig
 
 
 def small_config(data_dir: Path, **writer: object) -> Config:

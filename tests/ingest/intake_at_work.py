@@ -9,16 +9,17 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from ingest.config import IngestConfig
-from ingest.intake import Intake
-from ingest.metrics import IngestMetrics
-from ingest.offers import NackReason, Offer, Refused, Verdict
+from lakefeed.ingest.config import IngestConfig
+from lakefeed.ingest.intake.intake import Intake
+from lakefeed.ingest.metrics import IngestMetrics
+from lakefeed.ingest.protocol.offers import NackReason, Offer, Refused, Verdict
+from lakefeed.storage.config import MIB
+from lakefeed.writer.config import LogConfig
+from lakefeed.writer.wal.directory import Filesystem
+from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.payload import Frame, decode_frame
+from lakefeed.writer.wal.tail import Tail
 from tests.ingest.offered import offer_of
-from writer.config import MIB, LogConfig
-from writer.frames import Frame, decode_frame
-from writer.wal.files import Filesystem
-from writer.wal.log import Log
-from writer.wal.tail import Tail
 
 DEADLINE_S = 20.0
 SMALL_LOG = LogConfig(segment_max_bytes=MIB, max_bytes=2 * MIB)

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from ingest.server import WATCH_INTERVAL_S
-from ingest.service import Addresses, serving
+from lakefeed.ingest.service import Addresses, serving
+from lakefeed.ingest.websocket.server import WATCH_INTERVAL_S
 from tests.ingest.conftest import small_config
 from tests.ingest.talking import DEADLINE_S
 

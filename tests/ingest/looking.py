@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 
-from ingest.service import Addresses
+from lakefeed.ingest.service import Addresses
 from tests.clients import open_duckdb
 from tests.ingest.talking import DEADLINE_S
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import orjson
 
-from ingest.offers import Offer
-from writer.changes import SourceId
-from writer.frames import Encoding
+from lakefeed.contract.changes import SourceId
+from lakefeed.ingest.protocol.offers import Offer
+from lakefeed.writer.wal.payload import Encoding
 
 
 def body_of(sequences: list[int], *, table: str = "users", padding: int = 0) -> bytes:

@@ -13,17 +13,18 @@ from typing import Any, NamedTuple
 import aiohttp
 from aiohttp import web
 
-from ingest.config import IngestConfig
-from ingest.debezium import DebeziumConfig
-from ingest.debezium_intake import DebeziumIntake
-from ingest.gatekeeper import Gatekeeper
-from ingest.http_ingest import ROUTES, HttpIngest, add_http_ingest
-from ingest.http_listener import HttpLimits, serve_http
-from ingest.metrics import IngestMetrics
+from lakefeed.ingest.config import IngestConfig
+from lakefeed.ingest.debezium.events import DebeziumConfig
+from lakefeed.ingest.http.changes import ROUTES, HttpIngest, add_http_ingest
+from lakefeed.ingest.http.listener import HttpLimits, serve_http
+from lakefeed.ingest.intake.debezium import DebeziumIntake
+from lakefeed.ingest.metrics import IngestMetrics
+from lakefeed.ingest.websocket.handshake import Gatekeeper
+from lakefeed.storage.config import MIB
+from lakefeed.writer.config import LogConfig
+from lakefeed.writer.wal.directory import Filesystem
+from lakefeed.writer.wire.json_batch import Event, decode_batch
 from tests.ingest.intake_at_work import SMALL_LOG, Running, running
-from writer.config import MIB, LogConfig
-from writer.envelope import Event, decode_batch
-from writer.wal.files import Filesystem
 
 DEADLINE_S = 30.0
 NDJSON = {"Content-Type": "application/x-ndjson"}

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ingest.addresses import client_address, is_private, masked, parse_address, parse_networks, subnet_of
+from lakefeed.ingest.admission.addresses import (
+    client_address,
+    is_private,
+    masked,
+    parse_address,
+    parse_networks,
+    subnet_of,
+)
 
 PROXIES = parse_networks("10.0.0.0/8, 2001:db8::1")
 

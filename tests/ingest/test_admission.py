@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ingest.addresses import parse_address
-from ingest.admission import (
+from lakefeed.ingest.admission.addresses import parse_address
+from lakefeed.ingest.admission.limits import (
     BACKOFF_MAX_MS,
     SOURCE_BUCKETS_MAX,
     ConnectionLimits,
@@ -18,7 +18,7 @@ from ingest.admission import (
     SourceRates,
     load_level,
 )
-from ingest.offers import NackReason, Refused
+from lakefeed.ingest.protocol.offers import NackReason, Refused
 
 NOW = 1_763_251_200.0
 

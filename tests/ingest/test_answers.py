@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ingest import answers
-from ingest.errors import ProtocolError
-from ingest.offers import Duplicate, Durable, NackReason, Refused
-from ingest.protocol import Ack, BufferStats, Connect, FlushRequest, Heartbeat, Limits, Status
-from writer.changes import Position
+from lakefeed.contract.changes import Position
+from lakefeed.ingest.errors import ProtocolError
+from lakefeed.ingest.protocol.messages import Ack, BufferStats, Connect, FlushRequest, Heartbeat, Limits, Status
+from lakefeed.ingest.protocol.offers import Duplicate, Durable, NackReason, Refused
+from lakefeed.ingest.websocket import replies
 
 NOW = 1_763_251_200.5
 NOW_MS = 1_763_251_200_500
@@ -22,23 +22,23 @@ def ack(
     commits_fail: bool = False,
     is_jump: bool = False,
 ) -> Ack:
-    return answers.ack(
+    return replies.ack(
         verdict,
         number=7,
         changes=changes,
         correlation_id="c",
-        backlog=answers.Backlog(utilization=utilization, time_until_flush_ms=1_500, commits_fail=commits_fail),
+        backlog=replies.Backlog(utilization=utilization, time_until_flush_ms=1_500, commits_fail=commits_fail),
         is_jump=is_jump,
         now=NOW,
     )
 
 
 def status(*, epoch: int = 0, durable: Position | None = None, committed: Position | None = None) -> Status:
-    return answers.status(
+    return replies.status(
         Connect(source_do_id="shop", epoch=epoch, correlation_id="c"),
         durable=durable,
         committed=committed,
-        service=answers.Service(
+        service=replies.Service(
             state="receiving",
             buffer=BufferStats(total_size_bytes=50, utilization=0.25, batch_count=0, event_count=0),
             connected_sources=3,
@@ -69,7 +69,7 @@ def test_circuit_breaker_is_open_while_commits_fail(commits_fail, state):
 
 def test_refusal_for_its_size_tells_both_sizes_under_all_their_names():
     refused = Refused(NackReason.PAYLOAD_TOO_LARGE, "too large", retry=False, max_size=10, actual_size=12)
-    answer = answers.refusal_nack(refused, 7, None, now=NOW)
+    answer = replies.refusal_nack(refused, 7, None, now=NOW)
     assert (answer.max_size, answer.actual_size, answer.received_size) == (10, 12, 12)
 
 
@@ -128,7 +128,7 @@ def test_nothing_committed_is_no_sequence():
 
 def test_refused_batch_says_whether_and_when_to_try_again():
     refused = Refused(NackReason.BUFFER_FULL, "log has used up its budget", retry=True, retry_delay_ms=1000)
-    answer = answers.refusal_nack(refused, 7, "c", now=NOW)
+    answer = replies.refusal_nack(refused, 7, "c", now=NOW)
     assert (answer.reason, answer.should_retry, answer.retry_delay_ms) == ("buffer_full", True, 1000)
     assert (answer.sequence_number, answer.correlation_id) == (7, "c")
 
@@ -138,21 +138,21 @@ def test_refused_batch_says_whether_and_when_to_try_again():
 )
 def test_broken_message_is_worth_sending_again_only_if_it_came_too_early(reason, retry):
     error = ProtocolError(reason, "events: expected array", sequence_number=7, retry=retry)
-    answer = answers.protocol_nack(error, now=NOW)
+    answer = replies.protocol_nack(error, now=NOW)
     assert (answer.should_retry, answer.sequence_number, answer.error_message) == (retry, 7, "events: expected array")
 
 
 def test_broken_message_without_a_number_is_answered_with_zero():
-    assert answers.protocol_nack(ProtocolError("invalid_format", "x"), now=NOW).sequence_number == 0
+    assert replies.protocol_nack(ProtocolError("invalid_format", "x"), now=NOW).sequence_number == 0
 
 
 def test_epoch_that_is_over_is_not_worth_sending_again():
-    answer = answers.protocol_nack(answers.stale_epoch(1, 2), now=NOW)
+    answer = replies.protocol_nack(replies.stale_epoch(1, 2), now=NOW)
     assert (answer.reason, answer.should_retry) == ("invalid_sequence", False)
 
 
 def test_pong_and_flush_response_carry_what_was_asked():
-    pong = answers.pong(Heartbeat(timestamp=5, correlation_id="h"), now=NOW)
+    pong = replies.pong(Heartbeat(timestamp=5, correlation_id="h"), now=NOW)
     assert (pong.timestamp, pong.server_time, pong.correlation_id) == (5, NOW_MS, "h")
-    response = answers.flush_response(FlushRequest(correlation_id="f"), {"success": True}, now=NOW)
+    response = replies.flush_response(FlushRequest(correlation_id="f"), {"success": True}, now=NOW)
     assert (response.result, response.correlation_id) == ({"success": True}, "f")

@@ -11,15 +11,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from ingest.errors import ProtocolError
-from ingest.protocol import ARROW_EXPANSION_MAX_FRAMES, CORRELATION_ID_MAX_CHARS, open_arrow_frame
-from ingest.service import Addresses, serving
-from ingest.session import Session
+from lakefeed.ingest.errors import ProtocolError
+from lakefeed.ingest.protocol.messages import ARROW_EXPANSION_MAX_FRAMES, CORRELATION_ID_MAX_CHARS, open_arrow_frame
+from lakefeed.ingest.protocol.session import Session
+from lakefeed.ingest.service import Addresses, serving
+from lakefeed.writer.wal.payload import Encoding
 from tests.clients import open_duckdb
 from tests.ingest.conftest import small_config
 from tests.ingest.talking import Talker, talking
 from tests.writer.arrow.arrowed import changes, stream_of
-from writer.frames import Encoding
 
 FRAME_MAX_BYTES = 1024 * 1024
 

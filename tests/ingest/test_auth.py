@@ -13,11 +13,18 @@ from click.testing import CliRunner
 from pyiceberg.exceptions import UnauthorizedError
 from websockets.asyncio.client import connect
 
-from ingest.auth import Auth, Refusal, auth_from, choose_subprotocol
-from ingest.auth_settings import AuthConfig, is_loopback, load_tokens
-from ingest.cli import main
-from ingest.errors import ConfigError
-from ingest.service import Addresses, serving
+from lakefeed.ingest.admission.auth import (
+    Auth,
+    AuthConfig,
+    Refusal,
+    auth_from,
+    choose_subprotocol,
+    is_loopback,
+    load_tokens,
+)
+from lakefeed.ingest.cli.main import main
+from lakefeed.ingest.errors import ConfigError
+from lakefeed.ingest.service import Addresses, serving
 from tests.clients import open_duckdb, open_pyiceberg
 from tests.ingest.conftest import small_config
 from tests.ingest.talking import DEADLINE_S, talking

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ingest.buckets import TokenBucket
+from lakefeed.ingest.admission.limits import TokenBucket
 
 
 def spend(bucket: TokenBucket, cost: float, now: float) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import aiohttp
 
-from ingest.service import Addresses, serving
+from lakefeed.ingest.service import Addresses, serving
 from tests.ingest.conftest import small_config
 from tests.ingest.talking import DEADLINE_S, Talker, talking
 

@@ -21,9 +21,9 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
-from catalog.store.postgres_schema import SCHEMA_VERSION as POSTGRES_VERSION
-from catalog.store.sqlite_schema import SCHEMA_VERSION as SQLITE_VERSION
-from ingest.catalog_mount import DATABASE_NAME
+from lakefeed.catalog.store.postgres import SCHEMA_VERSION as POSTGRES_VERSION
+from lakefeed.catalog.store.sqlite import SCHEMA_VERSION as SQLITE_VERSION
+from lakefeed.ingest.service import DATABASE_NAME
 from tests.clients import open_pyiceberg
 from tests.postgres_server import postgres_server
 from tests.service_process import LAKEFEED, free_ports

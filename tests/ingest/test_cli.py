@@ -16,13 +16,13 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner, Result
 
-from ingest.cli import main
-from ingest.config import known_keys
-from ingest.service import serving
+from lakefeed.ingest.cli.main import main
+from lakefeed.ingest.config import known_keys
+from lakefeed.ingest.service import serving
+from lakefeed.writer.config import LogConfig
+from lakefeed.writer.wal.log import Log
 from tests.ingest.conftest import small_config
 from tests.serving import serve_in_thread
-from writer.config import LogConfig
-from writer.wal.log import Log
 
 COMMANDS = sorted(main.commands)
 NOBODY = "http://127.0.0.1:1"
@@ -40,7 +40,7 @@ def run(*arguments: str, **options: object) -> Result:
 def lakefeed(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own, as a shell would."""
     root = Path(__file__).parent.parent.parent
-    program = "import sys; from ingest.cli import main; sys.exit(main())"
+    program = "import sys; from lakefeed.ingest.cli.main import main; sys.exit(main())"
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
         capture_output=True,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 import pytest
 
-from ingest.command_errors import readable_errors
-from ingest.errors import ConfigError, PushError
-from writer.errors import WriterError
+from lakefeed.contract.errors import WriterError
+from lakefeed.ingest.cli.output import readable_errors
+from lakefeed.ingest.errors import ConfigError, PushError
 
 
 @pytest.mark.parametrize(

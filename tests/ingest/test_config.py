@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ingest.config import Config, Loaded, known_keys, load_config, section_types
-from ingest.errors import ConfigError
-from writer.config import MIB
+from lakefeed.ingest.config import Config, Loaded, known_keys, load_config, section_types
+from lakefeed.ingest.errors import ConfigError
+from lakefeed.storage.config import MIB
 
 NO_ENVIRONMENT: dict[str, str] = {}
 

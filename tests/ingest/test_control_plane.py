@@ -9,11 +9,11 @@ import shutil
 
 import aiohttp
 
-from ingest.service import serving
+from lakefeed.ingest.service import serving
+from lakefeed.writer.tables.feed import Feed
 from tests.ingest.conftest import small_config
 from tests.ingest.looking import get, metrics_of, post, read_rows, until
 from tests.ingest.talking import talking
-from writer.feed import Feed
 
 # -- flushing
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from ingest.debezium import DebeziumMalformed
-from ingest.debezium_intake import DOUBTS_SHOWN, TABLES_SHOWN, DebeziumIntake, DebeziumReceipt
-from ingest.offers import Durable, NackReason, Refused
+from lakefeed.contract.changes import Position, SourceId
+from lakefeed.ingest.debezium.events import DebeziumMalformed
+from lakefeed.ingest.intake.debezium import DOUBTS_SHOWN, TABLES_SHOWN, DebeziumIntake, DebeziumReceipt
+from lakefeed.ingest.protocol.offers import Durable, NackReason, Refused
 from tests.fakes import HeldFilesystem
 from tests.ingest.debezium.envelopes import KEYED, envelope, header, mark, streamed
 from tests.ingest.intake_at_work import LARGE, fill, turns, until
 from tests.ingest.offered import offer_of
 from tests.ingest.posting import NOW_US, Posting, posting
-from writer.changes import Position, SourceId
 
 SHOP = SourceId("shop")
 HEARTBEAT = {"ts_ms": 1_794_802_444_929}

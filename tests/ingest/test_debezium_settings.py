@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from ingest.debezium_settings import DebeziumSettings
-from ingest.service import serving
+from lakefeed.ingest.config import DebeziumSettings
+from lakefeed.ingest.service import serving
+from lakefeed.writer.config import WriterConfig
+from lakefeed.writer.rows.table_settings import TableSections
 from tests.clients import open_duckdb
 from tests.ingest.conftest import small_config
 from tests.ingest.talking import talking
-from writer.config import WriterConfig
-from writer.table_settings import TableSections
 
 COLUMNS = {"order_id": "long", "line": "int", "note": "string"}
 LINES = TableSections({"public.lines": {"columns": COLUMNS, "identifier": ["order_id", "line"]}})

@@ -11,17 +11,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ingest.config import load_config
-from ingest.errors import ConfigError, ProtocolError
-from ingest.protocol import Connect, decode_message
-from ingest.service import serving
-from ingest.session import Session
+from lakefeed.ingest.config import load_config
+from lakefeed.ingest.errors import ConfigError, ProtocolError
+from lakefeed.ingest.protocol.messages import Connect, decode_message
+from lakefeed.ingest.protocol.session import Session
+from lakefeed.ingest.service import serving
+from lakefeed.writer.rows.declaration import DECLARATIONS_MAX_BYTES
+from lakefeed.writer.wire.json_batch import BatchHead
 from tests.clients import open_duckdb
 from tests.ingest.conftest import small_config
 from tests.ingest.talking import insert, talking
 from tests.writer.arrow.arrowed import changes, stream_of
-from writer.envelope import BatchHead
-from writer.rows.declared import DECLARATIONS_MAX_BYTES
 
 ORDERS = {"columns": {"id": "long", "price": "decimal(18, 2)", "day": "date"}, "identifier": ["id"]}
 USERS = {"columns": {"born": "date"}}

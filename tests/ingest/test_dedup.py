@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingest.dedup import Dedup, Fresh
-from ingest.offers import Duplicate, NackReason, Offer, Refused
-from ingest.segment_head import decode_head, encode_head
+from lakefeed.contract.changes import Position, SourceId
+from lakefeed.ingest.intake.dedup import Dedup
+from lakefeed.ingest.intake.sources import decode_head, encode_head
+from lakefeed.ingest.protocol.offers import Duplicate, Fresh, NackReason, Offer, Refused
 from tests.ingest.offered import offer_of
-from writer.changes import Position, SourceId
 
 SHOP = SourceId("shop")
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import aiohttp
 
-from ingest.service import serving
+from lakefeed.ingest.service import serving
+from lakefeed.writer.rows.table_settings import TableSections
 from tests.ingest.conftest import small_config
 from tests.ingest.talking import talking
-from writer.table_settings import TableSections
 
 
 async def test_explanation_is_of_the_table_that_is_asked_for(tmp_path):

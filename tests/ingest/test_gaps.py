@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ingest.gaps import BEFORE_ALL, Gap, Gaps
+from lakefeed.contract.changes import Position, SourceId
+from lakefeed.ingest.intake.dedup import Gap, Gaps
+from lakefeed.ingest.protocol.offers import BEFORE_ALL
 from tests.ingest.offered import offer_of
-from writer.changes import Position, SourceId
 
 SHOP = SourceId("shop")
 

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from ingest import http_answers, http_ingest
-from ingest.config import load_config
-from ingest.offers import NackReason
+from lakefeed.ingest.config import load_config
+from lakefeed.ingest.http import changes
+from lakefeed.ingest.protocol.offers import NackReason
 from tests.ingest.debezium.envelopes import streamed
 from tests.ingest.posting import NDJSON, posting
 
@@ -47,8 +47,8 @@ def test_configuration_shown_is_patient_and_the_wait_shown_is_that_of_the_code()
 
     assert int(properties["debezium.sink.http.timeout.ms"]) >= 60_000
     assert int(properties["debezium.sink.http.retries"]) >= 1_000_000
-    assert f"{http_ingest.WAIT_MAX_S:.0f} seconds" in HTTP
-    assert http_ingest.WAIT_MAX_S < 60, "the timeout that the page asks clients for"
+    assert f"{changes.WAIT_MAX_S:.0f} seconds" in HTTP
+    assert changes.WAIT_MAX_S < 60, "the timeout that the page asks clients for"
 
 
 async def test_url_shown_for_debezium_server_is_a_route_that_takes_its_events(tmp_path):
@@ -88,14 +88,14 @@ async def test_bodies_shown_are_taken_and_answered_as_shown(tmp_path):
 
 def test_statuses_shown_are_those_of_their_reasons():
     shown = {(int(status), reason) for status, reason in re.findall(r"^\| (\d+) \| `(\w+)` \|", HTTP, re.MULTILINE)}
-    refused = {(status, reason) for reason, status in http_answers.STATUS_OF_REASON.items()}
+    refused = {(status, reason) for reason, status in changes.STATUS_OF_REASON.items()}
 
     assert shown == refused | {(400, NackReason.INVALID_FORMAT.value)}
 
 
 @pytest.mark.parametrize("name", ["source", "table", "key", "sequence", "epoch"])
 def test_query_parameters_shown_are_those_that_are_read(name):
-    source = Path(http_ingest.__file__).read_text(encoding="utf-8")
+    source = Path(changes.__file__).read_text(encoding="utf-8")
 
     assert f"| `{name}` |" in HTTP
     assert f'"{name}"' in source

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from lakefeed.contract.changes import Position, SourceId
+from lakefeed.storage.config import MIB
+from lakefeed.writer.config import LogConfig
 from tests.fakes import HeldFilesystem
 from tests.ingest.intake_at_work import until
 from tests.ingest.offered import offer_of
 from tests.ingest.posting import Answer, insert, posting
 from tests.ingest.raw_http import talk_raw
-from writer.changes import Position, SourceId
-from writer.config import MIB, LogConfig
 
 SHOP = SourceId("shop")
 ROOMY_LOG = LogConfig(segment_max_bytes=MIB, max_bytes=64 * MIB)

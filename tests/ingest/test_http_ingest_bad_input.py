@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from ingest.config import IngestConfig
+from lakefeed.ingest.config import IngestConfig
+from lakefeed.storage.config import MIB
 from tests.ingest.intake_at_work import LARGE
 from tests.ingest.posting import NDJSON, insert, posting
 from tests.ingest.raw_http import talk_raw
-from writer.config import MIB
 
 SMALL = IngestConfig(frame_max_bytes=4_000, event_max_bytes=1_000)
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from ingest.config import IngestConfig
+from lakefeed.ingest.config import IngestConfig
+from lakefeed.storage.config import MIB
 from tests.ingest.debezium.envelopes import streamed
 from tests.ingest.intake_at_work import until
 from tests.ingest.posting import NDJSON, insert, posting
 from tests.ingest.raw_http import post_head, speaking, talk_raw
-from writer.config import MIB
 
 SMALL = IngestConfig(frame_max_bytes=4_000, event_max_bytes=1_000)
 

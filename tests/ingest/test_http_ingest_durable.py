@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 
-from ingest import http_ingest
+from lakefeed.ingest.http import changes
 from tests.fakes import FaultyFilesystem, HeldFilesystem
 from tests.ingest.intake_at_work import LARGE, fill, turns, until
 from tests.ingest.posting import posting
@@ -56,7 +56,7 @@ async def test_full_log_makes_the_answer_late_and_it_is_a_200_once_there_is_room
 
 
 async def test_log_that_stays_full_is_a_503_that_says_to_try_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(http_ingest, "WAIT_MAX_S", 0.0)
+    monkeypatch.setattr(changes, "WAIT_MAX_S", 0.0)
     async with posting(tmp_path) as client:
         await fill(client.at_work)
         status, document = await client.batch(1, padding="x" * LARGE)
@@ -73,7 +73,7 @@ async def test_batch_whose_client_is_gone_is_not_tried_again(tmp_path):
         gone.cancel()
         await turns()
         await client.at_work.log.trim(client.at_work.log.durable_end)
-        await asyncio.sleep(2 * http_ingest.FULL_PAUSE_S)  # as long as a try would have taken
+        await asyncio.sleep(2 * changes.FULL_PAUSE_S)  # as long as a try would have taken
         assert client.sequences() == []
         assert (await client.batch(1)).status == 200
 
@@ -88,7 +88,7 @@ async def test_broken_log_is_a_503(tmp_path):
 
 
 async def test_batch_behind_one_that_was_refused_is_a_409_until_that_returns(tmp_path, monkeypatch):
-    monkeypatch.setattr(http_ingest, "WAIT_MAX_S", 0.0)
+    monkeypatch.setattr(changes, "WAIT_MAX_S", 0.0)
     async with posting(tmp_path) as client:
         await fill(client.at_work)
         assert (await client.batch(1, padding="x" * LARGE)).status == 503

@@ -14,18 +14,19 @@ from typing import Any
 
 import pytest
 
-from ingest import http_gate, http_ingest
-from ingest.config import IngestConfig
-from ingest.read_budget import ALLOWANCE_BYTES
-from ingest.resume_points import ResumePoints
+from lakefeed.contract.changes import Position, SourceId
+from lakefeed.contract.errors import CatalogUnavailable
+from lakefeed.ingest.admission.budget import ALLOWANCE_BYTES
+from lakefeed.ingest.config import IngestConfig
+from lakefeed.ingest.http import changes, gate
+from lakefeed.ingest.intake.sources import ResumePoints
+from lakefeed.storage.config import MIB
+from lakefeed.writer.config import LogConfig
 from tests.fakes import FaultyFilesystem, HeldFilesystem
 from tests.ingest.debezium.envelopes import streamed
 from tests.ingest.intake_at_work import LARGE, fill, turns, until
 from tests.ingest.posting import Answer, Posting, insert, posting
 from tests.ingest.raw_http import post_head, speaking
-from writer.changes import Position, SourceId
-from writer.config import MIB, LogConfig
-from writer.errors import CatalogUnavailable
 
 ROOMY_LOG = LogConfig(segment_max_bytes=4 * MIB, max_bytes=256 * MIB)
 DEBEZIUM_INSERT = streamed(90, 100, 1)
@@ -90,7 +91,7 @@ async def test_client_that_announces_much_and_sends_little_reserves_nothing(tmp_
 
 
 async def test_no_room_in_memory_is_a_503_on_cdc_after_its_wait_and_never_for_debezium(tmp_path, monkeypatch):
-    monkeypatch.setattr(http_ingest, "WAIT_MAX_S", 0.05)
+    monkeypatch.setattr(changes, "WAIT_MAX_S", 0.05)
     async with posting(tmp_path) as client:
         client.gatekeeper.budget.charge(client.gatekeeper.budget.max_bytes)
         debezium = asyncio.create_task(client.debezium(DEBEZIUM_INSERT))
@@ -138,7 +139,7 @@ async def full_house(directory: Path) -> AsyncIterator[tuple[Posting, HeldFilesy
 
 
 async def test_no_place_is_a_503_on_cdc_after_its_wait_and_never_for_debezium(tmp_path, monkeypatch):
-    monkeypatch.setattr(http_ingest, "WAIT_MAX_S", 0.05)
+    monkeypatch.setattr(changes, "WAIT_MAX_S", 0.05)
     async with full_house(tmp_path) as (client, files, inside):
         debezium = asyncio.create_task(client.debezium(DEBEZIUM_INSERT, source="dbz"))
         status, headers, document = await post_for_headers(client, "/cdc?source=other", {"events": [insert(1)]})
@@ -168,7 +169,7 @@ async def test_client_address_has_its_share_of_places_and_leaves_the_others_thei
 
 
 async def test_client_that_goes_while_it_waits_is_forgotten(tmp_path, monkeypatch):
-    monkeypatch.setattr(http_gate, "GONE_CHECK_S", 0.01)
+    monkeypatch.setattr(gate, "GONE_CHECK_S", 0.01)
     async with full_house(tmp_path) as (client, files, inside):
         waiting = asyncio.create_task(client.debezium(DEBEZIUM_INSERT, source="dbz"))
         await until(lambda: client.gate.places.waiting == 1)
@@ -261,7 +262,7 @@ async def test_compressed_events_count_as_what_they_unpack_to(tmp_path):
 
 
 async def test_log_that_stays_full_keeps_debezium_waiting_as_long_as_it_does(tmp_path, monkeypatch):
-    monkeypatch.setattr(http_ingest, "WAIT_MAX_S", 0.0)
+    monkeypatch.setattr(changes, "WAIT_MAX_S", 0.0)
     async with posting(tmp_path) as client:
         await fill(client.at_work)
         tries = []

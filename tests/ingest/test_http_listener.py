@@ -9,9 +9,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from ingest.config import IngestConfig
+from lakefeed.ingest.config import IngestConfig
+from lakefeed.storage.config import MIB
 from tests.ingest.posting import serving_http
-from writer.config import MIB
 
 BODY = b'{"id": 1}' * 50_000
 

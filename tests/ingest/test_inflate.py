@@ -8,8 +8,8 @@ import zlib
 
 import pytest
 
-from ingest.errors import ProtocolError
-from ingest.inflate import MEMBERS_MAX, open_unpacker
+from lakefeed.ingest.errors import ProtocolError
+from lakefeed.ingest.http.bodies import MEMBERS_MAX, open_unpacker
 
 TEXT = b"".join(b'{"id": %d, "name": "name of %d"}\n' % (number, number * 7919) for number in range(2_000))
 

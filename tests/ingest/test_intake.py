@@ -9,16 +9,17 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from ingest.config import IngestConfig
-from ingest.intake import FULL_SHOWN_S, GROUP_MAX_BYTES, Intake
-from ingest.metrics import IngestMetrics
-from ingest.offers import Duplicate, Durable, Line, NackReason, Refused
+from lakefeed.contract.changes import Position, SourceId
+from lakefeed.ingest.config import IngestConfig
+from lakefeed.ingest.intake.intake import FULL_SHOWN_S, GROUP_MAX_BYTES, Intake
+from lakefeed.ingest.metrics import IngestMetrics
+from lakefeed.ingest.protocol.offers import Duplicate, Durable, Line, NackReason, Refused
+from lakefeed.storage.config import MIB
+from lakefeed.writer.config import LogConfig
+from lakefeed.writer.wal.log import Log
 from tests.fakes import FaultyFilesystem, HeldFilesystem
 from tests.ingest.intake_at_work import DEADLINE_S, LARGE, SMALL_LOG, fill, running, turns, until
 from tests.ingest.offered import offer_of
-from writer.changes import Position, SourceId
-from writer.config import MIB, LogConfig
-from writer.wal.log import Log
 
 SHOP = SourceId("shop")
 

@@ -12,8 +12,8 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidMessage, InvalidStatus
 
-from ingest.service import Addresses
-from ingest.sockets import OPENING_MAX
+from lakefeed.ingest.service import Addresses
+from lakefeed.ingest.websocket.socket import OPENING_MAX
 from tests.ingest.limited import dial, limited, refused_count, status_of, until_status
 from tests.ingest.talking import DEADLINE_S, talking
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ingest.service import serving
+from lakefeed.ingest.service import serving
 from tests.ingest.conftest import small_config
 from tests.ingest.limited import limited, refused_count, status_of
 from tests.ingest.talking import DEADLINE_S, Talker, insert, talking

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-import ingest.server
-from ingest.admission import SIZE_VIOLATIONS_MAX
+import lakefeed.ingest.websocket.server
+from lakefeed.ingest.admission.limits import SIZE_VIOLATIONS_MAX
 from tests.ingest.limited import TIMEOUT_S, limited, refused_count, until_status
 from tests.ingest.talking import DEADLINE_S, Talker, insert, talking
 from tests.raw_client import PING, TEXT, RawClient, encode_frame, open_raw, text_frame
@@ -82,7 +82,7 @@ async def test_client_that_is_to_be_closed_but_takes_no_answer_is_closed_all_the
 
 
 async def test_stopping_does_not_wait_for_a_client_that_does_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(ingest.server, "CLOSE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(lakefeed.ingest.websocket.server, "CLOSE_TIMEOUT_S", 0.5)
     async with limited(tmp_path, heartbeat_rate_per_s=0.0, answers_timeout_s=0.0) as addresses:
         client = await open_raw(addresses.ws_url, buffer_bytes=8_192)
         sent: list[int] = []

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ingest.logs import JsonFormatter, TerminalFormatter, set_up_logging
+from lakefeed.ingest.logs import JsonFormatter, TerminalFormatter, set_up_logging
 
 
 def record(message: str = "flush_committed", level: int = logging.INFO, **fields: object) -> logging.LogRecord:
-    made = logging.LogRecord("writer.feed", level, "feed.py", 1, message, None, None)
+    made = logging.LogRecord("lakefeed.writer.tables.feed", level, "feed.py", 1, message, None, None)
     made.created = 1_763_251_200.25
     made.__dict__.update(fields)
     return made
@@ -32,7 +32,7 @@ def test_json_line_has_time_level_logger_event_and_fields():
     assert line == {
         "time": "2025-11-16T00:00:00.250+00:00",
         "level": "info",
-        "logger": "writer.feed",
+        "logger": "lakefeed.writer.tables.feed",
         "event": "flush_committed",
         "table": "orders",
         "rows": 5000,

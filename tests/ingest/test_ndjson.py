@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from ingest.errors import ProtocolError
-from ingest.ndjson import WrappedRows, has_rows, wrap_rows
-from writer.envelope import decode_batch
+from lakefeed.ingest.errors import ProtocolError
+from lakefeed.ingest.intake.rows import WrappedRows, has_rows, wrap_rows
+from lakefeed.writer.wire.json_batch import decode_batch
 
 
 def wrap(body: bytes, **options: object) -> WrappedRows:

@@ -1,5 +1,5 @@
-from ingest.origins import Origins
-from writer.changes import SourceId
+from lakefeed.contract.changes import SourceId
+from lakefeed.ingest.intake.sources import Origins
 
 SHOP, BANK = SourceId("shop"), SourceId("bank")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ingest.patience import Patience, SignsOfLife, find_overdue
+from lakefeed.ingest.admission.limits import Patience, SignsOfLife, find_overdue
 
 PATIENCE = Patience(heartbeat_s=60, message_s=30, answers_s=20)
 LIVELY = {"silent_since": 100.0, "arriving_since": None, "unread_since": None}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from ingest.addresses import parse_address
-from ingest.places import Places
+from lakefeed.ingest.admission.addresses import parse_address
+from lakefeed.ingest.admission.budget import Places
 
 
 class Visitor:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingest.errors import ProtocolError
-from ingest.protocol import (
+from lakefeed.ingest.errors import ProtocolError
+from lakefeed.ingest.protocol.messages import (
     CORRELATION_ID_MAX_CHARS,
     Ack,
     Connect,
@@ -20,8 +20,8 @@ from ingest.protocol import (
     decode_message,
     encode_message,
 )
+from lakefeed.writer.wire.json_batch import BatchHead, decode_batch
 from tests.ingest.wire_messages import batch, event, frame, refusal
-from writer.envelope import BatchHead, decode_batch
 
 MESSAGES = "connect, cdc_batch, debezium_batch, heartbeat, flush_request, disconnect"
 OPERATIONS = "INSERT, UPDATE, DELETE, READ, TRUNCATE, MESSAGE"

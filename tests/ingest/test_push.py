@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from ingest.errors import PushError
-from ingest.push import BATCH_MAX_CHANGES, PushReport, PushRequest, push, read_line
-from ingest.service import Addresses, serving
+from lakefeed.ingest.cli.push import BATCH_MAX_CHANGES, PushReport, PushRequest, push, read_line
+from lakefeed.ingest.errors import PushError
+from lakefeed.ingest.service import Addresses, serving
 from tests.clients import open_duckdb
 from tests.ingest.conftest import small_config
 

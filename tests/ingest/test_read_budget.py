@@ -7,7 +7,7 @@ from collections import deque
 
 import pytest
 
-from ingest.read_budget import ALLOWANCE_BYTES, ReadBudget
+from lakefeed.ingest.admission.budget import ALLOWANCE_BYTES, ReadBudget
 
 MIB = 1024 * 1024
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import aiohttp
 import pytest
 
-from ingest.receipts import WAITING_MAX_BATCHES, Receipts
-from ingest.service import serving
+from lakefeed.contract.changes import Position
+from lakefeed.ingest.service import serving
+from lakefeed.ingest.websocket.replies import WAITING_MAX_BATCHES, Receipts
 from tests.ingest.conftest import small_config
 from tests.ingest.limited import until_status
 from tests.ingest.talking import talking
-from writer.changes import Position
 
 
 def at(sequence: int) -> Position:

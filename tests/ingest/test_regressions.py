@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ingest.regressions import SOURCES_MAX, WARN_INTERVAL_S, Course, Regressions
-from ingest.service import serving
+from lakefeed.contract.changes import Position, SourceId
+from lakefeed.ingest.service import serving
+from lakefeed.ingest.websocket.client import SOURCES_MAX, WARN_INTERVAL_S, Course, Regressions
 from tests.ingest.conftest import small_config
 from tests.ingest.talking import Talker, talking
-from writer.changes import Position, SourceId
 
 SHOP = SourceId("shop")
 MANY = 4

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry
 
-from ingest.config import IngestConfig
-from ingest.intake import Intake
-from ingest.metrics import IngestMetrics
-from ingest.offers import Durable, NackReason, Refused
-from ingest.resume_points import LOOK_MAX_AGE_S, ResumePoints
+from lakefeed.contract.changes import Position, SourceId
+from lakefeed.contract.errors import CatalogUnavailable
+from lakefeed.ingest.config import IngestConfig
+from lakefeed.ingest.intake.intake import Intake
+from lakefeed.ingest.intake.sources import LOOK_MAX_AGE_S, ResumePoints
+from lakefeed.ingest.metrics import IngestMetrics
+from lakefeed.ingest.protocol.offers import Durable, NackReason, Refused
+from lakefeed.writer.wal.log import Log
 from tests.ingest.intake_at_work import DEADLINE_S, SMALL_LOG, Running
 from tests.ingest.offered import offer_of
-from writer.changes import Position, SourceId
-from writer.errors import CatalogUnavailable
-from writer.wal.log import Log
 
 SHOP = SourceId("shop")
 

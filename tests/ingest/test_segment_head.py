@@ -1,5 +1,5 @@
-from ingest.segment_head import decode_head, encode_head
-from writer.changes import Position, SourceId
+from lakefeed.contract.changes import Position, SourceId
+from lakefeed.ingest.intake.sources import decode_head, encode_head
 
 
 def test_head_survives_being_written_and_read():

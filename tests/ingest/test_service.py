@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 from websockets.asyncio.client import connect
 
-from ingest.config import Config
-from ingest.data_directory import load_node_id, warehouse_location
-from ingest.errors import ConfigError, IngestError
-from ingest.intake import Intake
-from ingest.service import listen, serving
+from lakefeed.contract.errors import WriterError
+from lakefeed.ingest.config import Config
+from lakefeed.ingest.errors import ConfigError, IngestError
+from lakefeed.ingest.intake.intake import Intake
+from lakefeed.ingest.service import listen, load_node_id, serving, warehouse_location
+from lakefeed.storage.config import StorageConfig
 from tests.ingest.conftest import small_config
 from tests.ingest.talking import talking
-from writer.config import StorageConfig
-from writer.errors import WriterError
 
 
 async def test_two_services_in_one_process_do_not_mix(tmp_path):

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from ingest.batch_checks import NAME_MAX_CHARS
-from ingest.errors import ProtocolError
-from ingest.protocol import Connect, decode_message
-from ingest.session import SOURCE_ID_MAX_CHARS, Session, State
+from lakefeed.contract.changes import SourceId
+from lakefeed.ingest.errors import ProtocolError
+from lakefeed.ingest.protocol.batch import NAME_MAX_CHARS
+from lakefeed.ingest.protocol.messages import Connect, decode_message
+from lakefeed.ingest.protocol.session import SOURCE_ID_MAX_CHARS, Session, State
+from lakefeed.writer.wal.payload import Encoding
+from lakefeed.writer.wire.json_batch import BatchHead
 from tests.ingest.wire_messages import batch, event, frame
-from writer.changes import SourceId
-from writer.envelope import BatchHead
-from writer.frames import Encoding
 
 EVENT_MAX_BYTES = 1024 * 1024
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from ingest.dedup import Fresh
-from ingest.source_metrics import SourceCollector, SourceCounts
+from lakefeed.contract.changes import Position, SourceId
+from lakefeed.ingest.metrics import SourceCollector, SourceCounts
+from lakefeed.ingest.protocol.offers import Fresh
 from tests.ingest.offered import offer_of
-from writer.changes import Position, SourceId
 
 
 class Watched:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ingest.cli import main
-from ingest.config import Loaded, load_config
-from ingest.errors import ConfigError
-from writer.config import MIB
+from lakefeed.ingest.cli.main import main
+from lakefeed.ingest.config import Loaded, load_config
+from lakefeed.ingest.errors import ConfigError
+from lakefeed.storage.config import MIB
 
 SECTIONS = """
 [tables."sales.*"]

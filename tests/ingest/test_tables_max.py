@@ -9,8 +9,8 @@ from pathlib import Path
 
 import aiohttp
 
-from ingest.config import Config
-from ingest.service import serving
+from lakefeed.ingest.config import Config
+from lakefeed.ingest.service import serving
 from tests.clients import open_duckdb
 from tests.ingest.conftest import small_config
 from tests.ingest.talking import DEADLINE_S, insert, talking

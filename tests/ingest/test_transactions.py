@@ -10,17 +10,17 @@ import orjson
 import pytest
 from prometheus_client import CollectorRegistry
 
-from ingest.debezium_intake import DebeziumIntake
-from ingest.metrics import IngestMetrics
-from ingest.offers import Durable
-from ingest.transactions import TRANSACTION_ID_MAX_CHARS, open_transaction
+from lakefeed.contract.changes import SourceId
+from lakefeed.ingest.intake.debezium import DebeziumIntake
+from lakefeed.ingest.metrics import IngestMetrics
+from lakefeed.ingest.protocol.batch import TRANSACTION_ID_MAX_CHARS, open_transaction
+from lakefeed.ingest.protocol.offers import Durable
+from lakefeed.writer.wal.payload import Encoding
 from tests.ingest.debezium.envelopes import KEYED, mark, streamed
 from tests.ingest.intake_at_work import running
 from tests.ingest.offered import offer_of
 from tests.ingest.posting import NOW_S
 from tests.writer.arrow.arrowed import changes, stream_of
-from writer.changes import SourceId
-from writer.frames import Encoding
 
 
 def batch(*metadata: Any, first: int = 1):

@@ -11,19 +11,19 @@ import aiohttp
 import pytest
 from click.testing import CliRunner, Result
 
-from ingest.cli import main
-from ingest.segment_head import encode_head
-from ingest.service import serving
-from ingest.wal_report import HEADS
+from lakefeed.contract.changes import SourceId
+from lakefeed.contract.errors import WalCorrupt
+from lakefeed.ingest.cli.main import main
+from lakefeed.ingest.cli.wal_report import HEADS
+from lakefeed.ingest.intake.sources import encode_head
+from lakefeed.ingest.service import serving
+from lakefeed.writer.wal.inspect import inspect_log
+from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
+from lakefeed.writer.wal.repair import offsets_text
 from tests.ingest.conftest import small_config
 from tests.writer.wal.framed import Placed, Senders, place
 from tests.writer.wal.support import append, flip, opened, segments
-from writer.changes import SourceId
-from writer.errors import WalCorrupt
-from writer.frames import Encoding, Frame, encode_frame
-from writer.wal.inspect import inspect_log
-from writer.wal.log import Log
-from writer.wal.repair import offsets_text
 
 SECRET = b"a value that must not be shown"
 

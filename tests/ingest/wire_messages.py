@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ingest.errors import ProtocolError
-from ingest.protocol import decode_message
+from lakefeed.ingest.errors import ProtocolError
+from lakefeed.ingest.protocol.messages import decode_message
 
 
 def frame(kind: str, **fields: Any) -> bytes:

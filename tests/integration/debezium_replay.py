@@ -18,14 +18,15 @@ import msgspec
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.table import Table
 
-from ingest.debezium import Change, Origin, SourceOperation, TransactionMark, TransactionStatus, read_events
+from lakefeed.ingest.debezium.envelope import read_events
+from lakefeed.ingest.debezium.events import Change, Origin, SourceOperation, TransactionMark, TransactionStatus
+from lakefeed.writer.rows.comments import JSON_DOC
 from tests.clients import open_pyiceberg
 from tests.ingest.debezium.envelopes import header, mark
 from tests.ingest.debezium.folding import Mirror
 from tests.ingest.debezium.recordings import CONFIG, EXPECTED, Request, load, load_events
 from tests.ingest.debezium.test_positions import resume_points
 from tests.ingest.debezium.test_recordings import changes_of, differences
-from writer.rows.column_notes import JSON_DOC
 
 # The recordings' own configuration, written as settings.
 SETTINGS = {

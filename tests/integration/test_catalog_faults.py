@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from catalog.app import build_catalog
-from catalog.config import CatalogConfig, Warehouse
+from lakefeed.catalog.app import build_catalog
+from lakefeed.catalog.config import CatalogConfig, Warehouse
 from tests.fault_proxy import Answer, CutRequest, CutResponse, Fault, FaultProxy, Silence, Slow, fault_proxy
 from tests.integration.outages import SETTINGS, named, pushing
 from tests.service_process import ServiceProcess, service_process

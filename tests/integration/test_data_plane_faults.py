@@ -19,7 +19,8 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from ingest.service import Addresses, serving
+from lakefeed.ingest.service import Addresses, serving
+from lakefeed.writer.wal.directory import Filesystem
 from tests.clients import open_pyiceberg
 from tests.crash.senders import Sender
 from tests.crash.table_checks import check_tables, load_contents
@@ -29,7 +30,6 @@ from tests.ingest.talking import DEADLINE_S, Talker, insert, talking
 from tests.integration.mutations import mutated_frame
 from tests.seeds import choose_count, choose_seed
 from tests.service_process import ServiceProcess, service_process
-from writer.wal.files import Filesystem
 
 pytestmark = pytest.mark.integration
 
@@ -43,7 +43,7 @@ BATCHES_MAX = 30
 @contextlib.asynccontextmanager
 async def serving_on(files: Filesystem, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Addresses]:
     """The whole service, its log on this filesystem."""
-    monkeypatch.setattr("writer.wal.log.Filesystem", lambda: files)
+    monkeypatch.setattr("lakefeed.writer.wal.log.Filesystem", lambda: files)
     async with serving(small_config(data_dir)) as addresses:
         yield addresses
 

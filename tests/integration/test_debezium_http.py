@@ -15,9 +15,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from ingest.config import load_config
-from ingest.debezium import Change
-from ingest.service import serving
+from lakefeed.ingest.config import load_config
+from lakefeed.ingest.debezium.events import Change
+from lakefeed.ingest.service import serving
 from tests.clients import open_pyiceberg
 from tests.ingest.debezium.envelopes import mark, streamed
 from tests.ingest.debezium.recordings import EXPECTED, NAMES, Request, load, load_events

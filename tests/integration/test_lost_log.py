@@ -11,14 +11,14 @@ from dataclasses import replace
 import pytest
 from websockets.sync.client import connect
 
-from ingest.config import Config
-from ingest.service import serving
+from lakefeed.ingest.config import Config
+from lakefeed.ingest.service import serving
+from lakefeed.storage.config import StorageConfig
+from lakefeed.writer.config import IcebergConfig
 from tests.clients import open_duckdb
 from tests.ingest.conftest import small_config
 from tests.ingest.talking import insert, talking
 from tests.service_process import service_process
-from writer.config import StorageConfig
-from writer.iceberg.config import IcebergConfig
 
 QUIET = {"writer.flush_max_age_s": 3600}
 

@@ -26,8 +26,8 @@ COMMAND_TIMEOUT_S = 120
 # The command line, but killed where a replay has committed the rows and not yet said so in the quarantine.
 DYING_LAKEFEED = """
 import os, signal
-from ingest.cli import main
-from writer.quarantine.store import Quarantine
+from lakefeed.ingest.cli.main import main
+from lakefeed.writer.quarantine.store import Quarantine
 
 async def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from ingest.config import IcebergConfig
-from ingest.service import Addresses, serving
+from lakefeed.ingest.service import Addresses, serving
+from lakefeed.writer.config import IcebergConfig
 from tests.clients import open_pyiceberg
 from tests.fakes import OldCatalog
 from tests.ingest.conftest import small_config

@@ -13,9 +13,9 @@ from concurrent.futures import Future
 from typing import Any
 from unittest import mock
 
+from lakefeed.writer.config import LogConfig
+from lakefeed.writer.wal.log import Log
 from tests.writer.wal.crashes import CrashingFilesystem
-from writer.config import LogConfig
-from writer.wal.log import Log
 
 KIB = 1024
 
@@ -78,5 +78,5 @@ class Turns:
 
 def open_log(files: CrashingFilesystem, turns: Turns) -> Log:
     """Open the log of a disk, with `turns` in place of its threads."""
-    with mock.patch("writer.wal.log.ThreadPoolExecutor", return_value=turns):
+    with mock.patch("lakefeed.writer.wal.log.ThreadPoolExecutor", return_value=turns):
         return Log.open(files.directory, TINY_LOG, files=files)

@@ -17,20 +17,20 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from ingest.config import IngestConfig
-from ingest.errors import ProtocolError
-from ingest.intake import Intake
-from ingest.metrics import IngestMetrics
-from ingest.offers import Duplicate, Durable, Refused, Verdict
-from ingest.protocol import AckLevel, Connect, decode_message
-from ingest.receipts import Receipts
-from ingest.session import Session
+from lakefeed.contract.changes import Position
+from lakefeed.contract.errors import WalFailed
+from lakefeed.ingest.config import IngestConfig
+from lakefeed.ingest.errors import ProtocolError
+from lakefeed.ingest.intake.intake import Intake
+from lakefeed.ingest.metrics import IngestMetrics
+from lakefeed.ingest.protocol.messages import AckLevel, Connect, decode_message
+from lakefeed.ingest.protocol.offers import Duplicate, Durable, Refused, Verdict
+from lakefeed.ingest.protocol.session import Session
+from lakefeed.ingest.websocket.replies import Receipts
+from lakefeed.writer.wal.payload import Frame, decode_frame
+from lakefeed.writer.wal.tail import Tail
 from tests.model.disk import ModelDisk, Turns, open_log
 from tests.model.sources import Answer, Source, sequences_of
-from writer.changes import Position
-from writer.errors import WalFailed
-from writer.frames import Frame, decode_frame
-from writer.wal.tail import Tail
 
 EVENT_MAX_BYTES = 1024 * 1024
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from ingest.protocol import AckLevel
-from writer.changes import SourceId
+from lakefeed.contract.changes import SourceId
+from lakefeed.ingest.protocol.messages import AckLevel
 
 # Numbers of batches may begin anywhere.
 FIRST_NUMBER = 7

@@ -16,10 +16,10 @@ import random
 from hypothesis import HealthCheck, given, note, seed, settings
 from hypothesis import strategies as st
 
+from lakefeed.contract.changes import SourceId
 from tests.model.service import Service, Wire
 from tests.model.sources import Source
 from tests.seeds import choose_count, choose_seed
-from writer.changes import SourceId
 
 CASES = choose_count("MODEL_CASES", 2_000)
 STEPS = 40

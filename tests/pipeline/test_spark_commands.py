@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from ingest.auth_settings import CLIENT_TOKEN_VARIABLE
-from ingest.cli import main
-from pipeline import options
-from pipeline.cli import COMMANDS
+from lakefeed.ingest.admission.auth import CLIENT_TOKEN_VARIABLE
+from lakefeed.ingest.cli.main import main
+from lakefeed.pipeline.cli import COMMANDS
+from lakefeed.pipeline.spark import options
 from tests.service_process import free_ports
 
 

@@ -2,15 +2,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline import spark_conf
-from pipeline.config import CatalogConfig, JobKind, SessionConfig
-from pipeline.spark_conf import catalog_conf
+from lakefeed.pipeline.spark import session
+from lakefeed.pipeline.spark.session import CatalogConfig, JobKind, SessionConfig, catalog_conf
 
 JARS = (Path("/jars/iceberg.jar"), Path("/jars/aws.jar"))
 
 
 def session_conf(config: SessionConfig) -> dict[str, str]:
-    return spark_conf.session_conf(config, jars=JARS, scratch_dir=Path("/scratch"))
+    return session.session_conf(config, jars=JARS, scratch_dir=Path("/scratch"))
 
 
 def test_catalog_is_reached_by_rest_without_the_cache_that_hides_commits():
@@ -53,7 +52,7 @@ def test_session_time_is_utc_wherever_it_runs():
 
 def test_what_looks_like_a_variable_is_text_on_any_kind_of_session():
     assert session_conf(SessionConfig())["spark.sql.variable.substitute"] == "false"
-    assert spark_conf.remote_conf(SessionConfig())["spark.sql.variable.substitute"] == "false"
+    assert session.remote_conf(SessionConfig())["spark.sql.variable.substitute"] == "false"
 
 
 def test_short_job_starts_fast_and_long_job_compiles_fully():

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.runtime import S3_INSTALL_HINT
-from pipeline.spark_errors import is_spark_error, is_unreadable_table, message_of
+from lakefeed.pipeline.spark.failures import is_spark_error, is_unreadable_table, message_of
+from lakefeed.pipeline.spark.runtime import S3_INSTALL_HINT
 
 
 class SparkError(Exception):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.sql_text import split_statements
+from lakefeed.pipeline.spark.conf import split_statements
 
 
 @pytest.mark.parametrize(

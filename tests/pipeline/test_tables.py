@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.tables import QUARANTINE_TABLE, TableName
-from writer.quarantine import names
+from lakefeed.contract import properties
+from lakefeed.pipeline.spark.tables import QUARANTINE_TABLE, TableName
 
 
 @pytest.mark.parametrize(
@@ -29,4 +29,4 @@ def test_name_is_quoted_for_sql():
 
 
 def test_quarantine_is_known_by_the_name_that_the_writer_gives_it():
-    assert QUARANTINE_TABLE == names.TABLE
+    assert QUARANTINE_TABLE == properties.TABLE

@@ -13,13 +13,13 @@ from aiohttp import web
 from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
-from catalog.app import build_catalog
-from catalog.config import CatalogConfig, Warehouse
-from ingest.cli import main
-from pipeline import config as pipeline_config
-from pipeline.mirrors.settings import MirrorConfig
-from pipeline.session import attach_catalog, build_session, stop_session
-from pipeline.spark_versions import installed_version
+from lakefeed.catalog.app import build_catalog
+from lakefeed.catalog.config import CatalogConfig, Warehouse
+from lakefeed.ingest.cli.main import main
+from lakefeed.pipeline.mirrors.settings import MirrorConfig
+from lakefeed.pipeline.spark import session as pipeline_config
+from lakefeed.pipeline.spark.runtime import installed_version
+from lakefeed.pipeline.spark.session import attach_catalog, build_session, stop_session
 from tests.service_process import ServiceProcess, service_process
 from tests.serving import serve_in_thread
 
@@ -104,8 +104,8 @@ def run_lakefeed(running_spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -
         session._jvm.SparkSession.setActiveSession(session._jsparkSession)
         return session
 
-    monkeypatch.setattr("pipeline.options.build_session", build)
-    monkeypatch.setattr("pipeline.options.stop_session", lambda _session: None)
+    monkeypatch.setattr("lakefeed.pipeline.spark.options.build_session", build)
+    monkeypatch.setattr("lakefeed.pipeline.spark.options.stop_session", lambda _session: None)
     return lambda *arguments, **given: CliRunner().invoke(main, arguments, **given)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from pipeline.mirrors.commands import run_mirrors
-from pipeline.mirrors.settings import MirrorConfig, TableMirror
+from lakefeed.pipeline.mirrors.commands import run_mirrors
+from lakefeed.pipeline.mirrors.settings import MirrorConfig, TableMirror
 
 
 def mirrored(spark: SparkSession, table: str, *columns: str) -> list[tuple[Any, ...]]:

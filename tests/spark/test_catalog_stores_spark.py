@@ -10,8 +10,8 @@ from aiohttp import web
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from catalog.app import build_catalog
-from catalog.config import CatalogConfig, Warehouse
+from lakefeed.catalog.app import build_catalog
+from lakefeed.catalog.config import CatalogConfig, Warehouse
 from tests.postgres_server import postgres_server
 from tests.serving import serve_in_thread
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from websockets.sync.client import connect
 
-from pipeline.runtime import find_iceberg_jar
-from pipeline.spark_versions import installed_version
+from lakefeed.pipeline.spark.runtime import find_iceberg_jar, installed_version
 from tests.service_process import ServiceProcess, service_process
 from tests.standalone_cluster import Cluster, standalone_cluster
 

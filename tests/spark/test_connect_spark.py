@@ -13,10 +13,8 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from pipeline.config import SessionConfig
-from pipeline.runtime import find_java_home
-from pipeline.session import find_jars, wanted_packages
-from pipeline.spark_versions import installed_version
+from lakefeed.pipeline.spark.runtime import find_java_home, installed_version
+from lakefeed.pipeline.spark.session import SessionConfig, find_jars, wanted_packages
 from tests.service_process import LAKEFEED, free_ports
 
 SPARK_HOME = Path(pyspark.__file__).parent

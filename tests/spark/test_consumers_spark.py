@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from ingest.cli import main
-from pipeline.consumers import consumers, drop, hold, register
-from pipeline.errors import ConsumerError
-from pipeline.tables import snapshots
+from lakefeed.ingest.cli.main import main
+from lakefeed.pipeline.consumers import consumers, drop, hold, register
+from lakefeed.pipeline.errors import ConsumerError
+from lakefeed.pipeline.spark.tables import snapshots
 from tests import pushed_changes
 from tests.service_process import ServiceProcess, service_process
 from tests.spark.conftest import OpenSpark
@@ -92,7 +92,7 @@ def test_status_and_the_command_line_tell_of_consumers_with_their_lag(
     def this_session(*_: object, **__: object) -> Iterator[SparkSession]:
         yield spark
 
-    monkeypatch.setattr("pipeline.consumers.commands.opened_session", this_session)
+    monkeypatch.setattr("lakefeed.pipeline.consumers.commands.opened_session", this_session)
     [first, *later] = snapshots(spark, USERS)
     register(spark, USERS, "dashboard", first.snapshot_id)
     listed = CliRunner().invoke(main, ["consumers", "list", "--json"])

@@ -17,15 +17,14 @@ from click.testing import Result
 from pyspark.sql import SparkSession
 from websockets.sync.client import connect
 
-from ingest.push import PushRequest, push
-from pipeline import session
-from pipeline.backfill.inputs import FileInput
-from pipeline.backfill.positions import parse_read_as
-from pipeline.backfill.runner import Backfill, Request
-from pipeline.backfill.target import Target
-from pipeline.config import SessionConfig, SparkSettings
-from pipeline.consumers import consumers
-from pipeline.tables import TableName
+from lakefeed.ingest.cli.push import PushRequest, push
+from lakefeed.pipeline.backfill.inputs import FileInput, parse_read_as
+from lakefeed.pipeline.backfill.runner import Backfill, Request
+from lakefeed.pipeline.backfill.target import Target
+from lakefeed.pipeline.consumers import consumers
+from lakefeed.pipeline.spark import session
+from lakefeed.pipeline.spark.session import SessionConfig, SparkSettings
+from lakefeed.pipeline.spark.tables import TableName
 from tests.service_process import ServiceProcess, service_process
 from tests.spark.conftest import OpenSpark
 

@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from ingest.cli import main
-from pipeline.maintenance import compact
-from pipeline.maintenance.runner import Maintenance
-from pipeline.maintenance.settings import MaintenanceConfig, MaintenanceSettings, Step
-from pipeline.tables import TableName, snapshots
+from lakefeed.ingest.cli.main import main
+from lakefeed.pipeline.maintenance import compact
+from lakefeed.pipeline.maintenance.plan import MaintenanceConfig, MaintenanceSettings, Step
+from lakefeed.pipeline.maintenance.runner import Maintenance
+from lakefeed.pipeline.spark.tables import TableName, snapshots
 from tests.spark.conftest import OpenSpark
 
 NAME = TableName(("default",), "users_current")
@@ -107,7 +107,7 @@ def test_the_command_shows_a_plan_then_does_it_and_its_exit_code_tells_of_failur
     def this_session(*_: object, **__: object) -> Iterator[SparkSession]:
         yield spark
 
-    monkeypatch.setattr("pipeline.maintenance.commands.opened_session", this_session)
+    monkeypatch.setattr("lakefeed.pipeline.maintenance.commands.opened_session", this_session)
     count = len(snapshots(spark, table))
     planned = CliRunner().invoke(main, ["maintain", "--dry-run", "--json"])
     assert planned.exit_code == 0, planned.output

@@ -15,16 +15,16 @@ from typing import Any
 from click.testing import Result
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline.consumers import consumers, follow, hold
-from pipeline.maintenance.runner import Maintenance, TableReport
-from pipeline.maintenance.settings import MaintenanceConfig, Step
-from pipeline.s3_settings import catalog_properties
-from pipeline.tables import TableName, properties
+from lakefeed.pipeline.consumers import consumers, follow, hold
+from lakefeed.pipeline.maintenance.plan import MaintenanceConfig, Step
+from lakefeed.pipeline.maintenance.runner import Maintenance, TableReport
+from lakefeed.pipeline.spark.session import catalog_properties
+from lakefeed.pipeline.spark.tables import TableName, properties
+from lakefeed.storage.local import local_path
 from tests.s3_server import S3Server
 from tests.service_process import LAKEFEED, ServiceProcess, service_process
 from tests.spark.conftest import OpenSpark
 from tests.spark.live_changes import live_changes, wait_for
-from writer.storage.local import local_path
 
 USERS = TableName(("default",), "users")
 # Commits often, so that rewrites meet them, and the writer looks for old snapshots of its own.

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline.commit_properties import commit_with_properties
-from pipeline.maintenance.compaction import Compacted, compact
-from pipeline.maintenance.settings import MaintenanceSettings
-from pipeline.mirrors.commands import run_mirrors
-from pipeline.mirrors.merging import commit_marked
-from pipeline.mirrors.runner import MirrorRun
-from pipeline.mirrors.settings import MirrorConfig, MirrorMode, TableMirror
-from pipeline.tables import TableName, snapshots
+from lakefeed.pipeline.maintenance.plan import MaintenanceSettings
+from lakefeed.pipeline.maintenance.steps import Compacted, compact
+from lakefeed.pipeline.mirrors.commands import run_mirrors
+from lakefeed.pipeline.mirrors.merge import commit_marked
+from lakefeed.pipeline.mirrors.runner import MirrorRun
+from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode, TableMirror
+from lakefeed.pipeline.spark.tables import TableName, commit_with_properties, snapshots
 from tests.fault_proxy import CutResponse, Fault, FaultProxy, Meanwhile, Rule, fault_proxy
 from tests.mirror_events import Pusher
 from tests.service_process import ServiceProcess
@@ -68,7 +67,7 @@ def spoil_first_merge(monkeypatch: pytest.MonkeyPatch, proxy: FaultProxy, fault:
             rules.append(proxy.spoil(fault, method="POST", path=f"/tables/{mirror}$", times=1))
         return commit_with_properties(*arguments)
 
-    monkeypatch.setattr("pipeline.mirrors.merging.commit_with_properties", commit)
+    monkeypatch.setattr("lakefeed.pipeline.mirrors.merge.commit_with_properties", commit)
     return rules
 
 
@@ -145,14 +144,14 @@ def test_a_merge_that_another_application_came_before_is_given_up_and_brings_no_
         failures.append(other.run(once=True))
 
     def commit_second(*arguments: Any, **options: Any) -> None:
-        monkeypatch.setattr("pipeline.mirrors.merging.commit_marked", commit_marked)
+        monkeypatch.setattr("lakefeed.pipeline.mirrors.merge.commit_marked", commit_marked)
         let_other_delete()
         commit_marked(*arguments, **options)
 
     if has_begun:  # and has read the mirror: Iceberg refuses it, and the next attempt finds the other
         spoil_first_merge(monkeypatch, proxy, Meanwhile(let_other_delete), mirror)
     else:
-        monkeypatch.setattr("pipeline.mirrors.merging.commit_marked", commit_second)
+        monkeypatch.setattr("lakefeed.pipeline.mirrors.merge.commit_marked", commit_second)
     given_up = run_mirrors(spark, [table], config, once=True)
     assert failures == [{}]
     rows = other_spark.table(f"default.{mirror}")

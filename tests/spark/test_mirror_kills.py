@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructType
 from websockets.sync.client import connect
 
-from pipeline.mirrors.commands import run_mirrors
+from lakefeed.pipeline.mirrors.commands import run_mirrors
 from tests import mirror_model
 from tests.mirror_driver import STEPS, mirror_config
 from tests.mirror_model import Change, Database, expected_history, expected_rows

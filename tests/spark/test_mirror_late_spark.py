@@ -13,16 +13,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
 from pyspark.sql.types import ArrayType, StringType, StructType
 
-from pipeline.mirrors.layout import plan_layout
-from pipeline.mirrors.markers import Marker
-from pipeline.mirrors.merging import merge_changes
-from pipeline.mirrors.mirror_table import prepare_mirror
-from pipeline.mirrors.names import mirror_names
-from pipeline.mirrors.origins import Origin
-from pipeline.mirrors.ownership import look_at_mirror
-from pipeline.mirrors.settings import MirrorMode, MirrorSettings
-from pipeline.mirrors.tombstones import Tombstones
-from pipeline.tables import TableName
+from lakefeed.pipeline.mirrors.marker import Marker
+from lakefeed.pipeline.mirrors.merge import look_at_mirror, merge_changes
+from lakefeed.pipeline.mirrors.settings import MirrorMode, MirrorSettings, mirror_names
+from lakefeed.pipeline.mirrors.table import Origin, plan_layout, prepare_mirror
+from lakefeed.pipeline.mirrors.tombstones import Tombstones
+from lakefeed.pipeline.spark.tables import TableName
 from tests.mirror_model import START_MS, Change, expected_history, expected_rows
 from tests.seeds import choose_seed
 from tests.spark.conftest import OpenSpark

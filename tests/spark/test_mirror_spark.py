@@ -16,16 +16,14 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
 
-from ingest.cli import main
-from pipeline.consumers import consumers
-from pipeline.mirrors.commands import run_mirrors
-from pipeline.mirrors.lineage import load_lineage
-from pipeline.mirrors.markers import Marker
-from pipeline.mirrors.merging import Merged, merge_changes
-from pipeline.mirrors.runner import MirrorRun
-from pipeline.mirrors.settings import MirrorConfig, MirrorMode, TableMirror
-from pipeline.mirrors.status import load_status
-from pipeline.tables import TableName, catalog_of
+from lakefeed.ingest.cli.main import main
+from lakefeed.pipeline.consumers import consumers
+from lakefeed.pipeline.mirrors.commands import run_mirrors
+from lakefeed.pipeline.mirrors.marker import Marker, load_lineage
+from lakefeed.pipeline.mirrors.merge import Merged, merge_changes
+from lakefeed.pipeline.mirrors.runner import MirrorRun, load_status
+from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode, TableMirror
+from lakefeed.pipeline.spark.tables import TableName, catalog_of
 from tests.mirror_events import Pusher
 from tests.service_process import ServiceProcess
 from tests.spark.mirror_runs import keyed, mirrored, run_once
@@ -119,7 +117,7 @@ def test_a_mirror_is_a_consumer_while_it_reads_the_whole_table_and_does_not_beco
         assert seen[-1] == [("mirror_whole_current", marker.snapshot)]
         return merge_changes(changes, marker=marker, **options)
 
-    monkeypatch.setattr("pipeline.mirrors.follower.merge_changes", looking)
+    monkeypatch.setattr("lakefeed.pipeline.mirrors.follower.merge_changes", looking)
     run_once(spark, "whole", keyed(config, "default.whole"))
     assert seen
     as_history = keyed(config, "default.whole", mode=MirrorMode.HISTORY, target="{table}_current")
@@ -164,8 +162,8 @@ def test_a_table_that_cannot_be_mirrored_stops_alone_and_says_why(
         asked.extend(options["conf"])
         yield spark
 
-    monkeypatch.setattr("pipeline.mirrors.commands.opened_session", this_session)
-    monkeypatch.setattr("pipeline.mirrors.commands.set_up_logging", lambda _level: None)
+    monkeypatch.setattr("lakefeed.pipeline.mirrors.commands.opened_session", this_session)
+    monkeypatch.setattr("lakefeed.pipeline.mirrors.commands.set_up_logging", lambda _level: None)
     monkeypatch.chdir(tmp_path)
     # Spark does not follow to another directory.
     monkeypatch.setenv("LAKEFEED_PIPELINE_MIRROR_CHECKPOINTS", str(tmp_path / "checkpoints"))

@@ -9,14 +9,21 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
-from pipeline.maintenance.statements import literal
-from pipeline.mirrors.cells import unknown_names
-from pipeline.mirrors.history import versions_of
-from pipeline.mirrors.layout import Layout, plan_layout
-from pipeline.mirrors.positions import Truncate
-from pipeline.mirrors.settings import MirrorMode, MirrorSettings
-from pipeline.mirrors.sql_text import text_literal
-from pipeline.mirrors.transforms import fold, names_no_row, prepare, unblocked, with_moves, without_truncated
+from lakefeed.pipeline.maintenance.steps import literal
+from lakefeed.pipeline.mirrors.fold import (
+    Truncate,
+    fold,
+    names_no_row,
+    prepare,
+    unblocked,
+    unknown_names,
+    with_moves,
+    without_truncated,
+)
+from lakefeed.pipeline.mirrors.history import versions_of
+from lakefeed.pipeline.mirrors.settings import MirrorMode, MirrorSettings
+from lakefeed.pipeline.mirrors.table import Layout, plan_layout
+from lakefeed.pipeline.spark.tables import text_literal
 
 CHANGES = (
     StructType()

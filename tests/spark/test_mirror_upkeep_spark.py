@@ -14,15 +14,13 @@ from urllib.parse import urlparse
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline import consumers
-from pipeline.mirrors.commands import run_mirrors
-from pipeline.mirrors.evolution import columns_sql, plan_evolution
-from pipeline.mirrors.layout import plan_layout
-from pipeline.mirrors.merging import Merged, merge_changes
-from pipeline.mirrors.runner import MirrorRun
-from pipeline.mirrors.settings import MirrorConfig, MirrorMode, MirrorSettings, TableMirror
-from pipeline.mirrors.status import load_status
-from pipeline.tables import TableName, catalog_of, snapshots
+from lakefeed.pipeline import consumers
+from lakefeed.pipeline.mirrors.commands import run_mirrors
+from lakefeed.pipeline.mirrors.merge import Merged, merge_changes
+from lakefeed.pipeline.mirrors.runner import MirrorRun, load_status
+from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode, MirrorSettings, TableMirror
+from lakefeed.pipeline.mirrors.table import columns_sql, plan_evolution, plan_layout
+from lakefeed.pipeline.spark.tables import TableName, catalog_of, snapshots
 from tests.mirror_events import START_MS, Pusher
 from tests.service_process import ServiceProcess
 from tests.spark.mirror_runs import keyed, mirrored, run_once
@@ -162,8 +160,8 @@ def test_old_versions_of_a_mirror_go_by_themselves_with_their_files_but_not_its_
 def test_old_versions_go_while_a_mirror_runs(
     service: ServiceProcess, spark: SparkSession, config: MirrorConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.mirrors.follower.REGISTER_EVERY_S", 0.1)
-    monkeypatch.setattr("pipeline.mirrors.follower.tidy_every_s", lambda _settings: 0.1)
+    monkeypatch.setattr("lakefeed.pipeline.mirrors.follower.REGISTER_EVERY_S", 0.1)
+    monkeypatch.setattr("lakefeed.pipeline.mirrors.follower.tidy_every_s", lambda _settings: 0.1)
     push = Pusher(service, "running", "running")
     settings = dataclasses.replace(keyed(config, "default.running", snapshot_age_s=0.001), interval_s=0.2)
     merged: list[int] = []
@@ -224,9 +222,9 @@ def test_a_registration_is_renewed_while_a_table_is_read_and_reading_it_again_fo
             pass_over(spark, "default.again")
         return merged
 
-    monkeypatch.setattr("pipeline.mirrors.registration.REGISTER_EVERY_S", 0.05)
-    monkeypatch.setattr("pipeline.mirrors.registration.register", counting)
-    monkeypatch.setattr("pipeline.mirrors.follower.merge_changes", slow)
+    monkeypatch.setattr("lakefeed.pipeline.mirrors.follower.REGISTER_EVERY_S", 0.05)
+    monkeypatch.setattr("lakefeed.pipeline.mirrors.follower.register", counting)
+    monkeypatch.setattr("lakefeed.pipeline.mirrors.follower.merge_changes", slow)
     with caplog.at_level(logging.WARNING):
         run_once(spark, "again", keyed(config, "default.again"))
     assert mirrored(spark, "default.again_current", "id", "n") == [(1, 1), (2, 2)]
@@ -278,7 +276,7 @@ def test_each_mirror_has_a_pool_of_its_own_for_all_that_it_does(
         pools.append((str(options["names"].table), options["marker"].batch, pool))
         return merge_changes(changes, **options)
 
-    monkeypatch.setattr("pipeline.mirrors.follower.merge_changes", looking)
+    monkeypatch.setattr("lakefeed.pipeline.mirrors.follower.merge_changes", looking)
     pushers = [Pusher(service, name, name) for name in ("left", "right")]
     both = {f"default.{name}": TableMirror(key=("id",)) for name in ("left", "right")}
     for key in (1, 2):

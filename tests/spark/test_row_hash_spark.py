@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.verification.row_hash import row_hash
+from lakefeed.iceberg.types import Field, ListType, MapType, StructType
+from lakefeed.pipeline.verification.scan import row_hash
 from tests.writer.verification import reference
-from writer.types import Field, ListType, MapType, StructType
 
 FIELDS = (
     Field(1, "words", "string"),

@@ -8,9 +8,7 @@ import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.config import SessionConfig
-from pipeline.s3_settings import catalog_properties, hadoop_conf
-from pipeline.session import build_session
+from lakefeed.pipeline.spark.session import SessionConfig, build_session, catalog_properties, hadoop_conf
 from tests.spark.conftest import needs_s3a
 
 

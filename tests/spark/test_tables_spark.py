@@ -10,7 +10,15 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField, TimeType
 from pyspark.sql import SparkSession
 
-from pipeline.tables import TableName, change_tables, current_snapshot, exists, namespaces, properties, snapshots
+from lakefeed.pipeline.spark.tables import (
+    TableName,
+    change_tables,
+    current_snapshot,
+    exists,
+    namespaces,
+    properties,
+    snapshots,
+)
 from tests.clients import open_pyiceberg
 
 CHANGES = "TBLPROPERTIES ('lakefeed.append-only' = 'true')"

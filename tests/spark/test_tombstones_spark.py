@@ -6,12 +6,11 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType, TimestampType
 
-from pipeline.mirrors.layout import plan_layout
-from pipeline.mirrors.names import mirror_names
-from pipeline.mirrors.positions import Truncate
-from pipeline.mirrors.settings import MirrorSettings
-from pipeline.mirrors.tombstones import Tombstones
-from pipeline.tables import TableName, properties, snapshots
+from lakefeed.pipeline.mirrors.fold import Truncate
+from lakefeed.pipeline.mirrors.settings import MirrorSettings, mirror_names
+from lakefeed.pipeline.mirrors.table import plan_layout
+from lakefeed.pipeline.mirrors.tombstones import Tombstones
+from lakefeed.pipeline.spark.tables import TableName, properties, snapshots
 from tests.spark.conftest import OpenSpark
 
 NOW_S = 1_800_000_000.0
@@ -58,7 +57,7 @@ def test_tombstones_follow_a_key_that_is_renamed_and_widened(catalog_url: str, o
 def test_deletes_beyond_the_horizon_are_forgotten_and_truncates_are_not(
     catalog_url: str, open_spark: OpenSpark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.mirrors.tombstones._FILES_MAX", 1)
+    monkeypatch.setattr("lakefeed.pipeline.mirrors.tombstones._FILES_MAX", 1)
     spark = open_spark(uri=catalog_url, name="horizon")
     spark.sql("CREATE NAMESPACE horizon.default")
     stones = open_stones(spark, "horizon", StructField("id", LongType()))

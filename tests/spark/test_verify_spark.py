@@ -18,18 +18,17 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from ingest.cli import main
-from pipeline.mirrors.commands import run_mirrors
-from pipeline.mirrors.settings import MirrorConfig, RowsWithoutKey
-from pipeline.tables import TableName, catalog_of
-from pipeline.verification import commands
-from pipeline.verification.commands import Selection, verify_all
-from pipeline.verification.mirrors import compare_mirror
+from lakefeed.contract.verification import Report, report_document
+from lakefeed.ingest.cli.main import main
+from lakefeed.pipeline.mirrors.commands import run_mirrors
+from lakefeed.pipeline.mirrors.settings import MirrorConfig, RowsWithoutKey
+from lakefeed.pipeline.spark.tables import TableName, catalog_of
+from lakefeed.pipeline.verification import commands
+from lakefeed.pipeline.verification.commands import Selection, verify_all
+from lakefeed.pipeline.verification.mirrors import compare_mirror
 from tests import every_type, pushed_changes
 from tests.service_process import LAKEFEED, ServiceProcess, service_process
 from tests.spark.conftest import OpenSpark
-from writer.verification.findings import Report
-from writer.verification.report_texts import report_document
 
 COMMAND_TIMEOUT_S = 120
 

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import click
 
-from pipeline.errors import SparkUnavailable
-from pipeline.runtime import find_java_home
-from pipeline.spark_versions import SPARK_4_1
+from lakefeed.pipeline.errors import SparkUnavailable
+from lakefeed.pipeline.spark.runtime import SPARK_4_1, find_java_home
 
 ROOT = Path(__file__).parents[2]
 TARGET = ROOT / ".spark4"
@@ -29,8 +28,8 @@ CANNOT_RUN = 3
 
 # Starts Spark once, which fetches what it lacks; and what it says where it gets nothing.
 _FETCH = """
-from pipeline.config import SessionConfig
-from pipeline.session import build_session
+from lakefeed.pipeline.spark.session import SessionConfig
+from lakefeed.pipeline.spark.session import build_session
 
 build_session(SessionConfig()).stop()
 """

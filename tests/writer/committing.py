@@ -6,19 +6,18 @@ import contextlib
 import uuid
 from dataclasses import replace
 
+from lakefeed.contract.changes import Position, SourceId, Span, TableName
+from lakefeed.iceberg.layout import split_by_partition
+from lakefeed.storage.store import open_store
+from lakefeed.writer.commit.committer import Committer
+from lakefeed.writer.commit.plan import Flush
+from lakefeed.writer.commit.rest_catalog import open_catalog
+from lakefeed.writer.commit.state import data_location
+from lakefeed.writer.config import WriterConfig
+from lakefeed.writer.files.parquet import write_data_file
+from lakefeed.writer.rows.table_settings import TableSettings
 from tests.fakes import FlakyCatalog
 from tests.writer.examples import NESTED, nested_rows
-from writer.buffer import Span
-from writer.changes import Position, SourceId, TableName
-from writer.commit_plan import Flush
-from writer.committer import Committer
-from writer.config import WriterConfig
-from writer.data_files import write_data_file
-from writer.iceberg.catalog_client import open_catalog
-from writer.iceberg.partitions import split_by_partition
-from writer.iceberg.table_state import data_location
-from writer.storage import open_store
-from writer.table_settings import TableSettings
 
 USERS = TableName(("default",), "users")
 SHOP = SourceId("shop")

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-import writer.decoding
-from catalog.app import build_catalog
-from catalog.config import CatalogConfig, S3Settings, Warehouse
+import lakefeed.writer.rows.runs
+from lakefeed.catalog.app import build_catalog
+from lakefeed.catalog.config import CatalogConfig, Warehouse
+from lakefeed.storage.config import S3Settings, StorageConfig
+from lakefeed.writer.rows.groups import ChangeGroup
 from tests import clients
 from tests.serving import serve_in_thread
-from writer.config import StorageConfig
-from writer.rows.groups import ChangeGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,4 +74,4 @@ def poison(monkeypatch):
         return call
 
     for name in ("decode_group", "fit_group"):
-        monkeypatch.setattr(writer.decoding, name, stumbling(getattr(writer.decoding, name)))
+        monkeypatch.setattr(lakefeed.writer.rows.runs, name, stumbling(getattr(lakefeed.writer.rows.runs, name)))

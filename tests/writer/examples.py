@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import pyarrow as pa
 
-from writer.types import Field, ListType, MapType, Schema, StructType, to_arrow_schema
+from lakefeed.iceberg.types import Field, ListType, MapType, Schema, StructType, to_arrow_schema
 
 NESTED = Schema(
     0,

@@ -14,19 +14,20 @@ from typing import Any
 import orjson
 from prometheus_client import CollectorRegistry
 
+from lakefeed.contract.changes import SourceId
+from lakefeed.contract.errors import StorageError
+from lakefeed.storage.config import MIB
+from lakefeed.storage.store import ObjectStore, open_store
+from lakefeed.writer.commit.committer import Committer
+from lakefeed.writer.commit.rest_catalog import open_catalog
+from lakefeed.writer.config import LogConfig, WriterConfig
+from lakefeed.writer.metrics import WriterMetrics
+from lakefeed.writer.rows.table_settings import TableSections
+from lakefeed.writer.tables.columns import TableContext
+from lakefeed.writer.tables.feed import Feed
+from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
 from tests.writer.conftest import Lake
-from writer.changes import SourceId
-from writer.committer import Committer
-from writer.config import MIB, LogConfig, WriterConfig
-from writer.errors import StorageError
-from writer.feed import Feed
-from writer.frames import Encoding, Frame, encode_frame
-from writer.iceberg.catalog_client import open_catalog
-from writer.metrics import WriterMetrics
-from writer.storage import ObjectStore, open_store
-from writer.table_context import TableContext
-from writer.table_settings import TableSections
-from writer.wal.log import Log
 
 WAIT_S = 30.0
 LOG_CONFIG = LogConfig(segment_max_bytes=MIB, max_bytes=64 * MIB)

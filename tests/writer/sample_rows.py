@@ -9,14 +9,13 @@ from decimal import Decimal
 import numpy as np
 import pyarrow as pa
 
-from writer.changes import SourceId
-from writer.decode import own_fields
-from writer.frames import Encoding, Frame
-from writer.rows.column_notes import JSON_DOC
-from writer.rows.groups import ChangeGroup, split_frames
-from writer.rows.misfits import NOTHING
-from writer.schema import Fitted, fit_group, initial_columns
-from writer.types import Field, ListType, MapType, StructType, Type
+from lakefeed.contract.changes import SourceId
+from lakefeed.iceberg.types import Field, ListType, MapType, StructType, Type
+from lakefeed.writer.rows.comments import JSON_DOC
+from lakefeed.writer.rows.groups import ChangeGroup, split_frames
+from lakefeed.writer.rows.json_exact import NOTHING, Fitted, fit_group, initial_columns
+from lakefeed.writer.rows.json_strict import own_fields
+from lakefeed.writer.wal.payload import Encoding, Frame
 
 RECEIVED_AT_US = 1_763_251_200_000_000
 

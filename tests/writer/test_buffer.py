@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from writer import columns
-from writer.buffer import Chunk, Gathered, TableBuffer
-from writer.changes import Position, SourceId, Span
+from lakefeed.contract import changes
+from lakefeed.contract.changes import Position, SourceId, Span
+from lakefeed.writer.tables.pending import Chunk, Gathered, TableBuffer
 
 A, B = SourceId("a"), SourceId("b")
 
@@ -17,8 +17,8 @@ A, B = SourceId("a"), SourceId("b")
 def rows(*sequences: int, source: str = "a") -> pa.Table:
     return pa.table(
         {
-            columns.SEQUENCE: pa.array(sequences, pa.int64()),
-            columns.SOURCE: pa.array([source] * len(sequences), pa.string()),
+            changes.SEQUENCE: pa.array(sequences, pa.int64()),
+            changes.SOURCE: pa.array([source] * len(sequences), pa.string()),
         }
     )
 
@@ -44,7 +44,7 @@ def filled(*chunks: Chunk) -> TableBuffer:
 
 
 def sequences_of(gathered: Gathered) -> list[int]:
-    return [value for table in gathered.tables for value in table[columns.SEQUENCE].to_pylist()]
+    return [value for table in gathered.tables for value in table[changes.SEQUENCE].to_pylist()]
 
 
 # -- gathering
@@ -136,7 +136,7 @@ def test_marks_cut_exactly_the_rows_that_a_set_says(lengths, marks):
     found = [
         pair
         for table in left.tables
-        for pair in zip(table[columns.SOURCE].to_pylist(), table[columns.SEQUENCE].to_pylist(), strict=True)
+        for pair in zip(table[changes.SOURCE].to_pylist(), table[changes.SEQUENCE].to_pylist(), strict=True)
     ]
     assert found == expected
     assert left.rows == len(expected)

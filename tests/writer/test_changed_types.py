@@ -29,9 +29,9 @@ from pyiceberg.types import (
     UUIDType,
 )
 
+from lakefeed.writer.rows.runs import DecodedRun, decode_run
 from tests.writer.conftest import Lake
 from tests.writer.feeding import Running, read_columns, running_feed, wait_for
-from writer.decoding import DecodedRun, decode_run
 
 UUID_TEXT = "12345678-1234-5678-1234-567812345678"
 MOMENT = dt.datetime(2024, 11, 16, 15, 0, tzinfo=dt.UTC)
@@ -164,7 +164,7 @@ async def test_text_that_was_decoded_before_its_table_was_opened_anew_is_written
     async with running_feed(tmp_path, local_lake, partition="none") as running:
         await running.append(range(1, 2), row=lambda _: {"v": "a"})
         await running.flush()
-        monkeypatch.setattr("writer.feed.decode_run", noted)
+        monkeypatch.setattr("lakefeed.writer.tables.feed.decode_run", noted)
         async with running.feed.applying:
             await running.append(range(2, 3), row=lambda _: {"v": "a"})
             await wait_for(lambda: bool(runs))

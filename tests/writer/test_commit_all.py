@@ -7,19 +7,18 @@ from dataclasses import replace
 
 import pytest
 
+from lakefeed.contract.changes import Position, SourceId, Span, TableName
+from lakefeed.contract.errors import ColumnsChanged, CommitConflict, RowsAlreadyCommitted, TableMissing
+from lakefeed.writer.commit.committer import ATTEMPTS_MAX
 from tests.fakes import CatalogFault
 from tests.writer.committing import SHOP, open_bench
-from writer.buffer import Span
-from writer.changes import Position, SourceId, TableName
-from writer.committer import ATTEMPTS_MAX
-from writer.errors import ColumnsChanged, CommitConflict, RowsAlreadyCommitted, TableMissing
 
 NAMES = [TableName(("default",), name) for name in ("orders", "lines", "payments")]
 
 
 @pytest.fixture
 async def bench(local_lake, monkeypatch):
-    monkeypatch.setattr("writer.committer.PAUSE_MAX_S", 0.01)
+    monkeypatch.setattr("lakefeed.writer.commit.committer.PAUSE_MAX_S", 0.01)
     async with open_bench(local_lake) as opened:
         yield opened
 

@@ -5,16 +5,15 @@ from dataclasses import replace
 import orjson
 import pytest
 
+from lakefeed.contract.changes import Position, SourceId, Span, TableName
+from lakefeed.contract.errors import CatalogError, ColumnsChanged, TableReplaced
+from lakefeed.contract.progress import Progress, ProgressUnreadable
+from lakefeed.iceberg.layout import parse_partition, spec_to_json
+from lakefeed.iceberg.manifests import DataFile, ManifestList, describe_manifest
+from lakefeed.iceberg.types import schema_to_json
+from lakefeed.writer.commit.plan import Flush, Outcome, find_flush, plan_append, plan_schema, read_outcome
+from lakefeed.writer.commit.state import data_location, metadata_location, table_state_from
 from tests.writer.examples import NESTED
-from writer.buffer import Span
-from writer.changes import Position, SourceId, TableName
-from writer.commit_plan import Flush, Outcome, find_flush, plan_append, plan_schema, read_outcome
-from writer.errors import CatalogError, ColumnsChanged, TableReplaced
-from writer.iceberg.manifests import DataFile, ManifestList, describe_manifest
-from writer.iceberg.partitions import parse_partition, spec_to_json
-from writer.iceberg.progress import Progress, ProgressUnreadable
-from writer.iceberg.table_state import data_location, metadata_location, table_state_from
-from writer.types import schema_to_json
 
 USERS = TableName(("default",), "users")
 SHOP = SourceId("shop")

@@ -7,13 +7,8 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from tests.fakes import CatalogFault
-from tests.writer.committing import SHOP, USERS, open_bench
-from tests.writer.examples import nested_rows
-from writer.buffer import Span
-from writer.changes import Position, SourceId
-from writer.committer import ATTEMPTS_MAX
-from writer.errors import (
+from lakefeed.contract.changes import Position, SourceId, Span
+from lakefeed.contract.errors import (
     CommitConflict,
     CommitUnknown,
     RowsAlreadyCommitted,
@@ -21,13 +16,17 @@ from writer.errors import (
     TableMissing,
     TableReplaced,
 )
-from writer.iceberg.terms import PartitionRejected
-from writer.types import Field, Schema, StructType
+from lakefeed.iceberg.terms import PartitionRejected
+from lakefeed.iceberg.types import Field, Schema, StructType
+from lakefeed.writer.commit.committer import ATTEMPTS_MAX
+from tests.fakes import CatalogFault
+from tests.writer.committing import SHOP, USERS, open_bench
+from tests.writer.examples import nested_rows
 
 
 @pytest.fixture
 async def bench(local_lake, monkeypatch):
-    monkeypatch.setattr("writer.committer.PAUSE_MAX_S", 0.01)
+    monkeypatch.setattr("lakefeed.writer.commit.committer.PAUSE_MAX_S", 0.01)
     async with open_bench(local_lake) as opened:
         yield opened
 
@@ -96,7 +95,7 @@ async def test_a_row_of_own_commits_reads_nothing_from_storage(bench, monkeypatc
 
 @pytest.mark.parametrize("format_version", [2, 3])
 async def test_many_commits_leave_a_short_list_of_manifests(bench, monkeypatch, format_version):
-    monkeypatch.setattr("writer.iceberg.manifest_merge.MIN_COUNT_DEFAULT", 4)
+    monkeypatch.setattr("lakefeed.writer.commit.manifests.MIN_COUNT_DEFAULT", 4)
     state = await bench.create(format_version=format_version)
     for first in range(1, 100, 10):
         state = (await bench.committer.commit(state, await bench.make_flush(state, first, first + 9))).state
@@ -111,7 +110,7 @@ async def test_many_commits_leave_a_short_list_of_manifests(bench, monkeypatch, 
 
 
 async def test_a_merge_that_cannot_read_is_put_off_and_the_rows_are_committed(bench, monkeypatch):
-    monkeypatch.setattr("writer.iceberg.manifest_merge.MIN_COUNT_DEFAULT", 2)
+    monkeypatch.setattr("lakefeed.writer.commit.manifests.MIN_COUNT_DEFAULT", 2)
     state = await bench.create()
     for first in (1, 11):
         state = (await bench.committer.commit(state, await bench.make_flush(state, first, first + 9))).state

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from lakefeed.contract.changes import Position, SourceId, Span, TableName
+from lakefeed.contract.progress import PROGRESS_PROPERTY, progress_from_text
+from lakefeed.contract.properties import mark_of
+from lakefeed.writer.tables.status import complete_positions
 from tests.writer.conftest import Lake
 from tests.writer.feeding import running_feed, wait_for
-from writer.changes import Position, SourceId, Span, TableName
-from writer.completeness import complete_positions
-from writer.iceberg.progress import PROGRESS_PROPERTY, progress_from_text
-from writer.quarantine.names import mark_of
 
 SHOP, BANK = SourceId("shop"), SourceId("bank")
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from lakefeed.writer.commit.rest_catalog import open_catalog
+from lakefeed.writer.commit.sources import LOOK_EVERY_S, ConsumerWatch
 from tests.fakes import CatalogFault, FlakyCatalog
 from tests.writer.committing import open_bench
-from writer.consumer_watch import LOOK_EVERY_S, ConsumerWatch
-from writer.iceberg.catalog_client import open_catalog
 
 
 class Clock:
@@ -50,7 +50,7 @@ async def test_consumers_of_every_table_are_seen_again_only_after_some_seconds(b
 
 
 async def test_a_catalog_that_fails_or_is_silent_leaves_what_was_seen_last(bench, monkeypatch):
-    monkeypatch.setattr("writer.consumer_watch.LOOK_MAX_S", 0.2)
+    monkeypatch.setattr("lakefeed.writer.commit.sources.LOOK_MAX_S", 0.2)
     clock = Clock()
     state = await commit(bench, await bench.create(), 1)
     tag(bench, "report", state.snapshot_id)
@@ -66,7 +66,7 @@ async def test_a_catalog_that_fails_or_is_silent_leaves_what_was_seen_last(bench
 
 
 async def test_tables_beyond_one_look_are_seen_by_the_next(bench, monkeypatch):
-    monkeypatch.setattr("writer.consumer_watch.TABLES_PER_LOOK", 1)
+    monkeypatch.setattr("lakefeed.writer.commit.sources.TABLES_PER_LOOK", 1)
     clock = Clock()
     state = await commit(bench, await bench.create(), 1)
     tag(bench, "report", state.snapshot_id)

@@ -14,10 +14,10 @@ from pyiceberg.io.pyarrow import (
 )
 from pyiceberg.schema import Schema as PyIcebergSchema
 
+from lakefeed.iceberg.types import FIELD_ID_KEY, Field, ListType, Schema, StructType, schema_to_json, to_arrow_schema
+from lakefeed.writer.config import WriterConfig
+from lakefeed.writer.files.parquet import repeating_columns, write_data_file
 from tests.writer.examples import NESTED, nested_rows
-from writer.config import WriterConfig
-from writer.data_files import repeating_columns, write_data_file
-from writer.types import FIELD_ID_KEY, Field, ListType, Schema, StructType, schema_to_json, to_arrow_schema
 
 
 def write(table: pa.Table, schema: Schema = NESTED, **settings):

@@ -5,13 +5,13 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
+from lakefeed.contract import changes as names
+from lakefeed.iceberg.types import FIELD_ID_KEY, Field, ListType, MapType, Schema, StructType, to_arrow_schema
+from lakefeed.writer.rows.groups import split_frames
+from lakefeed.writer.rows.json_exact import initial_columns
+from lakefeed.writer.rows.json_strict import decode_group
+from lakefeed.writer.rows.values import Misfit
 from tests.writer.sample_rows import RECEIVED_AT_US, declared, event, fit, frame, group, own_rows, raw_group
-from writer import columns as names
-from writer.decode import decode_group
-from writer.rows.groups import split_frames
-from writer.rows.text_values import Misfit
-from writer.schema import initial_columns
-from writer.types import FIELD_ID_KEY, Field, ListType, MapType, Schema, StructType, to_arrow_schema
 
 POINT = StructType((Field(31, "x", "long"), Field(32, "y", "double")))
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import orjson
 
-from writer import columns
-from writer.changes import Position, SourceId, Span
-from writer.decoding import Expected, decode_or_fit, decode_run, spans_of, split_epochs
-from writer.frames import Encoding, Frame, encode_frame
-from writer.rows.groups import ChangeGroup, split_frames
-from writer.rows.parse_types import NO_VACANCIES
-from writer.schema import initial_columns
-from writer.types import Field, StructType
-from writer.wal.record import Record
+from lakefeed.contract import changes
+from lakefeed.contract.changes import Position, SourceId, Span
+from lakefeed.iceberg.types import Field, StructType
+from lakefeed.writer.rows.groups import ChangeGroup, split_frames
+from lakefeed.writer.rows.json_exact import initial_columns
+from lakefeed.writer.rows.json_strict import NO_VACANCIES
+from lakefeed.writer.rows.runs import Expected, decode_or_fit, decode_run, spans_of, split_epochs
+from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
+from lakefeed.writer.wal.records import Record
 
 BASE = initial_columns(keep_before=False)
 USERS = StructType((*BASE.fields, Field(100, "id", "long")))
@@ -117,8 +117,8 @@ def test_rows_that_fit_the_known_columns_are_decoded():
     (decoded,) = run.tables
     assert decoded.rows is not None
     assert decoded.rows["id"].to_pylist() == [1, 2]
-    assert decoded.rows[columns.SEQUENCE].to_pylist() == [1, 2]
-    assert decoded.rows[columns.SOURCE].to_pylist() == ["a", "a"]
+    assert decoded.rows[changes.SEQUENCE].to_pylist() == [1, 2]
+    assert decoded.rows[changes.SOURCE].to_pylist() == ["a", "a"]
 
 
 def test_rows_that_do_not_fit_are_left_for_the_exact_path_of_their_table_alone():

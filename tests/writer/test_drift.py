@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lakefeed.iceberg.types import Field, ListType, MapType, StructType
+from lakefeed.writer.rows.json_exact import initial_columns
+from lakefeed.writer.rows.json_strict import decode_group
+from lakefeed.writer.rows.merge import conform
+from lakefeed.writer.rows.values import Misfit
 from tests.writer.sample_rows import declared, exact, fit, highest_id, is_same, own_rows, put_together, raw_group
-from writer.decode import decode_group
-from writer.rows.text_values import Misfit
-from writer.schema import conform, initial_columns
-from writer.types import Field, ListType, MapType, StructType
 
 NAMES = st.sampled_from(["id", "a", "b", "A", "a.b", "c", "", "_cdc_sequence", "_file", "x"])
 NUMBERS = st.sampled_from(

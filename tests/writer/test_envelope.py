@@ -5,7 +5,8 @@ import threading
 import msgspec
 import pytest
 
-from writer.envelope import INT64_MAX, TIMESTAMP_MAX_MS, BatchHead, BatchMalformed, decode_batch, decode_deeper
+from lakefeed.contract.changes import INT64_MAX, TIMESTAMP_MAX_MS
+from lakefeed.writer.wire.json_batch import BatchHead, BatchMalformed, decode_batch, decode_deeper
 
 
 def body(**event) -> bytes:

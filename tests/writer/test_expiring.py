@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from lakefeed.contract.errors import StorageError
+from lakefeed.storage.local import local_path
 from tests.fakes import CatalogFault
 from tests.writer.committing import USERS, open_bench
-from writer.errors import StorageError
-from writer.storage.local import local_path
 
 # `make soak` commits 2,000 times.
 COMMITS = int(os.environ.get("AGED_COMMITS", "300"))
@@ -18,12 +18,12 @@ SNAPSHOTS_MAX = 60
 
 @pytest.fixture
 async def bench(local_lake, monkeypatch):
-    monkeypatch.setattr("writer.committer.PAUSE_MAX_S", 0.01)
-    monkeypatch.setattr("writer.expiring.LOOK_EVERY_SNAPSHOTS", 20)
-    monkeypatch.setattr("writer.iceberg.manifest_merge.MIN_COUNT_DEFAULT", 10)
+    monkeypatch.setattr("lakefeed.writer.commit.committer.PAUSE_MAX_S", 0.01)
+    monkeypatch.setattr("lakefeed.writer.commit.expiry.LOOK_EVERY_SNAPSHOTS", 20)
+    monkeypatch.setattr("lakefeed.writer.commit.manifests.MIN_COUNT_DEFAULT", 10)
     upkeep = {"lakefeed.snapshots-max": str(SNAPSHOTS_MAX), "write.metadata.previous-versions-max": "5"}
     kept = {"write.metadata.delete-after-commit.enabled": "true", **upkeep}
-    monkeypatch.setattr("writer.committer.UPKEEP_PROPERTIES", kept)
+    monkeypatch.setattr("lakefeed.writer.commit.committer.UPKEEP_PROPERTIES", kept)
     async with open_bench(local_lake) as opened:
         yield opened
 

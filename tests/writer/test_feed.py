@@ -13,10 +13,10 @@ import pytest
 from pyiceberg.schema import Schema as PyIcebergSchema
 from pyiceberg.types import LongType, NestedField
 
+from lakefeed.contract.changes import Position, SourceId
 from tests.fakes import CatalogFault, FlakyCatalog
 from tests.writer.conftest import Lake
 from tests.writer.feeding import Running, running_feed, wait_for
-from writer.changes import Position, SourceId
 
 SHOP = SourceId("shop")
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import orjson
 import pytest
 
+from lakefeed.contract.changes import Position, SourceId
+from lakefeed.writer.tables.pending import FlushReason
+from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
 from tests.fakes import CatalogFault, FlakyCatalog
 from tests.writer.conftest import Lake
 from tests.writer.feeding import WAIT_S, read_columns, read_sequences, running_feed, shop, wait_for
-from writer.buffer import FlushReason
-from writer.changes import Position, SourceId
-from writer.frames import Encoding, Frame, encode_frame
 
 
 async def test_everything_in_the_log_is_committed_on_request(tmp_path: Path, local_lake: Lake) -> None:
@@ -95,14 +95,14 @@ async def test_files_of_a_flush_that_waited_for_long_are_written_again_before_th
     tmp_path: Path, local_lake: Lake, monkeypatch: pytest.MonkeyPatch, fault: CatalogFault
 ) -> None:
     """Orphan removal may have taken them: no snapshot named them for that long."""
-    monkeypatch.setattr("writer.committer.ATTEMPTS_MAX", 1)
+    monkeypatch.setattr("lakefeed.writer.commit.committer.ATTEMPTS_MAX", 1)
     async with (
         FlakyCatalog(local_lake.catalog_url) as catalog,
         running_feed(tmp_path, local_lake, catalog_url=catalog.url) as running,
     ):
         await running.append(range(1, 4))
         await running.flush()
-        monkeypatch.setattr("writer.table_flush.FILES_MAX_AGE_S", -1.0)
+        monkeypatch.setattr("lakefeed.writer.tables.flush.FILES_MAX_AGE_S", -1.0)
         catalog.commit_faults.append(fault)
         await running.append(range(4, 6))
         await running.flush()

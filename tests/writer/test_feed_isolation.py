@@ -10,13 +10,13 @@ from pathlib import Path
 import orjson
 import pytest
 
-import writer.decoding
+import lakefeed.writer.rows.runs
+from lakefeed.contract.changes import Position, SourceId
+from lakefeed.writer.tables.pending import FlushReason
+from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
 from tests.fakes import CatalogFault, FlakyCatalog
 from tests.writer.conftest import Lake
 from tests.writer.feeding import WAIT_S, Running, read_sequences, running_feed, shop, wait_for
-from writer.buffer import FlushReason
-from writer.changes import Position, SourceId
-from writer.frames import Encoding, Frame, encode_frame
 
 SHOP = SourceId("shop")
 KIB = 1024
@@ -30,7 +30,7 @@ BATCH = 50
 @pytest.fixture(autouse=True)
 def _soon_stuck(monkeypatch):
     """Nothing here takes longer by itself."""
-    monkeypatch.setattr("writer.table_health.LAG_MAX_S", 0.3)
+    monkeypatch.setattr("lakefeed.writer.tables.table.LAG_MAX_S", 0.3)
 
 
 async def push_to_three(running: Running) -> None:
@@ -95,7 +95,7 @@ async def test_table_whose_storage_is_refused_is_parked_and_the_others_go_on_at_
 async def test_table_whose_commits_are_refused_is_parked_and_the_others_go_on_at_their_pace(
     tmp_path: Path, local_lake: Lake, fault: CatalogFault, monkeypatch
 ) -> None:
-    monkeypatch.setattr("writer.committer.ATTEMPTS_MAX", 2)
+    monkeypatch.setattr("lakefeed.writer.commit.committer.ATTEMPTS_MAX", 2)
     async with (
         FlakyCatalog(local_lake.catalog_url) as catalog,
         running_feed(tmp_path, local_lake, catalog_url=catalog.url, **SMALL) as running,
@@ -214,9 +214,9 @@ async def test_table_catches_up_though_changes_come_with_every_run_that_it_reads
             seen, deadline = running.feed.applied_offset, time.monotonic() + 0.5
             while running.feed.applied_offset == seen and time.monotonic() < deadline:
                 time.sleep(0.001)
-            return writer.decoding.decode_run(*args, **options)
+            return lakefeed.writer.rows.runs.decode_run(*args, **options)
 
-        monkeypatch.setattr("writer.catch_up.decode_run", outrun)
+        monkeypatch.setattr("lakefeed.writer.tables.feed.decode_run", outrun)
         await running.append(range(100))
         await wait_for(lambda: running.status("default.users").get("bufferedRows") == 100)
         running.feed.tables["default.users"].park_everything()

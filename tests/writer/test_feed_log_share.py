@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from lakefeed.contract.changes import Position, SourceId, TableName
+from lakefeed.contract.errors import WalFull
+from lakefeed.storage.config import MIB
+from lakefeed.writer.config import LogConfig
 from tests.writer.conftest import Lake
 from tests.writer.feeding import WAIT_S, Running, read_columns, read_sequences, running_feed, shop, wait_for
 from tests.writer.quarantine.bench import lake_bench
-from writer.changes import Position, SourceId, TableName
-from writer.config import MIB, LogConfig
-from writer.errors import WalFull
 
 SHOP = SourceId("shop")
 LITTLE_LOG = LogConfig(segment_max_bytes=MIB, max_bytes=8 * MIB, table_max_share=0.25)

@@ -6,23 +6,22 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from lakefeed.contract.changes import Position
+from lakefeed.contract.errors import CatalogUnavailable, CommitUnknown, Fenced
+from lakefeed.contract.progress import Progress
+from lakefeed.writer.commit.committer import ATTEMPTS_MAX, Committer
+from lakefeed.writer.commit.fencing import Fence, check_fence, join_catalog
+from lakefeed.writer.commit.rest_catalog import open_catalog
 from tests.fakes import CatalogFault
 from tests.writer.committing import SHOP, USERS, open_bench
-from writer.changes import Position
-from writer.committer import ATTEMPTS_MAX, Committer
-from writer.errors import CatalogUnavailable, CommitUnknown, Fenced
-from writer.fencing import Fence, check_fence
-from writer.iceberg.catalog_client import open_catalog
-from writer.iceberg.progress import Progress
-from writer.joining import join_catalog
 
 NAMESPACE = ("default",)
 
 
 @pytest.fixture
 async def bench(local_lake, monkeypatch):
-    monkeypatch.setattr("writer.committer.PAUSE_MAX_S", 0.01)
-    monkeypatch.setattr("writer.fencing.CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr("lakefeed.writer.commit.committer.PAUSE_MAX_S", 0.01)
+    monkeypatch.setattr("lakefeed.writer.commit.fencing.CHECK_INTERVAL_S", 0.01)
     async with open_bench(local_lake) as opened:
         yield opened
 
@@ -127,7 +126,7 @@ async def test_a_catalog_that_keeps_no_properties_leaves_the_fence_to_the_tables
 
 
 async def test_a_start_waits_for_a_catalog_that_is_not_up_yet(monkeypatch):
-    monkeypatch.setattr("writer.joining.PAUSE_FIRST_S", 0.001)
+    monkeypatch.setattr("lakefeed.writer.commit.fencing.PAUSE_FIRST_S", 0.001)
     answers = []
 
     async def slow_start(request: web.Request) -> web.Response:
@@ -138,7 +137,7 @@ async def test_a_start_waits_for_a_catalog_that_is_not_up_yet(monkeypatch):
         fence = Fence(catalog, node="n1", namespace=NAMESPACE)
         await join_catalog(catalog, fence)
         assert fence.generation > 0
-        monkeypatch.setattr("writer.joining.ATTEMPTS_MAX", 2)
+        monkeypatch.setattr("lakefeed.writer.commit.fencing.ATTEMPTS_MAX", 2)
         answers[:] = answers[:0]
         with pytest.raises(CatalogUnavailable):
             await join_catalog(catalog, fence)

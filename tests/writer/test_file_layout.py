@@ -8,12 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from lakefeed.iceberg.layout import UNSORTED, SortField, SortOrder, parse_partition, parse_sort
+from lakefeed.iceberg.manifests import TableShape
+from lakefeed.iceberg.types import Field, Schema, StructType
+from lakefeed.writer.files.write import join_rows, lay_out, usable_order
 from tests.writer.examples import MIDNIGHT, NESTED, nested_rows
-from writer.file_layout import join_rows, lay_out, usable_order
-from writer.iceberg.manifests import TableShape
-from writer.iceberg.partitions import parse_partition
-from writer.iceberg.sort_orders import UNSORTED, SortField, SortOrder, parse_sort
-from writer.types import Field, Schema, StructType
 
 
 def laid_out(tables, *, partition: str = "none", sort: str = "", files: int = 1, schema: Schema = NESTED):

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from writer.buffer import FlushReason
-from writer.config import MIB, WriterConfig
-from writer.flush_control import FIRST_FILE_RATIO, FlushControl, FlushRecord
+from lakefeed.storage.config import MIB
+from lakefeed.writer.config import WriterConfig
+from lakefeed.writer.tables.flush_policy import FIRST_FILE_RATIO, FlushControl, FlushRecord
+from lakefeed.writer.tables.pending import FlushReason
 
 BASE = WriterConfig(flush_max_changes=1_000, flush_max_bytes=64 * MIB, flush_max_age_s=60.0)
 FRESH = WriterConfig(

@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 from pyiceberg.types import StringType
 
+from lakefeed.contract.changes import Position
+from lakefeed.writer.rows.groups import ChangeGroup
+from lakefeed.writer.rows.json_exact import fit_group
+from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
 from tests.fakes import CatalogFault, FlakyCatalog, OldCatalog
 from tests.writer.conftest import Lake
 from tests.writer.feeding import Running, read_columns, running_feed, wait_for
@@ -23,10 +27,6 @@ from tests.writer.transfers import (
     reading,
     sequence_of,
 )
-from writer.changes import Position
-from writer.frames import Encoding, Frame, encode_frame
-from writer.rows.groups import ChangeGroup
-from writer.schema import fit_group
 
 TOGETHER: dict[str, Any] = {"transactions": True, "transaction_max_wait_s": 3600.0}
 NOTHING_SPLIT: dict[str, float] = {}
@@ -34,13 +34,13 @@ NOTHING_SPLIT: dict[str, float] = {}
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch):
-    monkeypatch.setattr("writer.committer.PAUSE_MAX_S", 0.01)
+    monkeypatch.setattr("lakefeed.writer.commit.committer.PAUSE_MAX_S", 0.01)
     _short_retries(monkeypatch)
 
 
 def _short_retries(monkeypatch):
-    monkeypatch.setattr("writer.trouble.RETRY_FIRST_S", 0.02)
-    monkeypatch.setattr("writer.trouble.RETRY_MAX_S", 0.05)
+    monkeypatch.setattr("lakefeed.writer.tables.state.RETRY_FIRST_S", 0.02)
+    monkeypatch.setattr("lakefeed.writer.tables.state.RETRY_MAX_S", 0.05)
 
 
 def splits(running: Running) -> dict[str, float]:
@@ -155,8 +155,8 @@ async def test_table_that_is_paused_by_a_change_of_its_columns_has_no_second_flu
         await log_audited(running, 2)
         make_json(local_lake, LEDGER, "note")
         # Only those who ask for a flush make it try again, so that the change comes between two failures.
-        monkeypatch.setattr("writer.trouble.RETRY_FIRST_S", 3600.0)
-        monkeypatch.setattr("writer.trouble.RETRY_MAX_S", 3600.0)
+        monkeypatch.setattr("lakefeed.writer.tables.state.RETRY_FIRST_S", 3600.0)
+        monkeypatch.setattr("lakefeed.writer.tables.state.RETRY_MAX_S", 3600.0)
         running.store.broken = lambda location: "/ledger-" in location
         ledger = running.feed.tables[LEDGER]
         async with asyncio.TaskGroup() as asking:
@@ -426,7 +426,7 @@ async def test_row_that_goes_to_the_quarantine_keeps_nobody_waiting(tmp_path, lo
             raise KeyError("a value of the row")
         return fit_group(group, *args, **kwargs)
 
-    monkeypatch.setattr("writer.decoding.fit_group", stumble)
+    monkeypatch.setattr("lakefeed.writer.rows.runs.fit_group", stumble)
     async with running_feed(tmp_path, local_lake, **TOGETHER) as running:
         for transfer in (1, 2):
             await log_transfer(running, transfer)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from writer.changes import SourceId
-from writer.decoding import cut_run
-from writer.frames import Encoding, Frame, decode_frame, encode_frame, open_transaction_of, payload_facts
-from writer.wal.record import Record
+from lakefeed.contract.changes import SourceId
+from lakefeed.writer.rows.runs import cut_run
+from lakefeed.writer.wal.payload import Encoding, Frame, decode_frame, encode_frame, open_transaction_of, payload_facts
+from lakefeed.writer.wal.records import Record
 
 PLAIN = Frame(SourceId("shop"), 1, 7, 9, 5, Encoding.JSON_BATCH, b"{}")
 DECLARING = Frame(

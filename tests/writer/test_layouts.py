@@ -13,10 +13,10 @@ from pyiceberg.expressions import EqualTo
 from pyiceberg.table.sorting import SortDirection
 from pyiceberg.transforms import BucketTransform
 
+from lakefeed.contract.changes import SourceId
+from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
 from tests.fakes import CatalogFault, FlakyCatalog
 from tests.writer.feeding import Running, running_feed, wait_for
-from writer.changes import SourceId
-from writer.frames import Encoding, Frame, encode_frame
 
 DAY_MS = 86_400_000
 NOW_MS = 1_794_787_200_000  # 2026-11-16

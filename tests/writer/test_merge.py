@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from writer.merge import (
+from lakefeed.iceberg.types import Field, ListType, MapType, StructType, Type
+from lakefeed.writer.rows.merge import (
     field_ids,
     lost_ids,
     merge_columns,
@@ -15,7 +16,6 @@ from writer.merge import (
     shows_all,
     without_fields,
 )
-from writer.types import Field, ListType, MapType, StructType, Type
 
 
 def struct(*fields: Field) -> StructType:

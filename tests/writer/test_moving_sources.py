@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from writer.changes import Position, SourceId, Span
-from writer.completeness import complete_positions
-from writer.iceberg.progress import Progress, progress_from_text
-from writer.iceberg.table_marks import resume_positions
+from lakefeed.contract.changes import Position, SourceId, Span
+from lakefeed.contract.progress import Progress, progress_from_text
+from lakefeed.writer.commit.sources import resume_positions
+from lakefeed.writer.tables.status import complete_positions
 
 SHOP = SourceId("shop")
 TABLES = ("a", "b", "c")

@@ -11,22 +11,21 @@ from decimal import Decimal
 import pytest
 from pyiceberg.types import DecimalType, StringType
 
+from lakefeed.contract.changes import Position, SourceId, Span
+from lakefeed.contract.errors import CommitConflict, CommitUnknown, RowsAlreadyCommitted
+from lakefeed.iceberg.manifests import ListHeader, encode_manifest_list
+from lakefeed.writer.commit.committer import ATTEMPTS_MAX
+from lakefeed.writer.commit.manifests import load_manifests, maybe_merge
+from lakefeed.writer.commit.plan import Request
+from lakefeed.writer.commit.state import metadata_location
 from tests.fakes import CatalogFault
 from tests.writer.committing import SHOP, USERS, open_bench
 from tests.writer.feeding import read_sequences, running_feed, shop
-from writer.buffer import Span
-from writer.changes import Position, SourceId
-from writer.commit_plan import Request
-from writer.committer import ATTEMPTS_MAX
-from writer.errors import CommitConflict, CommitUnknown, RowsAlreadyCommitted
-from writer.iceberg.manifests import ListHeader, encode_manifest_list
-from writer.iceberg.table_state import metadata_location
-from writer.manifest_files import load_manifests, maybe_merge
 
 
 @pytest.fixture
 async def bench(local_lake, monkeypatch):
-    monkeypatch.setattr("writer.committer.PAUSE_MAX_S", 0.02)
+    monkeypatch.setattr("lakefeed.writer.commit.committer.PAUSE_MAX_S", 0.02)
     async with open_bench(local_lake) as opened:
         yield opened
 
@@ -36,7 +35,7 @@ async def compact(bench, monkeypatch):
     state = await load_manifests(bench.store, await bench.committer.load(USERS))
     snapshot_id, number = uuid.uuid4().int >> 65, state.last_sequence_number + 1
     with monkeypatch.context() as patch:
-        patch.setattr("writer.iceberg.manifest_merge.MIN_COUNT_DEFAULT", 2)
+        patch.setattr("lakefeed.writer.commit.manifests.MIN_COUNT_DEFAULT", 2)
         merged = (await maybe_merge(bench.store, state, snapshot_id=snapshot_id)).state
     location = metadata_location(state, f"snap-{snapshot_id}-1-{uuid.uuid4()}.avro")
     header = ListHeader(snapshot_id, state.snapshot_id, number, state.format_version)
@@ -93,9 +92,9 @@ async def test_compaction_during_our_commit_keeps_its_files_and_our_rows(bench, 
 
 
 async def test_the_snapshot_before_a_compaction_outlives_our_expiry(bench, monkeypatch):
-    monkeypatch.setattr("writer.expiring.LOOK_EVERY_SNAPSHOTS", 10)
+    monkeypatch.setattr("lakefeed.writer.commit.expiry.LOOK_EVERY_SNAPSHOTS", 10)
     limit = {"lakefeed.snapshots-max": "5", "history.expire.min-snapshots-to-keep": "1"}
-    monkeypatch.setattr("writer.committer.UPKEEP_PROPERTIES", limit)
+    monkeypatch.setattr("lakefeed.writer.commit.committer.UPKEEP_PROPERTIES", limit)
     state = await bench.create()
     flush = await bench.make_flush(state, 1, 3)
     for number in range(8):

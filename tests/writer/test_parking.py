@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from writer.changes import Position, SourceId, Span
-from writer.completeness import complete_positions
-from writer.parking import Holding, Standing, plan_stretch, plan_yields
+from lakefeed.contract.changes import Position, SourceId, Span
+from lakefeed.writer.tables.state import Holding, Standing, plan_stretch, plan_yields
+from lakefeed.writer.tables.status import complete_positions
 
 TABLES = ("a", "b", "c")
 SOURCES = (SourceId("shop"), SourceId("bank"))

@@ -12,15 +12,15 @@ import pyarrow as pa
 import pytest
 from pyiceberg.expressions import EqualTo, IsNull
 
+from lakefeed.contract.changes import Position, SourceId, Span, TableName
+from lakefeed.iceberg.types import Field, Schema, StructType, to_arrow_schema
+from lakefeed.writer.commit.plan import Flush
+from lakefeed.writer.commit.state import data_location
+from lakefeed.writer.config import WriterConfig
+from lakefeed.writer.files.parquet import write_data_file
+from lakefeed.writer.files.write import join_rows, lay_out
+from lakefeed.writer.rows.table_settings import TableSettings
 from tests.writer.committing import USERS, open_bench
-from writer.changes import Position, SourceId, Span, TableName
-from writer.commit_plan import Flush
-from writer.config import WriterConfig
-from writer.data_files import write_data_file
-from writer.file_layout import join_rows, lay_out
-from writer.iceberg.table_state import data_location
-from writer.table_settings import TableSettings
-from writer.types import Field, Schema, StructType, to_arrow_schema
 
 # Type: two values in the words of PyArrow, the second one for DuckDB and, where PyIceberg has another word, for it.
 VALUES: dict[str, tuple[Any, Any, str]] = {

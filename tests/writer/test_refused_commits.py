@@ -6,24 +6,24 @@ import contextlib
 
 import pytest
 
+from lakefeed.contract.errors import CatalogError, CommitRefused
+from lakefeed.iceberg.manifests import FORMAT_WITH_ROW_IDS
+from lakefeed.storage.store import open_store
+from lakefeed.writer.commit.committer import Committer
+from lakefeed.writer.commit.plan import Request
+from lakefeed.writer.commit.rest_catalog import open_catalog
+from lakefeed.writer.commit.state import table_state_from
 from tests.fakes import BluntCatalog, CatalogFault
 from tests.writer.committing import COMMIT_TIMEOUT_S, USERS, Bench, open_bench
 from tests.writer.conftest import Lake
 from tests.writer.feeding import read_columns, read_sequences, running_feed, shop
-from writer.commit_plan import Request
-from writer.committer import Committer
-from writer.errors import CatalogError, CommitRefused
-from writer.iceberg.avro_schemas import FORMAT_WITH_ROW_IDS
-from writer.iceberg.catalog_client import open_catalog
-from writer.iceberg.table_state import table_state_from
-from writer.storage import open_store
 
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch):
-    monkeypatch.setattr("writer.committer.PAUSE_MAX_S", 0.01)
-    monkeypatch.setattr("writer.trouble.RETRY_FIRST_S", 0.02)
-    monkeypatch.setattr("writer.trouble.RETRY_MAX_S", 0.05)
+    monkeypatch.setattr("lakefeed.writer.commit.committer.PAUSE_MAX_S", 0.01)
+    monkeypatch.setattr("lakefeed.writer.tables.state.RETRY_FIRST_S", 0.02)
+    monkeypatch.setattr("lakefeed.writer.tables.state.RETRY_MAX_S", 0.05)
 
 
 @contextlib.asynccontextmanager

@@ -8,7 +8,7 @@ import random
 import pyarrow as pa
 import pytest
 
-from writer.routing import fill_route
+from lakefeed.writer.files.write import fill_route
 
 
 def routed(*, metadata: list | None = None, key=None, created_at=None, rows: int = 1) -> list:

@@ -2,12 +2,13 @@ import json
 
 import pytest
 
+from lakefeed.contract import changes as names
+from lakefeed.iceberg.types import Field, ListType, MapType, StructType, Type
+from lakefeed.writer.rows import evolution
+from lakefeed.writer.rows.json_exact import FIT_CHUNK_ROWS, initial_columns
+from lakefeed.writer.rows.json_strict import decode_group, own_fields
+from lakefeed.writer.rows.merge import conform
 from tests.writer.sample_rows import declared, fit, group, highest_id, own_rows, raw_group, rescued
-from writer import columns as names
-from writer.decode import decode_group, own_fields
-from writer.rows import evolution, inference
-from writer.schema import FIT_CHUNK_ROWS, conform, initial_columns
-from writer.types import Field, ListType, MapType, StructType, Type
 
 
 def types(columns: StructType) -> dict[str, Type]:
@@ -70,7 +71,7 @@ def test_values_without_a_type_make_no_column_but_are_not_lost(value):
 
 def test_documents_become_json_text():
     deep = json.loads("[" * 20 + "1" + "]" * 20)
-    wide = {str(n): n for n in range(inference.STRUCT_MAX_FIELDS + 1)}
+    wide = {str(n): n for n in range(evolution.STRUCT_MAX_FIELDS + 1)}
     fitted = fit(group({"deep": {"x": deep}, "wide": wide}))
     assert types(fitted.columns)["wide"] == "json"
     assert "json" in json.dumps(types(fitted.columns)["deep"])
@@ -79,10 +80,10 @@ def test_documents_become_json_text():
 
 def test_nesting_does_not_grow_deeper_row_by_row():
     columns, value = initial_columns(keep_before=False), {"x": 1}
-    for _ in range(inference.NESTING_MAX_DEPTH + 8):
+    for _ in range(evolution.NESTING_MAX_DEPTH + 8):
         value = {"x" * (len(value) + 1): 1, "d": value}
         columns = fit(group(value), columns).columns
-    assert json.dumps(types(columns)).count("{") <= inference.NESTING_MAX_DEPTH
+    assert json.dumps(types(columns)).count("{") <= evolution.NESTING_MAX_DEPTH
 
 
 def test_json_columns_hold_any_value_as_compact_text():

@@ -14,9 +14,9 @@ import pytest
 from pyiceberg.schema import Schema as PyIcebergSchema
 from pyiceberg.types import IntegerType, LongType, NestedField
 
+from lakefeed.writer.tables.pending import FlushReason
 from tests.writer.conftest import Lake
 from tests.writer.feeding import running_feed, wait_for
-from writer.buffer import FlushReason
 
 UTC = dt.UTC
 
@@ -193,7 +193,7 @@ async def test_every_change_of_the_columns_is_a_log_line_a_metric_and_in_the_sta
         "rates": {"b": {"x": 0.123456789, "y": True}},
         "note": "new",
     }
-    with caplog.at_level(logging.INFO, logger="writer"):
+    with caplog.at_level(logging.INFO, logger="lakefeed.writer"):
         async with running_feed(tmp_path, local_lake) as running:
             await running.append(range(1, 2), row=lambda _: first, declared={"columns": types})
             await running.flush()

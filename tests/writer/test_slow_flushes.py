@@ -20,7 +20,7 @@ SLOW = ("slow_1", "slow_2")
 
 @pytest.fixture(autouse=True)
 def _soon_late(monkeypatch):
-    monkeypatch.setattr("writer.table_health.LAG_MAX_S", 0.2)
+    monkeypatch.setattr("lakefeed.writer.tables.table.LAG_MAX_S", 0.2)
 
 
 def is_slow(location: str) -> bool:
@@ -96,8 +96,8 @@ async def test_flushes_that_take_long_are_not_begun_again_though_others_need_mem
 async def test_flush_that_stands_still_gives_its_memory_to_others_and_is_begun_again(
     tmp_path: Path, local_lake: Lake, monkeypatch
 ) -> None:
-    monkeypatch.setattr("writer.table_flush.STILL_MAX_S", 0.2)
-    monkeypatch.setattr("writer.table_flush.SLOWEST_BYTES_PER_S", 1_000_000 * KIB)
+    monkeypatch.setattr("lakefeed.writer.tables.flush.STILL_MAX_S", 0.2)
+    monkeypatch.setattr("lakefeed.writer.tables.flush.SLOWEST_BYTES_PER_S", 1_000_000 * KIB)
     async with running_feed(tmp_path, local_lake, **SMALL) as running:
         source = Source(running)
         running.store.slow = is_slow

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from lakefeed.writer.tables.columns import CHANGES_MAX
 from tests.unwritable_tables import (
     create_unwritable,
     create_with_columns,
@@ -18,7 +19,6 @@ from tests.unwritable_tables import (
 )
 from tests.writer.conftest import Lake
 from tests.writer.feeding import read_columns, read_sequences, running_feed, shop, wait_for
-from writer.table_columns import CHANGES_MAX
 
 FIRST_COLUMNS = ["id long", "note string", "home struct"]
 QUARANTINE = "default.lakefeed_quarantine"

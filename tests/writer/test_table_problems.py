@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from lakefeed.writer.commit import committer, expiry
 from tests.fakes import CatalogFault, FlakyCatalog
 from tests.writer.conftest import Lake
 from tests.writer.feeding import read_sequences, running_feed, shop, wait_for
-from writer import committer, expiring
 
 
 @pytest.mark.parametrize("fault", [CatalogFault.CONFLICT, CatalogFault.SLOW_DOWN, CatalogFault.ERROR_BEFORE])
@@ -56,12 +56,12 @@ async def test_rows_that_are_not_due_are_no_problem_however_long_they_may_wait(
 async def test_an_unexpected_error_between_flushes_ends_nothing(
     tmp_path: Path, local_lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expiring, "LOOK_EVERY_SNAPSHOTS", 1)
+    monkeypatch.setattr(expiry, "LOOK_EVERY_SNAPSHOTS", 1)
 
     def fail(*_: object, **__: object) -> None:
         raise KeyError("snapshots")
 
-    monkeypatch.setattr(expiring, "plan_expiry", fail)
+    monkeypatch.setattr(expiry, "plan_expiry", fail)
     async with running_feed(tmp_path, local_lake) as running:
         for number in range(1, 4):
             await running.append(range(number, number + 1))
@@ -73,7 +73,7 @@ async def test_an_unexpected_error_between_flushes_ends_nothing(
 async def test_a_store_that_does_not_answer_while_old_metadata_is_deleted_holds_up_no_rows(
     tmp_path: Path, local_lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expiring, "LOOK_EVERY_SNAPSHOTS", 2)
+    monkeypatch.setattr(expiry, "LOOK_EVERY_SNAPSHOTS", 2)
     monkeypatch.setattr(committer, "EXPIRY_MAX_S", 0.05)
     stuck: list[str] = []
 

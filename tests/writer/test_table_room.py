@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from writer.changes import TableName
-from writer.table_room import TableRoom
+from lakefeed.contract.changes import TableName
+from lakefeed.writer.tables.memory import TableRoom
 
 
 def room_for(tables_max: int) -> TableRoom:

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from pyiceberg.types import StringType
 
+from lakefeed.contract.errors import CatalogError
+from lakefeed.iceberg.manifests import ListHeader, decode_manifest_list, encode_manifest_list
+from lakefeed.writer.commit.state import TableState
+from lakefeed.writer.files.scan import find_files, read_columns
 from tests.writer.quarantine.bench import USERS, changes_of, lake_bench
-from writer.errors import CatalogError
-from writer.iceberg.manifests import ListHeader, decode_manifest_list, encode_manifest_list
-from writer.iceberg.table_state import TableState
-from writer.table_scan import find_files, read_columns
 
 
 async def load(bench) -> TableState:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from writer.config import WriterConfig
-from writer.table_settings import TableSections, per_table_keys
+from lakefeed.writer.config import WriterConfig
+from lakefeed.writer.rows.table_settings import TableSections, per_table_keys
 
 CONFIG = WriterConfig(flush_max_age_s=10.0)
 

@@ -7,11 +7,10 @@ import random
 
 import pytest
 
-from writer.changes import SourceId
-from writer.decoding import cut_whole
-from writer.frames import Encoding, Frame, encode_frame
-from writer.transactions import Gate, OpenTransactions, Split
-from writer.wal.record import Record
+from lakefeed.contract.changes import SourceId
+from lakefeed.writer.rows.runs import Gate, OpenTransactions, Split, cut_whole
+from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
+from lakefeed.writer.wal.records import Record
 
 SHOP, BANK = SourceId("shop"), SourceId("bank")
 

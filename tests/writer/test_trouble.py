@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from writer.trouble import PAUSED_AFTER_ATTEMPTS, RETRY_MAX_S, Trouble
+from lakefeed.writer.tables.state import PAUSED_AFTER_ATTEMPTS, RETRY_MAX_S, Trouble
 
 
 def failing(*commits: int) -> Trouble:

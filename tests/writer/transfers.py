@@ -13,11 +13,11 @@ from typing import Any
 
 import orjson
 
+from lakefeed.contract.changes import SourceId
+from lakefeed.contract.progress import PROGRESS_PROPERTY, progress_from_text
+from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
 from tests.writer.conftest import Lake
 from tests.writer.feeding import Running
-from writer.changes import SourceId
-from writer.frames import Encoding, Frame, encode_frame
-from writer.iceberg.progress import PROGRESS_PROPERTY, progress_from_text
 
 BANK = SourceId("bank")
 ACCOUNTS, LEDGER = "default.accounts", "default.ledger"

@@ -11,6 +11,7 @@ epoch, time of receipt, log offset) once per run of changes:
 
 from __future__ import annotations
 
+import base64
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,12 +19,24 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeAlias, TypeVar
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
 
-from writer.changes import Position, SourceId
-from writer.envelope import Event, decode_batch
-from writer.frames import Encoding, Frame
+from lakefeed.contract import changes as names
+from lakefeed.contract.changes import Position, SourceId
+from lakefeed.contract.errors import WriterError
+from lakefeed.writer.wal.payload import Encoding, Frame
+from lakefeed.writer.wire.arrow_frame import TABLE_KEY, open_stream
+from lakefeed.writer.wire.arrow_types import plain_rows
+from lakefeed.writer.wire.json_batch import Event, decode_batch
 
-# A row as JSON text: as it was received, or rewritten by misfits.py.
+# --- writer.rows.groups -----------------------------------------------------------------------------------------------
+
+
+# A row as JSON text: as it was received, or rewritten by json_exact.py.
 Image: TypeAlias = msgspec.Raw | bytes
 
 _Item = TypeVar("_Item")
@@ -58,7 +71,7 @@ class Group(ABC):
 
     table: str
     runs: tuple[Run, ...]
-    # What sources declared of the table along with these changes, each as JSON (declared.py).
+    # What sources declared of the table along with these changes, each as JSON (declaration.py).
     declared: tuple[str, ...]
 
     @abstractmethod
@@ -295,3 +308,311 @@ def _images_of(events: list[Event]) -> list[Image]:
 
 def _by_preference(event: Event) -> tuple[msgspec.Raw, msgspec.Raw]:
     return (event.before, event.after) if event.operation == "DELETE" else (event.after, event.before)
+
+
+# --- writer.rows.change_columns ---------------------------------------------------------------------------------------
+#
+# The `_cdc_` columns of a group as Arrow arrays. Owns their values; their names belong to lakefeed/contract/changes.py.
+
+
+_US_PER_MS = 1000
+
+# A row whose bytes are not UTF-8 is kept as {"_cdc_base64": "..."}: the prefix is ours, no row is mistaken for it.
+BASE64_KEY = "_cdc_base64"
+
+
+def change_columns(
+    group: ChangeGroup, schema: pa.Schema, *, rescued: Sequence[str | None] | None
+) -> dict[str, pa.Array]:
+    """Build those `_cdc_` columns of a group that its table has."""
+    build: dict[str, Callable[[pa.DataType], pa.Array]] = {
+        names.SEQUENCE: lambda type_: pa.array(group.sequences, type_),
+        names.TIMESTAMP: lambda type_: moments(_timestamps_us(group)).cast(type_),
+        names.OPERATION: lambda type_: pa.array(group.operations, type_),
+        names.ROW_ID: lambda type_: pa.array(group.row_ids, type_),
+        names.SOURCE: lambda type_: sources_of(group).cast(type_),
+        names.INGESTED_AT: lambda type_: moments(received_at_us(group)).cast(type_),
+        names.BEFORE: lambda type_: _or_nulls(group, _texts_of(group.befores), type_),
+        names.UNCHANGED: lambda type_: _or_nulls(group, group.unchanged, type_),
+        names.METADATA: lambda type_: _or_nulls(group, _texts_of(group.metadata), type_),
+        names.RESCUED: lambda type_: _or_nulls(group, rescued, type_),
+        names.PARTITION: lambda type_: pa.nulls(len(group), type_),  # filled by routing.py when all columns are there
+        names.EPOCH: lambda type_: epochs_of(group).cast(type_),
+    }
+    return {name: make(schema.field(name).type) for name, make in build.items() if name in schema.names}
+
+
+def text_of(image: Image) -> str:
+    """Give a row's JSON text, as it was received where it is UTF-8."""
+    try:
+        return bytes(image).decode()
+    except UnicodeDecodeError:
+        return msgspec.json.encode({BASE64_KEY: base64.b64encode(bytes(image)).decode()}).decode()
+
+
+def _texts_of(images: Sequence[Image] | None) -> list[str | None] | None:
+    if images is None:
+        return None
+    return [text_of(image) if image and image != _NULL else None for image in images]
+
+
+def _or_nulls(group: ChangeGroup, values: Sequence[object] | None, type_: pa.DataType) -> pa.Array:
+    return pa.nulls(len(group), type_) if values is None else pa.array(values, type_)
+
+
+def _run_lengths(group: Group) -> list[int]:
+    return [run.stop - run.start for run in group.runs]
+
+
+def sources_of(group: Group) -> pa.Array:
+    """Give the source of each change."""
+    sources = [run.source for run in group.runs]
+    rows = np.repeat(np.arange(len(sources)), _run_lengths(group))
+    return pa.array(sources, pa.string()).take(pa.array(rows))
+
+
+def epochs_of(group: Group) -> pa.Array:
+    """Give the epoch of each change; null stands for the first one, 0, in which nearly every source stays."""
+    if not any(run.epoch for run in group.runs):
+        return pa.nulls(len(group), pa.int64())
+    epochs = np.repeat(np.array([run.epoch for run in group.runs], np.int64), _run_lengths(group))
+    return pa.array(epochs, mask=epochs == 0)
+
+
+def received_at_us(group: Group) -> npt.NDArray[np.int64]:
+    """Give the time of receipt of each change."""
+    return np.repeat(np.array([run.received_at_us for run in group.runs], np.int64), _run_lengths(group))
+
+
+def moments(times_us: npt.NDArray[np.int64]) -> pa.Array:
+    """Give microseconds as moments, which stay the same whatever a table's column counts in."""
+    return pa.array(times_us, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+
+
+def _timestamps_us(group: ChangeGroup) -> np.ndarray:
+    """Give the time of each change; admission has bounded it, so that microseconds fit. 0 is the time of receipt."""
+    timestamps_ms = np.array(group.timestamps, np.int64)
+    return np.where(timestamps_ms == 0, received_at_us(group), timestamps_ms * _US_PER_MS)
+
+
+# --- writer.rows.unreadable -------------------------------------------------------------------------------------------
+#
+# A record of the log that cannot be taken apart by table, as one change, and back. Owns its shape, nothing else.
+#
+# Admission has decoded every frame before it was logged, so only a fault of ours leads here. The record then goes whole
+# to the quarantine, as a change of a table that has no other: its source's marks, the log and the receipts wait for it
+# as for any change. Once the fault is mended, a replay makes the frame of it again (quarantine/records.py).
+#
+#     > {"encoding": "JSON_BATCH", "body": "<base64>", "afterSequence": 41, "declared": "{...}"}
+
+
+# Named like a source's table, so that the quarantine of the default namespace keeps it.
+UNREADABLE_TABLE = "lakefeed_unreadable"
+
+
+class RecordIncomplete(WriterError):
+    """What was kept of a record is not enough to make its frame again: send its changes again from their source."""
+
+
+class _Kept(msgspec.Struct, rename="camel"):
+    encoding: str
+    body: bytes  # base64 in JSON, because it may be anything
+    after_sequence: int
+    declared: str = ""
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(_Kept).decode
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableGroup(ChangeGroup):
+    """One change that stands for a whole record; no table can take it."""
+
+    reason: str = ""
+    after_sequence: int = 0
+
+    def positions(self) -> dict[SourceId, tuple[Position, Position]]:
+        """Give the first and the last position of the record: while it waits, all of its changes do."""
+        [(source, (_, last))] = ChangeGroup.positions(self).items()
+        return {source: (Position(last.epoch, min(self.after_sequence + 1, last.sequence)), last)}
+
+
+def unreadable_group(frame: Frame, *, table: str, offset: int, reason: str) -> UnreadableGroup:
+    """Make a change of a record: the row is its body, with what else it takes to read it."""
+    image = _encode(_Kept(frame.encoding.name, frame.body, frame.after_sequence, frame.declared))
+    return UnreadableGroup(
+        table=table,
+        sequences=[frame.last_sequence],
+        timestamps=[0],
+        operations=["MESSAGE"],
+        row_ids=[""],
+        images=[image],
+        befores=[msgspec.Raw()],
+        unchanged=None,
+        metadata=None,
+        runs=(Run(0, 1, frame.source, frame.epoch, frame.received_at_us, offset),),
+        reason=reason,
+        after_sequence=frame.after_sequence,
+    )
+
+
+def frame_of_record(text: str, *, source: SourceId, last: Position, received_at_us: int) -> Frame:
+    """Make the frame again that a record was, from the row that was made of it.
+
+    Raises:
+        RecordIncomplete: the row is not of that shape.
+    """
+    try:
+        kept = _decode(text)
+        encoding = Encoding[kept.encoding]
+    except (msgspec.MsgspecError, KeyError) as error:
+        raise RecordIncomplete(f"record was not kept with all that a replay needs: {error}") from error
+    return Frame(
+        source=source,
+        epoch=last.epoch,
+        after_sequence=kept.after_sequence,
+        last_sequence=last.sequence,
+        received_at_us=received_at_us,
+        encoding=encoding,
+        body=kept.body,
+        declared=kept.declared,
+    )
+
+
+# --- writer.arrow.groups ----------------------------------------------------------------------------------------------
+#
+# Arrow frames of the log taken apart by table: the changes of one table, in log order, as the columns that came.
+#
+# Owns reading a frame back, the cut at a source's mark, and the rows' change columns. Frames of one table that follow
+# each other with the same schema are one group; their columns stay where they are, in the frames' own bytes.
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowGroup(Group):
+    """Changes that came as Arrow, with all their columns. `held_bytes` is the memory that `rows` keep from release."""
+
+    table: str
+    rows: pa.Table
+    sequences: npt.NDArray[np.int64]
+    runs: tuple[Run, ...]
+    held_bytes: int
+    declared: tuple[str, ...] = ()
+
+    def sequence_at(self, row: int) -> int:
+        """Give the sequence of a change."""
+        return int(self.sequences[row])
+
+    def _first_after(self, run: Run, sequence: int) -> int:
+        return run.start + first_after(self.sequences[run.start : run.stop], sequence)
+
+    def _keep(self, kept: list[tuple[int, int]]) -> Self:
+        runs, spans = keep_of_runs(self.runs, kept)
+        parts = [self.rows.slice(span.start, span.stop - span.start) for span in spans]
+        rows = pa.concat_tables(parts) if parts else self.rows.slice(0, 0)
+        return replace(self, rows=rows, sequences=_sequences_of(rows), runs=runs)
+
+
+def split_arrow_frames(frames: Iterable[tuple[int, Frame]], *, name_of: Callable[[str], str] = str) -> list[ArrowGroup]:
+    """Group the changes of (log offset, frame) pairs by table, dropping what admission had taken before.
+
+    `name_of` tells which table a source's table is. Each table's groups come in log order.
+    """
+    open_groups: dict[str, list[ArrowGroup]] = {}
+    done: list[ArrowGroup] = []
+    for offset, frame in frames:
+        group = _group_of(frame, offset, name_of)
+        if not len(group):
+            continue
+        gathered = open_groups.setdefault(group.table, [])
+        if gathered and not gathered[0].rows.schema.equals(group.rows.schema, check_metadata=True):
+            done.append(_join(gathered))
+            gathered.clear()
+        gathered.append(group)
+    return done + [_join(gathered) for gathered in open_groups.values()]
+
+
+def _group_of(frame: Frame, offset: int, name_of: Callable[[str], str]) -> ArrowGroup:
+    with open_stream(frame.body) as reader:
+        table = name_of(reader.schema.metadata[TABLE_KEY].decode())
+        rows = plain_rows(reader.read_all())
+    held_bytes = max(len(frame.body), rows.nbytes)
+    sequences = _sequences_of(rows)
+    start = first_after(sequences, frame.after_sequence)
+    run = Run(0, len(sequences) - start, frame.source, frame.epoch, frame.received_at_us, offset)
+    declared = declared_of(frame, table, name_of)
+    return ArrowGroup(table, rows.slice(start), sequences[start:], (run,) if run.stop else (), held_bytes, declared)
+
+
+def _join(groups: list[ArrowGroup]) -> ArrowGroup:
+    if len(groups) == 1:
+        return groups[0]
+    runs: list[Run] = []
+    for group in groups:
+        start = runs[-1].stop if runs else 0
+        runs += [replace(run, start=start + run.start, stop=start + run.stop) for run in group.runs]
+    return ArrowGroup(
+        table=groups[0].table,
+        rows=pa.concat_tables([group.rows for group in groups]),
+        sequences=np.concatenate([group.sequences for group in groups]),
+        runs=tuple(runs),
+        held_bytes=sum(group.held_bytes for group in groups),
+        declared=tuple(text for group in groups for text in group.declared),
+    )
+
+
+def _sequences_of(rows: pa.Table) -> npt.NDArray[np.int64]:
+    sequences: npt.NDArray[np.int64] = rows.column(names.SEQUENCE).to_numpy()
+    return sequences
+
+
+def first_after(sequences: npt.NDArray[np.int64], sequence: int) -> int:
+    """Find the first of rising sequences above another one."""
+    return int(np.searchsorted(sequences, sequence, side="right"))
+
+
+def arrow_change_columns(
+    group: ArrowGroup, schema: pa.Schema, *, rescued: pa.Array | None
+) -> Mapping[str, pa.Array | pa.ChunkedArray]:
+    """Build those `_cdc_` columns of a group that its table has."""
+    rows = group.rows
+    every = {
+        names.SEQUENCE: rows.column(names.SEQUENCE),
+        names.TIMESTAMP: moments(_arrow_timestamps_us(group)),
+        names.OPERATION: _column_or(rows, names.OPERATION, "INSERT"),
+        names.ROW_ID: _column_or(rows, names.ROW_ID, ""),
+        names.SOURCE: sources_of(group),
+        names.INGESTED_AT: moments(received_at_us(group)),
+        names.BEFORE: _column_or(rows, names.BEFORE, None),
+        names.UNCHANGED: _column_or(rows, names.UNCHANGED, None),
+        names.METADATA: _column_or(rows, names.METADATA, None),
+        names.RESCUED: pa.nulls(len(group)) if rescued is None else rescued,
+        names.PARTITION: pa.nulls(len(group)),  # filled by files/write.py when all columns are there
+        names.EPOCH: epochs_of(group),
+    }
+    return {name: column.cast(schema.field(name).type) for name, column in every.items() if name in schema.names}
+
+
+def _column_or(rows: pa.Table, name: str, default: str | None) -> pa.Array | pa.ChunkedArray:
+    if name not in rows.column_names:
+        return pa.nulls(rows.num_rows) if default is None else pa.repeat(default, rows.num_rows)
+    column = rows.column(name)
+    if default is None or not column.null_count:
+        return column
+    return column.cast(pa.string()).fill_null(default)
+
+
+def _arrow_timestamps_us(group: ArrowGroup) -> npt.NDArray[np.int64]:
+    """Give the time of each change; admission has bounded it, so that microseconds fit. 0 is the time of receipt."""
+    received_us = received_at_us(group)
+    if names.TIMESTAMP not in group.rows.column_names:
+        return received_us
+    column = group.rows.column(names.TIMESTAMP)
+    if pt.is_null(column.type):
+        return received_us
+    if pt.is_timestamp(column.type):
+        given_us = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
+    else:
+        given_us = pc.multiply(column, _US_PER_MS)
+    numbers = given_us.fill_null(0).to_numpy()
+    return np.where(numbers == 0, received_us, numbers)

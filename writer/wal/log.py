@@ -22,6 +22,7 @@ import asyncio
 import bisect
 import contextlib
 import dataclasses
+import os
 import secrets
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,15 +30,207 @@ from operator import attrgetter
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from writer.config import LogConfig
-from writer.errors import WalCorrupt, WalFailed, WalFull
-from writer.frames import Payload
-from writer.wal.directory import SPARES_MAX, Contents, LogDirectory, Newest
-from writer.wal.files import Filesystem, is_no_room, write_all
-from writer.wal.reader import SegmentReader
-from writer.wal.record import GROUP_MAX_BYTES, MARK_BYTES, Record, encode_group, encode_mark, record_bytes
-from writer.wal.segment import Header, Segment
-from writer.wal.sync import BackgroundSync
+from lakefeed.contract.errors import WalCorrupt, WalFailed, WalFull
+from lakefeed.writer.config import LogConfig
+from lakefeed.writer.wal.directory import (
+    SPARES_MAX,
+    Contents,
+    Filesystem,
+    LogDirectory,
+    Newest,
+    is_no_room,
+    read_into,
+    write_all,
+)
+from lakefeed.writer.wal.payload import Payload
+from lakefeed.writer.wal.records import (
+    GROUP_MAX_BYTES,
+    HEADER_BYTES,
+    MARK_BYTES,
+    Header,
+    Record,
+    Segment,
+    aligned,
+    claimed_bytes,
+    encode_group,
+    encode_mark,
+    good_record,
+    record_bytes,
+)
+
+# --- writer.wal.sync --------------------------------------------------------------------------------------------------
+#
+# Syncing behind appends, for the modes in which an append does not wait for it. Owns one thread and the timer.
+#
+#     idle --note--> waiting --interval--> syncing --> idle, or waiting again if more was written meanwhile
+#
+# A sync covers what was written before it began and nothing else, so `synced_end` moves to where the log ended then.
+# Belongs to the event loop; the thread, `wal-sync`, only syncs.
+
+
+class BackgroundSync:
+    """Brings the newest segment to disk every `interval_s`; without an interval, only when told to `finish`."""
+
+    def __init__(
+        self,
+        files: Filesystem,
+        *,
+        synced_end: int,
+        interval_s: float | None,
+        on_failure: Callable[[OSError], object],
+    ) -> None:
+        self.synced_end = synced_end
+        self._files = files
+        self._interval_s = interval_s
+        self._on_failure = on_failure
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="wal-sync")
+        self._descriptor = -1
+        self._written_end = synced_end
+        self._timer: asyncio.TimerHandle | None = None
+        self._running: asyncio.Future[None] | None = None
+        self._started_at = 0.0
+        self._error: OSError | None = None
+
+    def note(self, descriptor: int, end_offset: int) -> None:
+        """Take note that the file behind `descriptor` now holds everything below `end_offset`."""
+        self._descriptor = descriptor
+        self._written_end = end_offset
+        self._maybe_wait()
+
+    async def wait_if_late(self) -> None:
+        """Wait while a sync takes longer than the interval: a slow disk must not let more and more be at risk."""
+        while self._interval_s is not None and self._running is not None:
+            if asyncio.get_running_loop().time() - self._started_at < self._interval_s:
+                return
+            await asyncio.wait([self._running])
+
+    async def finish(self) -> None:
+        """Sync what is not synced yet. Nothing may be written meanwhile.
+
+        Raises:
+            OSError: this sync has failed, or an earlier one.
+
+        """
+        self._stop_timer()
+        if self._running is not None:
+            await asyncio.wait([self._running])
+            self._stop_timer()
+        if self._written_end > self.synced_end and self._error is None:
+            await asyncio.wait([self._start()])
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stop_timer()
+        self._thread.shutdown()
+
+    def _maybe_wait(self) -> None:
+        """Start the timer unless all is synced, or timer or sync is running, or syncing has failed."""
+        busy = self._timer is not None or self._running is not None or self._error is not None
+        if self._interval_s is not None and not busy and self._written_end > self.synced_end:
+            self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._start)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+
+    def _start(self) -> asyncio.Future[None]:
+        self._timer = None
+        end_offset = self._written_end
+        self._started_at = asyncio.get_running_loop().time()
+        self._running = asyncio.wrap_future(self._thread.submit(self._files.sync, self._descriptor))
+        self._running.add_done_callback(lambda done: self._finished(done, end_offset))
+        return self._running
+
+    def _finished(self, done: asyncio.Future[None], end_offset: int) -> None:
+        self._running = None
+        if done.cancelled():  # only the end of the event loop gets here
+            return
+        error = done.exception()
+        if isinstance(error, OSError):
+            self._error = error
+            self._on_failure(error)
+        elif error is not None:
+            raise error
+        else:
+            self.synced_end = end_offset
+            self._maybe_wait()
+
+
+# --- writer.wal.reader ------------------------------------------------------------------------------------------------
+#
+# Reading the records of one segment, in order. Owns the checks and the position; which segment is tail.py's matter.
+
+
+class SegmentReader:
+    """Reads durable records of one segment from its first one on. Blocks."""
+
+    def __init__(self, segment: Segment, files: Filesystem) -> None:
+        self.offset = segment.base_offset
+        self._path = str(segment.path)
+        self._salt = segment.salt
+        self._synced = segment.base_offset
+        self._position = segment.records_start
+        self._files = files
+        self._descriptor = files.open(segment.path, os.O_RDONLY)
+        # Kept between reads: fresh memory would cost a page fault for every page read.
+        self._buffer = bytearray()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._files.close(self._descriptor)
+
+    def read(self, *, until: int, end_position: int, max_bytes: int) -> list[Record]:
+        """Read records below `until`, all of them durable before `end_position`: about `max_bytes`, at least one.
+
+        None only when nothing is left below `until`, be it that the last ones are missing since a repair.
+
+        Raises:
+            WalCorrupt: a record is damaged.
+
+        """
+        records: list[Record] = []
+        while not records and self.offset < until:
+            records = self._read_some(until, end_position - self._position, max_bytes)
+        return records
+
+    def _read_some(self, until: int, rest_bytes: int, max_bytes: int) -> list[Record]:
+        """Read at least one record or mark."""
+        start = self._position
+        view = self._load(min(max(max_bytes, HEADER_BYTES), rest_bytes))
+        records = self._slice(view, until)
+        if self._position == start and len(view) < (needed_bytes := claimed_bytes(view, 0)) <= rest_bytes:
+            records = self._slice(self._load(needed_bytes), until)
+        if self._position == start:
+            raise WalCorrupt("damaged record", segment=self._path, position=start, offset=self.offset)
+        return records
+
+    def _load(self, size_bytes: int) -> memoryview:
+        if len(self._buffer) < size_bytes:
+            self._buffer = bytearray(size_bytes)
+        view = memoryview(self._buffer)[:size_bytes]
+        return view[: read_into(self._files, self._descriptor, view, self._position)]
+
+    def _slice(self, view: memoryview, until: int) -> list[Record]:
+        """Take good records from the beginning of what was read; the first one that is bad or cut off ends it."""
+        records: list[Record] = []
+        position, offset, synced = 0, self.offset, self._synced
+        while offset < until and (found := good_record(view, position, offset=offset, synced=synced, salt=self._salt)):
+            length, next_offset, synced = found
+            if length:  # a mark has none
+                start = position + HEADER_BYTES
+                records.append(Record(offset, bytes(view[start : start + length])))
+            position += aligned(HEADER_BYTES + length)
+            offset = next_offset
+        self.offset, self._synced = offset, synced
+        self._position += position
+        return records
+
+
+# --- writer.wal.log ---------------------------------------------------------------------------------------------------
+
 
 _SALT_BITS = 64
 _FIRST_SEGMENT = 1

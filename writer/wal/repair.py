@@ -1,7 +1,7 @@
 """Making a damaged log open again, without what is damaged. Owns the plan and the steps; inspect.py finds the damage.
 
 Every segment that needs it is written anew with all its good records, under their old offsets; where records are
-missing it gets a mark that says which offset follows (record.py), so offsets keep rising. Nothing is ever deleted: the
+missing it gets a mark that says which offset follows (records.py), so offsets keep rising. Nothing is ever deleted: the
 damaged file keeps existing under damaged/, beside a report of what is missing. For each segment, and what a crash after
 each step leaves:
 
@@ -25,15 +25,29 @@ from typing import Any
 
 import orjson
 
-from writer.errors import WriterError
-from writer.wal.directory import take_lock
-from writer.wal.files import Filesystem, fill_zeros, write_all
-from writer.wal.inspect import inspect_log, load_view
-from writer.wal.losses import Loss
-from writer.wal.record import HEADER_BYTES, MARK_BYTES, aligned, encode_group, encode_mark
-from writer.wal.report import HeadCodec, LogReport, SegmentReport
-from writer.wal.scan import Damage, Found, Torn, scan_segment
-from writer.wal.segment import Header, encode_header
+from lakefeed.contract.errors import WriterError
+from lakefeed.writer.wal.directory import Filesystem, fill_zeros, take_lock, write_all
+from lakefeed.writer.wal.inspect import (
+    Damage,
+    Found,
+    HeadCodec,
+    LogReport,
+    Loss,
+    SegmentReport,
+    Torn,
+    inspect_log,
+    load_view,
+    scan_segment,
+)
+from lakefeed.writer.wal.records import (
+    HEADER_BYTES,
+    MARK_BYTES,
+    Header,
+    aligned,
+    encode_group,
+    encode_header,
+    encode_mark,
+)
 
 DAMAGED_NAME = "damaged"
 REPORT_NAME = "report.json"

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from writer.errors import WalCorrupt
-from writer.wal.log import Log
-from writer.wal.reader import SegmentReader
-from writer.wal.record import Record
-from writer.wal.segment import Segment
+from lakefeed.contract.errors import WalCorrupt
+from lakefeed.writer.wal.log import Log, SegmentReader
+from lakefeed.writer.wal.records import Record, Segment
 
 # How much is read at once to come to the first wanted record inside a segment.
 _SEEK_BYTES = 8 * 1024 * 1024

@@ -21,8 +21,8 @@ from pyiceberg.types import (
     TimestampType,
 )
 
-from catalog.planning.columns import Columns
-from catalog.planning.partitions import Spec, read_specs
+from lakefeed.catalog.planning.evaluate import Spec, read_specs
+from lakefeed.catalog.planning.expressions import Columns
 
 TYPES: dict[str, PrimitiveType] = {
     "number": LongType(),

@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catalog.errors import BadRequest, ValidationFailed
-from catalog.planning.expressions import FILTER_MAX_DEPTH, Constant, Junction, Not, Opaque, Predicate, parse_filter
+from lakefeed.catalog.errors import BadRequest, ValidationFailed
+from lakefeed.catalog.planning.expressions import (
+    FILTER_MAX_DEPTH,
+    Constant,
+    Junction,
+    Not,
+    Opaque,
+    Predicate,
+    parse_filter,
+)
 from tests.catalog.planning.scans import COLUMNS, FIELD_IDS
 
 NUMBER = {"type": "reference", "name": "number"}

@@ -9,18 +9,10 @@ from typing import Any
 import fastavro
 import pytest
 
-from catalog.errors import Unplannable
-from catalog.manifest_records import Status
-from catalog.planning.content_files import show_delete_file
-from catalog.planning.deletes import FILE_PATH_ID, DeleteIndex
-from catalog.planning.manifests import (
-    Content,
-    Entry,
-    Manifest,
-    decode_entries,
-    decode_manifest_list,
-)
-from catalog.planning.partitions import Spec
+from lakefeed.catalog.errors import Unplannable
+from lakefeed.catalog.planning.evaluate import Spec
+from lakefeed.catalog.planning.tasks import FILE_PATH_ID, DeleteIndex, show_delete_file
+from lakefeed.iceberg.manifest_reads import Content, Entry, Manifest, Status, decode_entries, decode_manifest_list
 from tests.catalog.planning.scans import make_spec
 
 BY_DAY = make_spec([("moment", "day")])

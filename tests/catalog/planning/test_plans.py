@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from catalog.errors import NoSuchPlan, TooManyPlans, Unplannable
-from catalog.names import TableId
-from catalog.planning.columns import Columns
-from catalog.planning.manifests import Manifest
-from catalog.planning.pages import PreparedScan, prepare_scan
-from catalog.planning.plans import Plan, Plans
-from catalog.planning.requests import bind_scan, parse_plan_request
+from lakefeed.catalog.errors import NoSuchPlan, TooManyPlans, Unplannable
+from lakefeed.catalog.names import TableId
+from lakefeed.catalog.planning.expressions import Columns
+from lakefeed.catalog.planning.planner import Plan, Plans
+from lakefeed.catalog.planning.tasks import PreparedScan, bind_scan, parse_plan_request, prepare_scan
+from lakefeed.iceberg.manifest_reads import Manifest
 from tests.catalog.documents import new_table
 
 

@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.transforms import parse_transform
 
-from catalog.planning.expressions import parse_filter
-from catalog.planning.judging import judge
-from catalog.planning.partitions import metrics_facts, summary_facts, tuple_facts
+from lakefeed.catalog.planning.evaluate import judge, metrics_facts, summary_facts, tuple_facts
+from lakefeed.catalog.planning.expressions import parse_filter
 from tests.catalog.planning.scans import (
     COLUMNS,
     TYPES,

@@ -23,9 +23,9 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from catalog.errors import ValidationFailed
-from catalog.planning.transforms import apply_transform, parse_transform, result_type
-from catalog.planning.values import decode_bound, decode_stored, parse_literal, show_value
+from lakefeed.catalog.errors import ValidationFailed
+from lakefeed.iceberg.transforms import apply_transform, parse_transform, result_type
+from lakefeed.iceberg.values import decode_bound, decode_stored, parse_literal, show_value
 
 _UUID = "eb26bdb1-a1d8-4aa6-990e-da940875492c"
 

@@ -6,7 +6,8 @@ import base64
 import json
 from typing import Any
 
-from ingest.debezium import Change, DebeziumConfig, DebeziumEvent, TableKeys, read_events
+from lakefeed.ingest.debezium.envelope import read_events
+from lakefeed.ingest.debezium.events import Change, DebeziumConfig, DebeziumEvent, TableKeys
 
 KEYED = DebeziumConfig(tables={"public.t": TableKeys(columns=("id",))})
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from ingest.debezium import Change, SourceOperation
+from lakefeed.ingest.debezium.events import Change, SourceOperation
 
 Row = dict[str, Any]
 

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
-from ingest.debezium import DebeziumMalformed, Positions, TransactionTally, read_context, read_events
+from lakefeed.ingest.debezium.envelope import read_events
+from lakefeed.ingest.debezium.events import DebeziumMalformed
+from lakefeed.ingest.debezium.forms import read_context
+from lakefeed.ingest.debezium.positions import Positions
+from lakefeed.ingest.debezium.transactions import TransactionTally
 from tests.ingest.debezium.recordings import CONFIG, NAMES, Request, load
 
 SEED = 20261116

@@ -7,17 +7,8 @@ import random
 
 import pytest
 
-from ingest.debezium import (
-    Change,
-    DebeziumEvent,
-    Positions,
-    SourceOperation,
-    TransactionMark,
-    TransactionStatus,
-    decode_positions,
-    encode_positions,
-)
-from ingest.debezium.positions import key_of
+from lakefeed.ingest.debezium.events import Change, DebeziumEvent, SourceOperation, TransactionMark, TransactionStatus
+from lakefeed.ingest.debezium.positions import Positions, decode_positions, encode_positions, key_of
 from tests.ingest.debezium.envelopes import envelope, mark, read, streamed
 from tests.ingest.debezium.recordings import FAULTS, load_events
 

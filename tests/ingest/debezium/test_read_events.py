@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from ingest.debezium import (
+from lakefeed.ingest.debezium.envelope import read_events
+from lakefeed.ingest.debezium.events import (
     Change,
     DebeziumConfig,
     DebeziumMalformed,
@@ -17,9 +18,8 @@ from ingest.debezium import (
     TableKeys,
     TransactionMark,
     TransactionStatus,
-    read_context,
-    read_events,
 )
+from lakefeed.ingest.debezium.forms import read_context
 from tests.ingest.debezium.envelopes import KEYED, envelope, header, mark, read, read_change, source
 from tests.ingest.debezium.recordings import load, load_events
 

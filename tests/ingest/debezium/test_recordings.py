@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ingest.debezium import Change, DebeziumEvent, Doubt, Positions, TransactionTally, digest_of, read_events
+from lakefeed.ingest.debezium.envelope import read_events
+from lakefeed.ingest.debezium.events import Change, DebeziumEvent
+from lakefeed.ingest.debezium.positions import Positions, digest_of
+from lakefeed.ingest.debezium.transactions import Doubt, TransactionTally
 from tests.ingest.debezium import postgres_text
 from tests.ingest.debezium.folding import Mirror
 from tests.ingest.debezium.recordings import CONFIG, EXPECTED, NAMES, load, load_events

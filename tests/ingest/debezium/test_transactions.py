@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ingest.debezium import Doubt, Positions, TransactionTally, decode_tally, encode_tally
-from ingest.debezium.transactions import OPEN_MAX
+from lakefeed.ingest.debezium.positions import Positions
+from lakefeed.ingest.debezium.transactions import OPEN_MAX, Doubt, TransactionTally, decode_tally, encode_tally
 from tests.ingest.debezium.envelopes import mark, read, streamed
 from tests.ingest.debezium.recordings import FAULTS
 

@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from ingest.debezium import DebeziumMalformed, read_events
+from lakefeed.ingest.debezium.envelope import read_events
+from lakefeed.ingest.debezium.events import DebeziumMalformed
 from tests.ingest.debezium.envelopes import KEYED, column, envelope, read_change, typed
 
 

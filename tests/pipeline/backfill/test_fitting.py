@@ -8,8 +8,7 @@ import pytest
 from pyspark.sql import types as t
 from pyspark.sql.types import StructField, StructType
 
-from pipeline.backfill.fitting import Fitting, fit_columns
-from pipeline.backfill.type_fits import type_sql
+from lakefeed.pipeline.backfill.types import Fitting, fit_columns, type_sql
 
 LINE = StructType([StructField("sku", t.StringType()), StructField("count", t.IntegerType())])
 

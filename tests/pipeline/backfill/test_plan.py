@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pipeline.backfill.plan import InputFile, KeyRange, default_run, plan_files, plan_range
+from lakefeed.pipeline.backfill.inputs import InputFile, KeyRange, default_run, plan_files, plan_range
 
 
 def meets(condition: str, key: int | None) -> bool:

@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.backfill.positions import BEFORE_ALL, ReadAs, parse_read_as
-from pipeline.backfill.records import Fate, RunRecord, look_for_chunk, record_from_text
-from pipeline.errors import ConfigError
-from pipeline.tables import Snapshot
-from writer.changes import Position
-from writer.verification.backfills import BACKFILL_KEY, ChunkMark, count_backfilled
-from writer.verification.ledger import Ledger
+from lakefeed.contract.changes import Position
+from lakefeed.contract.ledger import BACKFILL_KEY, ChunkMark, Ledger, count_backfilled
+from lakefeed.pipeline.backfill.inputs import BEFORE_ALL, ReadAs, parse_read_as
+from lakefeed.pipeline.backfill.target import Fate, RunRecord, look_for_chunk, record_from_text
+from lakefeed.pipeline.errors import ConfigError
+from lakefeed.pipeline.spark.tables import Snapshot
 
 NOW = dt.datetime(2026, 11, 16, tzinfo=dt.UTC)
 RECORD = RunRecord(

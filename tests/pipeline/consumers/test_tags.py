@@ -4,11 +4,10 @@ from datetime import timedelta
 
 import pytest
 
-from pipeline.consumers import tags
-from pipeline.consumers.following import finished_snapshot
-from pipeline.consumers.tags import History, Moment, Ref, needs_renewal, retain_minutes, tag_of
-from pipeline.errors import ConsumerError
-from writer.iceberg import consumers as writers
+from lakefeed.contract import consumers
+from lakefeed.contract.consumers import History, Moment, Ref, needs_renewal, retain_minutes, tag_of
+from lakefeed.pipeline.consumers.following import finished_snapshot
+from lakefeed.pipeline.errors import ConsumerError
 
 HOUR_MS = 3_600_000
 DAY = timedelta(days=1)
@@ -24,7 +23,7 @@ def consumer(name: str, snapshot_id: int, max_age_ms: int | None = None) -> Ref:
 
 
 def test_the_writer_and_the_pipeline_mean_the_same_tags() -> None:
-    assert tags.TAG_PREFIX == writers.TAG_PREFIX
+    assert consumers.TAG_PREFIX == consumers.TAG_PREFIX
 
 
 def test_consumers_are_the_tags_of_that_name_with_their_lag() -> None:

@@ -4,11 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.consumers.tags import History, Moment, Ref
-from pipeline.maintenance.planning import plan_compaction, plan_expiry, plan_table
-from pipeline.maintenance.settings import DAY_S, MIB, MaintenanceSettings, Step
-from pipeline.maintenance.sizes import PartitionFiles, Sizes, TableFacts
-from writer.iceberg import properties as writers
+from lakefeed.contract import properties as writers
+from lakefeed.contract.consumers import History, Moment, Ref
+from lakefeed.pipeline.maintenance.plan import (
+    DAY_S,
+    MIB,
+    MaintenanceSettings,
+    PartitionFiles,
+    Sizes,
+    Step,
+    TableFacts,
+    plan_compaction,
+    plan_expiry,
+    plan_table,
+)
 
 NOW_MS = 1_794_800_000_000
 HOUR_MS = 3_600_000
@@ -180,7 +189,8 @@ def test_deletion_vectors_are_not_joined() -> None:
 
 
 def test_the_writer_and_maintenance_go_by_the_same_limits() -> None:
-    from pipeline.maintenance import planning, runner  # noqa: PLC0415
+    from lakefeed.pipeline.maintenance import plan as planning  # noqa: PLC0415
+    from lakefeed.pipeline.maintenance import runner  # noqa: PLC0415
 
     assert planning.SNAPSHOTS_MAX == writers.SNAPSHOTS_MAX
     assert planning.CONSUMER_SNAPSHOTS_MAX == writers.CONSUMER_SNAPSHOTS_MAX

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import ConfigError
-from pipeline.maintenance.commands import read_steps
-from pipeline.maintenance.locations import SharedLocation, check_location_is_own, places_of
-from pipeline.maintenance.settings import MaintenanceConfig, Step
-from pipeline.settings import load_section
+from lakefeed.pipeline.errors import ConfigError
+from lakefeed.pipeline.maintenance.commands import read_steps
+from lakefeed.pipeline.maintenance.plan import MaintenanceConfig, SharedLocation, Step, check_location_is_own, places_of
+from lakefeed.settings import load_section
 
 
 def load(tmp_path: Path, text: str, **environ: str) -> MaintenanceConfig:

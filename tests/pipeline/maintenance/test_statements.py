@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.consumers.tags import History
-from pipeline.maintenance import statements
-from pipeline.maintenance.settings import MaintenanceSettings
-from pipeline.maintenance.sizes import Sizes, TableFacts
+from lakefeed.contract.consumers import History
+from lakefeed.pipeline.maintenance import steps
+from lakefeed.pipeline.maintenance.plan import MaintenanceSettings, Sizes, TableFacts
 
 TABLE = "`lake`.`sales`.`o'rders`"
 SIZES = Sizes(data_files=0, data_bytes=0, small_files=0, delete_files=0, manifests=1, snapshots=1)
@@ -15,7 +14,7 @@ FACTS = TableFacts({}, SIZES, (), 0, History([], []))
 
 
 def rewrite(settings: MaintenanceSettings, facts: TableFacts = FACTS, rewrite_bytes: int = 0) -> str:
-    return statements.rewrite_data_files(TABLE, settings, facts, rewrite_bytes=rewrite_bytes)
+    return steps.rewrite_data_files(TABLE, settings, facts, rewrite_bytes=rewrite_bytes)
 
 
 def test_a_compaction_is_called_on_the_tables_catalog_with_its_sizes() -> None:
@@ -43,8 +42,8 @@ def test_a_table_with_an_order_of_its_own_is_rewritten_in_it() -> None:
 
 
 def test_a_large_rewrite_is_committed_in_parts() -> None:
-    assert "partial-progress" not in rewrite(MaintenanceSettings(), rewrite_bytes=statements.PARTS_FROM_BYTES)
-    assert "partial-progress" in rewrite(MaintenanceSettings(), rewrite_bytes=statements.PARTS_FROM_BYTES + 1)
+    assert "partial-progress" not in rewrite(MaintenanceSettings(), rewrite_bytes=steps.PARTS_FROM_BYTES)
+    assert "partial-progress" in rewrite(MaintenanceSettings(), rewrite_bytes=steps.PARTS_FROM_BYTES + 1)
 
 
 @pytest.mark.parametrize(
@@ -52,13 +51,13 @@ def test_a_large_rewrite_is_committed_in_parts() -> None:
     [("file:///x", "false"), ("s3://b/x", "true"), ("gs://b/x", "true"), ("hdfs://n/x", "false")],
 )
 def test_object_stores_are_listed_by_their_prefix(location: str, expected: str) -> None:
-    spelled = statements.remove_orphan_files(TABLE, older_than_ms=0, location=location, is_dry_run=True)
+    spelled = steps.remove_orphan_files(TABLE, older_than_ms=0, location=location, is_dry_run=True)
     assert f"dry_run => true, prefix_listing => {expected})" in spelled
 
 
 def test_a_moment_has_its_milliseconds_and_its_zone() -> None:
-    assert statements.moment(1_794_800_000_007) == "TIMESTAMP '2026-11-16 03:33:20.007 UTC'"
+    assert steps.moment(1_794_800_000_007) == "TIMESTAMP '2026-11-16 03:33:20.007 UTC'"
 
 
 def test_a_text_is_quoted_so_that_it_means_itself() -> None:
-    assert statements.literal("it's ${a} \\") == "'it\\'s \\u0024{a} \\\\'"
+    assert steps.literal("it's ${a} \\") == "'it\\'s \\u0024{a} \\\\'"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from ingest.cli import main
+from lakefeed.ingest.cli.main import main
 
 
 def test_a_command_that_needs_a_driver_of_its_own_offers_no_spark_connect(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,17 +16,24 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from pipeline.errors import PipelineError
-from pipeline.mirrors.evolution import ColumnMismatch, columns_sql, plan_evolution
-from pipeline.mirrors.layout import KeyUnknown, Layout, former_names, plan_layout, storage_properties
-from pipeline.mirrors.markers import MIRROR_MODE
-from pipeline.mirrors.merge_sql import Bounds, merge_current, within
-from pipeline.mirrors.mirror_table import OtherKindOfMirror, check_mode
-from pipeline.mirrors.names import mirror_names
-from pipeline.mirrors.positions import Truncate, latest_truncates, truncated
-from pipeline.mirrors.settings import MirrorMode, MirrorSettings
-from pipeline.mirrors.sql_text import text_literal
-from pipeline.tables import TableName
+from lakefeed.pipeline.errors import PipelineError
+from lakefeed.pipeline.mirrors.fold import Truncate, latest_truncates, truncated
+from lakefeed.pipeline.mirrors.marker import MIRROR_MODE
+from lakefeed.pipeline.mirrors.merge import Bounds, merge_current, within
+from lakefeed.pipeline.mirrors.settings import MirrorMode, MirrorSettings, mirror_names
+from lakefeed.pipeline.mirrors.table import (
+    ColumnMismatch,
+    KeyUnknown,
+    Layout,
+    OtherKindOfMirror,
+    check_mode,
+    columns_sql,
+    former_names,
+    plan_evolution,
+    plan_layout,
+    storage_properties,
+)
+from lakefeed.pipeline.spark.tables import TableName, text_literal
 
 
 def column(name: str, kind: Any = None, comment: str = "") -> StructField:

@@ -1,9 +1,20 @@
 from __future__ import annotations
 
-from pipeline.mirrors.lineage import MARKER, Version, ancestors
-from pipeline.mirrors.markers import Marker, find_marker, read_marker
-from pipeline.mirrors.starts import CLOCK_SKEW_MAX_MS, Follow, ReadAll, Wait, completed_snapshot, plan_start
-from pipeline.mirrors.status import missing, seconds_between
+from lakefeed.pipeline.mirrors.marker import (
+    CLOCK_SKEW_MAX_MS,
+    MARKER,
+    Follow,
+    Marker,
+    ReadAll,
+    Version,
+    Wait,
+    ancestors,
+    completed_snapshot,
+    find_marker,
+    plan_start,
+    read_marker,
+)
+from lakefeed.pipeline.mirrors.runner import missing, seconds_between
 
 MINUTE_MS = 60_000
 

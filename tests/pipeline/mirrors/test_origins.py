@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.mirrors.origins import (
+from lakefeed.pipeline.mirrors.table import (
     MIRROR_OF,
     MIRROR_OF_UUID,
     NotAMirror,

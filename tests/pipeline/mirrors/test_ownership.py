@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.mirrors.lineage import MARKER, Version
-from pipeline.mirrors.markers import Marker
-from pipeline.mirrors.ownership import MirrorRolledBack, Seen, TwoApplications, check_commits
+from lakefeed.pipeline.mirrors.marker import MARKER, Marker, Version
+from lakefeed.pipeline.mirrors.merge import MirrorRolledBack, Seen, TwoApplications, check_commits
 
 
 def merge(number: int, run: str) -> Version:

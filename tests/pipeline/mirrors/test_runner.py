@@ -5,15 +5,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import PipelineError
-from pipeline.mirrors import runner
-from pipeline.mirrors.follower import FollowOptions
-from pipeline.mirrors.merging import Merged, _view
-from pipeline.mirrors.names import MirrorNames
-from pipeline.mirrors.ownership import TwoApplications
-from pipeline.mirrors.runner import MirrorRun
-from pipeline.mirrors.settings import MirrorConfig
-from pipeline.tables import TableName
+from lakefeed.pipeline.errors import PipelineError
+from lakefeed.pipeline.mirrors import runner
+from lakefeed.pipeline.mirrors.follower import FollowOptions
+from lakefeed.pipeline.mirrors.merge import Merged, TwoApplications, _view
+from lakefeed.pipeline.mirrors.runner import MirrorRun
+from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorNames
+from lakefeed.pipeline.spark.tables import TableName
 
 TABLE = TableName.parse("users")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import ConfigError
-from pipeline.mirrors.follower import tidy_every_s
-from pipeline.mirrors.settings import MirrorConfig, MirrorMode, MirrorSettings, RowsWithoutKey, TableMirror
-from pipeline.settings import load_section
+from lakefeed.pipeline.errors import ConfigError
+from lakefeed.pipeline.mirrors.follower import tidy_every_s
+from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode, MirrorSettings, RowsWithoutKey, TableMirror
+from lakefeed.settings import load_section
 
 PAGE = Path(__file__).parents[3] / "docs" / "mirrors.md"
 FILE = """

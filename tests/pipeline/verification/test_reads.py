@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.verification.reads import plan_reads
+from lakefeed.pipeline.verification.scan import plan_reads
 
 
 def column(id_: int, type_: Any = "long") -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
-from pipeline.verification.renames import fields_as_of, fields_in
+from lakefeed.pipeline.verification.mirrors import fields_as_of, fields_in
 
 
 def field(number: int, name: str, type_: Any = "long") -> dict[str, Any]:

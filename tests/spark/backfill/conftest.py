@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.backfill import runner
+from lakefeed.pipeline.backfill import runner
 from tests.service_process import ServiceProcess, service_process
 from tests.spark.backfill.feeding import CATALOG, Pusher
 from tests.spark.conftest import OpenSpark

@@ -7,9 +7,9 @@ import signal
 import sys
 import threading
 
-from pipeline.backfill.chunks import ChunkWriter, Staged, Written
-from pipeline.backfill.commands import backfill
-from writer.verification.backfills import ChunkMark
+from lakefeed.contract.ledger import ChunkMark
+from lakefeed.pipeline.backfill.commands import backfill
+from lakefeed.pipeline.backfill.target import ChunkWriter, Staged, Written
 
 
 def main() -> None:

@@ -15,13 +15,11 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from websockets.sync.client import connect
 
-from pipeline.backfill.inputs import FileInput
-from pipeline.backfill.positions import parse_read_as
-from pipeline.backfill.runner import Backfill, Outcome, Request
-from pipeline.backfill.settings import BackfillConfig
-from pipeline.backfill.target import Target
-from pipeline.tables import TableName
-from pipeline.verification.commands import Selection, verify_all
+from lakefeed.pipeline.backfill.inputs import BackfillConfig, FileInput, parse_read_as
+from lakefeed.pipeline.backfill.runner import Backfill, Outcome, Request
+from lakefeed.pipeline.backfill.target import Target
+from lakefeed.pipeline.spark.tables import TableName
+from lakefeed.pipeline.verification.commands import Selection, verify_all
 from tests.service_process import ServiceProcess
 
 CATALOG = "filled"

@@ -18,15 +18,15 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as t
 from pyspark.sql.types import StructField, StructType
 
-from ingest.debezium import Change, DebeziumConfig, TableKeys, read_events
-from ingest.push import read_line
-from pipeline.backfill.fitting import FittedColumn, fit_columns
-from pipeline.backfill.inputs import FileInput
-from pipeline.backfill.jdbc import JdbcInput
-from pipeline.backfill.row_ids import form_problem, row_id
-from pipeline.backfill.runner import NotFitting
-from pipeline.errors import ConfigError
-from pipeline.mirrors.markers import MIRROR_KEY
+from lakefeed.ingest.cli.push import read_line
+from lakefeed.ingest.debezium.envelope import read_events
+from lakefeed.ingest.debezium.events import Change, DebeziumConfig, TableKeys
+from lakefeed.pipeline.backfill.inputs import FileInput, JdbcInput
+from lakefeed.pipeline.backfill.rows import form_problem, row_id
+from lakefeed.pipeline.backfill.runner import NotFitting
+from lakefeed.pipeline.backfill.types import FittedColumn, fit_columns
+from lakefeed.pipeline.errors import ConfigError
+from lakefeed.pipeline.mirrors.marker import MIRROR_KEY
 from tests.ingest.debezium.envelopes import envelope
 from tests.spark.backfill.feeding import CATALOG, Derby, Pusher, backfill, check_sound, request, rows_of, target
 

@@ -17,13 +17,12 @@ from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from pipeline.backfill import commands, runner
-from pipeline.backfill.chunks import ChunkWriter, Staged, Written
-from pipeline.backfill.inputs import FileInput
-from pipeline.backfill.jdbc import JdbcInput
-from pipeline.backfill.plan import Chunk
-from pipeline.backfill.runner import Backfill, NotFitting
-from pipeline.errors import ConfigError, PipelineError
+from lakefeed.contract.ledger import ChunkMark
+from lakefeed.pipeline.backfill import commands, runner
+from lakefeed.pipeline.backfill.inputs import Chunk, FileInput, JdbcInput
+from lakefeed.pipeline.backfill.runner import Backfill, NotFitting
+from lakefeed.pipeline.backfill.target import ChunkWriter, Staged, Written
+from lakefeed.pipeline.errors import ConfigError, PipelineError
 from tests.fault_proxy import Answer, fault_proxy
 from tests.seeds import choose_seed
 from tests.service_process import ServiceProcess
@@ -42,7 +41,6 @@ from tests.spark.backfill.feeding import (
     write_parquet,
 )
 from tests.spark.conftest import OpenSpark
-from writer.verification.backfills import ChunkMark
 
 
 class ShopDatabase:

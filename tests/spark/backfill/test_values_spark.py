@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.backfill.inputs import FileInput, InputUnreadable
-from pipeline.errors import ConfigError, PipelineError
+from lakefeed.pipeline.backfill.inputs import FileInput, InputUnreadable
+from lakefeed.pipeline.errors import ConfigError, PipelineError
 from tests import every_type
 from tests.service_process import LAKEFEED, ServiceProcess
 from tests.spark.backfill.feeding import (

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
+from lakefeed.contract.changes import SourceId
+from lakefeed.iceberg.types import StructType
+from lakefeed.writer.rows.arrow import fit_arrow_group
+from lakefeed.writer.rows.groups import ArrowGroup, split_arrow_frames
+from lakefeed.writer.rows.json_exact import Fitted, initial_columns
+from lakefeed.writer.wal.payload import Encoding, Frame
+from lakefeed.writer.wire.arrow_frame import ArrowBatch, ArrowFrame
 from tests.writer.sample_rows import RECEIVED_AT_US, highest_id
-from writer.arrow.frames import ArrowBatch, ArrowFrame
-from writer.arrow.groups import ArrowGroup, split_arrow_frames
-from writer.arrow.rows import fit_arrow_group
-from writer.changes import SourceId
-from writer.frames import Encoding, Frame
-from writer.schema import Fitted, initial_columns
-from writer.types import StructType
 
 MANY_BYTES = 64 * 1024 * 1024
 

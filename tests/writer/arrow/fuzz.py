@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from lakefeed.contract.changes import SourceId
+from lakefeed.iceberg.types import Field, ListType, MapType, StructType
+from lakefeed.writer.rows.comments import JSON_DOC
+from lakefeed.writer.rows.groups import split_arrow_frames
+from lakefeed.writer.wal.payload import Encoding, Frame
+from lakefeed.writer.wire.json_batch import BatchMalformed
 from tests.writer.arrow.arrowed import admit, changes, fit_arrow, stream_of
 from tests.writer.sample_rows import RECEIVED_AT_US, declared
-from writer.arrow.groups import split_arrow_frames
-from writer.changes import SourceId
-from writer.envelope import BatchMalformed
-from writer.frames import Encoding, Frame
-from writer.rows.column_notes import JSON_DOC
-from writer.types import Field, ListType, MapType, StructType
 
 ROWS = 20
 MEMORY_MAX_BYTES = 8 * 1024**3

@@ -7,9 +7,9 @@ import struct
 import pyarrow as pa
 import pytest
 
+from lakefeed.writer.wire.arrow_frame import ArrowFrame, RowTooLarge, is_arrow_frame
+from lakefeed.writer.wire.json_batch import BatchMalformed
 from tests.writer.arrow.arrowed import admit, changes, stream_of
-from writer.arrow.frames import ArrowFrame, RowTooLarge, is_arrow_frame
-from writer.envelope import BatchMalformed
 
 SECRET = "a value that no message may repeat"
 US = pa.timestamp("us", "UTC")

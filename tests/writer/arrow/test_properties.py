@@ -14,20 +14,18 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lakefeed.iceberg.types import Field, ListType, MapType, StructType, Type, to_arrow_type
+from lakefeed.writer.rows.comments import JSON_DOC
+from lakefeed.writer.rows.groups import split_frames
+from lakefeed.writer.rows.json_exact import initial_columns
+from lakefeed.writer.rows.json_strict import NO_VACANCIES, own_fields
+from lakefeed.writer.rows.merge import conform
+from lakefeed.writer.rows.runs import Expected, decode_or_fit, decode_run
+from lakefeed.writer.wal.payload import encode_frame
+from lakefeed.writer.wal.records import Record
+from lakefeed.writer.wire.arrow_types import UUID_VALUES, json_values, plain_rows
 from tests.writer.arrow.arrowed import arrow_frame, arrow_group, changes, fit_arrow, stream_of
 from tests.writer.sample_rows import declared, event, fit, frame, highest_id
-from writer.arrow.json import json_values
-from writer.arrow.plain import plain_rows
-from writer.arrow.types import UUID_VALUES
-from writer.decode import own_fields
-from writer.decoding import Expected, decode_or_fit, decode_run
-from writer.frames import encode_frame
-from writer.rows.column_notes import JSON_DOC
-from writer.rows.groups import split_frames
-from writer.rows.parse_types import NO_VACANCIES
-from writer.schema import conform, initial_columns
-from writer.types import Field, ListType, MapType, StructType, Type, to_arrow_type
-from writer.wal.record import Record
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 SPECIAL_INTS = st.sampled_from([0, 1, -1, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1, -(2**63)])

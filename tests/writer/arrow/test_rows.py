@@ -10,20 +10,18 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
+from lakefeed.contract.changes import Position, SourceId
+from lakefeed.iceberg.types import Field, ListType, MapType, StructType
+from lakefeed.writer.rows.comments import JSON_DOC
+from lakefeed.writer.rows.groups import ChangeGroup, split_arrow_frames, split_frames
+from lakefeed.writer.rows.json_exact import initial_columns
+from lakefeed.writer.rows.json_strict import NO_VACANCIES, own_fields
+from lakefeed.writer.rows.runs import Expected, cut_run, decode_run
+from lakefeed.writer.rows.values import Misfit, read_texts
+from lakefeed.writer.wal.payload import Frame, decode_frame, encode_frame
+from lakefeed.writer.wal.records import Record
 from tests.writer.arrow.arrowed import arrow_frame, arrow_group, changes, fit_arrow, rescued_texts, stream_of
 from tests.writer.sample_rows import RECEIVED_AT_US, declared, event, fit, frame, highest_id, raw_group
-from writer.arrow.groups import split_arrow_frames
-from writer.changes import Position, SourceId
-from writer.decode import own_fields
-from writer.decoding import Expected, cut_run, decode_run
-from writer.frames import Frame, decode_frame, encode_frame
-from writer.rows.column_notes import JSON_DOC
-from writer.rows.groups import ChangeGroup, split_frames
-from writer.rows.parse_types import NO_VACANCIES
-from writer.rows.text_values import Misfit, read_texts
-from writer.schema import initial_columns
-from writer.types import Field, ListType, MapType, StructType
-from writer.wal.record import Record
 
 RECEIVED = dt.datetime.fromtimestamp(RECEIVED_AT_US / 1_000_000, dt.UTC)
 NOON = dt.datetime(2026, 11, 16, 12, tzinfo=dt.UTC)

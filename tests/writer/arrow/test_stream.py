@@ -8,9 +8,9 @@ import struct
 import pyarrow as pa
 import pytest
 
+from lakefeed.writer.wire.arrow_ipc import BATCHES_MAX, CONTINUATION, scan_stream
+from lakefeed.writer.wire.json_batch import BatchMalformed
 from tests.writer.arrow.arrowed import changes, stream_of
-from writer.arrow.stream import BATCHES_MAX, CONTINUATION, scan_stream
-from writer.envelope import BatchMalformed
 
 MIB = 1024 * 1024
 

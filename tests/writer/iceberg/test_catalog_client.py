@@ -7,10 +7,8 @@ import socket
 import pytest
 from aiohttp import web
 
-from tests.writer.examples import NESTED
-from writer.changes import TableName
-from writer.commit_plan import Request
-from writer.errors import (
+from lakefeed.contract.changes import TableName
+from lakefeed.contract.errors import (
     CatalogError,
     CatalogUnavailable,
     CommitConflict,
@@ -18,8 +16,10 @@ from writer.errors import (
     CommitUnknown,
     TableMissing,
 )
-from writer.iceberg.catalog_client import open_catalog
-from writer.iceberg.partitions import parse_partition
+from lakefeed.iceberg.layout import parse_partition
+from lakefeed.writer.commit.plan import Request
+from lakefeed.writer.commit.rest_catalog import open_catalog
+from tests.writer.examples import NESTED
 
 ORDERS = TableName(("sales", "eu"), "orders/2026")
 NO_CHANGE = Request((), ())

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from lakefeed.contract.consumers import describe_consumers, read_consumers
+from lakefeed.contract.properties import DAY_MS
+from lakefeed.writer.commit.expiry import plan_expiry
 from tests.writer.iceberg.test_expiry import NOW_MS, chain, own, removed, table
-from writer.iceberg.consumers import describe_consumers, read_consumers
-from writer.iceberg.expiry import plan_expiry
-from writer.iceberg.properties import DAY_MS
 
 
 def consumer(snapshot_id, **fields):

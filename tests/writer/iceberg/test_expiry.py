@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from writer.iceberg.expiry import REMOVED_MAX, plan_expiry
-from writer.iceberg.properties import DAY_MS
+from lakefeed.contract.properties import DAY_MS
+from lakefeed.writer.commit.expiry import REMOVED_MAX, plan_expiry
 
 NOW_MS = 1_794_800_000_000
 # By number alone: every snapshot is old enough to go.

@@ -5,11 +5,8 @@ import io
 import fastavro
 import pytest
 
-from tests.writer.examples import NESTED, nested_rows
-from writer.config import WriterConfig
-from writer.data_files import write_data_file
-from writer.iceberg.manifest_merge import OWN_MANIFEST_PREFIX, apply_merge, decode_entries, plan_merge
-from writer.iceberg.manifests import (
+from lakefeed.iceberg.layout import parse_partition, split_by_partition
+from lakefeed.iceberg.manifests import (
     ManifestList,
     ManifestUnreadable,
     TableShape,
@@ -18,7 +15,10 @@ from writer.iceberg.manifests import (
     encode_entries,
     encode_manifest,
 )
-from writer.iceberg.partitions import parse_partition, split_by_partition
+from lakefeed.writer.commit.manifests import OWN_MANIFEST_PREFIX, apply_merge, decode_entries, plan_merge
+from lakefeed.writer.config import WriterConfig
+from lakefeed.writer.files.parquet import write_data_file
+from tests.writer.examples import NESTED, nested_rows
 
 SPEC = parse_partition("identity(_cdc_sequence)", NESTED)
 SHAPE = TableShape(NESTED, SPEC, 2)

@@ -13,23 +13,23 @@ from pyiceberg.manifest import (
     write_manifest_list,
 )
 
-from tests.writer.examples import NESTED, nested_rows
-from writer.config import WriterConfig
-from writer.data_files import write_data_file
-from writer.iceberg.avro_schemas import avro_name
-from writer.iceberg.manifests import (
+from lakefeed.iceberg.layout import parse_partition, split_by_partition
+from lakefeed.iceberg.manifests import (
     ListHeader,
     ManifestList,
     ManifestUnreadable,
     TableShape,
     apply_manifest,
     apply_row_ids,
+    avro_name,
     decode_manifest_list,
     describe_manifest,
     encode_manifest,
     encode_manifest_list,
 )
-from writer.iceberg.partitions import parse_partition, split_by_partition
+from lakefeed.writer.config import WriterConfig
+from lakefeed.writer.files.parquet import write_data_file
+from tests.writer.examples import NESTED, nested_rows
 
 IO = PyArrowFileIO()
 

@@ -7,11 +7,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from writer.changes import TableName
-from writer.errors import CatalogError, CatalogUnavailable
-from writer.iceberg.catalog_client import open_foreign_catalog
-from writer.iceberg.config import IcebergConfig
-from writer.iceberg.oauth import OAuthClient, OAuthToken
+from lakefeed.contract.changes import TableName
+from lakefeed.contract.errors import CatalogError, CatalogUnavailable
+from lakefeed.writer.commit.oauth import OAuthClient, OAuthToken
+from lakefeed.writer.commit.rest_catalog import open_foreign_catalog
+from lakefeed.writer.config import IcebergConfig
 
 ORDERS = TableName(("default",), "orders")
 SECRET = "hush-hush"

@@ -6,8 +6,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from tests.writer.examples import MIDNIGHT, NESTED, nested_rows
-from writer.iceberg.partitions import (
+from lakefeed.iceberg.layout import (
     PartitionField,
     PartitionSpec,
     parse_partition,
@@ -19,8 +18,9 @@ from writer.iceberg.partitions import (
     split_by_partition,
     with_known_ids,
 )
-from writer.iceberg.terms import PartitionRejected
-from writer.types import Field, Schema, StructType, to_arrow_schema
+from lakefeed.iceberg.terms import PartitionRejected
+from lakefeed.iceberg.types import Field, Schema, StructType, to_arrow_schema
+from tests.writer.examples import MIDNIGHT, NESTED, nested_rows
 
 DAY = parse_partition("day(_cdc_timestamp)", NESTED)
 

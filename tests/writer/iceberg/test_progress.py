@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from writer.buffer import Span
-from writer.changes import Position, SourceId
-from writer.iceberg.progress import Progress, ProgressUnreadable, progress_from_text, spans_to_text
+from lakefeed.contract.changes import Position, SourceId, Span
+from lakefeed.contract.progress import Progress, ProgressUnreadable, progress_from_text, spans_to_text
 
 SHOP = SourceId("shop")
 BANK = SourceId("bank")

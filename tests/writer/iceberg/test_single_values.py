@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pyiceberg.conversions import to_bytes
 from pyiceberg.types import BooleanType, DateType, DecimalType, DoubleType, LongType, StringType
 
-from writer.iceberg.single_values import (
+from lakefeed.iceberg.values import (
     BOUND_MAX_UNITS,
     comparable_bound,
     encode_single_value,

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.writer.examples import NESTED, nested_rows
-from writer.iceberg.sort_orders import (
+from lakefeed.iceberg.layout import (
     UNSORTED,
     SortField,
     SortOrder,
@@ -18,8 +17,9 @@ from writer.iceberg.sort_orders import (
     order_to_json,
     parse_sort,
 )
-from writer.iceberg.terms import SortRejected
-from writer.types import Field, Schema, StructType, to_arrow_type
+from lakefeed.iceberg.terms import SortRejected
+from lakefeed.iceberg.types import Field, Schema, StructType, to_arrow_type
+from tests.writer.examples import NESTED, nested_rows
 
 SCHEMA = Schema(0, StructType((Field(1, "a", "double"), Field(2, "b", "string"), Field(3, "n", "long"))))
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from lakefeed.contract.changes import Position, SourceId, TableName
+from lakefeed.contract.errors import CatalogUnavailable
+from lakefeed.contract.progress import PROGRESS_PROPERTY, Progress
+from lakefeed.iceberg.layout import parse_partition
+from lakefeed.writer.commit.rest_catalog import open_catalog
+from lakefeed.writer.commit.sources import load_resume_positions, resume_positions
 from tests.fakes import CatalogFault, FlakyCatalog
 from tests.writer.examples import NESTED
-from writer.changes import Position, SourceId, TableName
-from writer.errors import CatalogUnavailable
-from writer.iceberg.catalog_client import open_catalog
-from writer.iceberg.partitions import parse_partition
-from writer.iceberg.progress import PROGRESS_PROPERTY, Progress
-from writer.iceberg.table_marks import load_resume_positions, resume_positions
 
 A, B = SourceId("a"), SourceId("b")
 

@@ -27,10 +27,9 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from writer.iceberg.murmur3 import hash_longs, hash_slices
-from writer.iceberg.terms import PartitionRejected, parse_transform
-from writer.iceberg.transforms import _hashes, apply_transform, result_type
-from writer.types import to_arrow_type
+from lakefeed.iceberg.terms import PartitionRejected, parse_transform
+from lakefeed.iceberg.transform_arrays import _hashes, apply_transform, hash_longs, hash_slices, result_type
+from lakefeed.iceberg.types import to_arrow_type
 
 EXACT = Context(prec=60)  # the usual context rounds to 28 digits
 EPOCH = dt.datetime(1970, 1, 1)

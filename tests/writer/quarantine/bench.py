@@ -14,24 +14,23 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from lakefeed.contract.changes import TableName
+from lakefeed.contract.properties import Reason, Refusal, quarantine_of
+from lakefeed.storage.store import open_store
+from lakefeed.writer.commit.committer import Committer
+from lakefeed.writer.commit.rest_catalog import open_catalog
+from lakefeed.writer.config import WriterConfig
+from lakefeed.writer.metrics import WriterMetrics
+from lakefeed.writer.quarantine.replay import Replay, ReplayReport
+from lakefeed.writer.quarantine.store import Contents, Filter, Quarantine
+from lakefeed.writer.rows.groups import ChangeGroup, Group, split_frames
+from lakefeed.writer.rows.runs import Decoded
+from lakefeed.writer.tables.columns import TableContext
+from lakefeed.writer.tables.quarantine import quarantine_rows
+from lakefeed.writer.tables.table import TableWriter
 from tests.fakes import FlakyCatalog
 from tests.writer.conftest import Lake
 from tests.writer.sample_rows import event, frame
-from writer.changes import TableName
-from writer.committer import Committer
-from writer.config import WriterConfig
-from writer.decoding import Decoded
-from writer.iceberg.catalog_client import open_catalog
-from writer.metrics import WriterMetrics
-from writer.quarantine.entries import Filter
-from writer.quarantine.names import Refusal, quarantine_of
-from writer.quarantine.replay import Replay, ReplayReport
-from writer.quarantine.rows import Reason, quarantine_rows
-from writer.quarantine.store import Contents, Quarantine
-from writer.rows.groups import ChangeGroup, Group, split_frames
-from writer.storage import open_store
-from writer.table_context import TableContext
-from writer.table_writer import TableWriter
 
 DEADLINE_S = 30.0
 USERS = TableName(("default",), "users")

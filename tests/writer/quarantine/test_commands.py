@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from ingest.cli import main
+from lakefeed.contract import properties
+from lakefeed.contract.changes import SourceId, TableName
+from lakefeed.contract.properties import Refusal
+from lakefeed.ingest.cli.main import main
 from tests.writer.quarantine.bench import ORDERS, USERS, changes_of, lake_bench, sequences
-from writer.changes import SourceId, TableName
-from writer.quarantine import names
-from writer.quarantine.names import Refusal
 
 
 def id_of(sequence, *, table=USERS):
-    return names.change_id(SourceId("shop"), epoch=0, sequence=sequence, table=table)
+    return properties.change_id(SourceId("shop"), epoch=0, sequence=sequence, table=table)
 
 
 async def run(bench, *arguments, answer=None):
@@ -114,7 +114,7 @@ async def test_drop_asks_first_and_deletes_nothing(local_lake, answer, left):
         result = await run(bench, "drop", "users", answer=answer)
         assert "drop 2 changes of default.users?" in result.stderr
         assert (await bench.contents()).entries.num_rows == left
-        kinds = [row[0] for row in bench.rows(names.quarantine_of(USERS), "kind")]
+        kinds = [row[0] for row in bench.rows(properties.quarantine_of(USERS), "kind")]
         assert kinds.count("quarantined") == 2
         assert kinds.count("dropped") == 2 - left
 

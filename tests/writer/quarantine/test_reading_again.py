@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from lakefeed.contract.properties import Kind
+from lakefeed.writer.commit.rest_catalog import open_catalog
+from lakefeed.writer.commit.sources import load_resume_positions
+from lakefeed.writer.quarantine.store import Quarantine
 from tests.unwritable_tables import create_unwritable, make_writable
 from tests.writer.feeding import read_sequences, running_feed, shop
 from tests.writer.quarantine.bench import USERS, lake_bench
-from writer.iceberg.catalog_client import open_catalog
-from writer.iceberg.table_marks import load_resume_positions
-from writer.quarantine.names import Kind
-from writer.quarantine.store import Quarantine
 
 
 async def open_sequences(lake):

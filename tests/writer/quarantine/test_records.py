@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import writer.decoding
-from ingest.cli import main
+import lakefeed.writer.commit.committer
+import lakefeed.writer.rows.runs
+from lakefeed.contract.changes import Position, SourceId, TableName
+from lakefeed.ingest.cli.main import main
+from lakefeed.writer.quarantine.replay import REPLAYED_PROPERTY
+from lakefeed.writer.rows.groups import UNREADABLE_TABLE, unreadable_group
+from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
 from tests.writer.feeding import Running, read_columns, read_sequences, running_feed, shop
 from tests.writer.quarantine.bench import USERS, Bench, changes_of, lake_bench
 from tests.writer.sample_rows import event
-from writer.changes import Position, SourceId, TableName
-from writer.frames import Encoding, Frame, encode_frame
-from writer.quarantine.replay_plan import REPLAYED_PROPERTY
-from writer.rows.unreadable import UNREADABLE_TABLE, unreadable_group
 
 SHOP = SourceId("shop")
 UNREADABLE = "default.lakefeed_unreadable"
@@ -42,7 +43,7 @@ class Killed(BaseException):
 @contextlib.contextmanager
 def fault(monkeypatch):
     """Let our own code stumble over the record, as it would over a fault that nobody has found yet."""
-    split = writer.decoding.split_frames
+    split = lakefeed.writer.rows.runs.split_frames
 
     def stumbling(frames, **options):
         if any(frame.last_sequence == 8 for _, frame in frames):
@@ -50,7 +51,7 @@ def fault(monkeypatch):
         return split(frames, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer.decoding, "split_frames", stumbling)
+        patch.setattr(lakefeed.writer.rows.runs, "split_frames", stumbling)
         yield
 
 
@@ -179,7 +180,7 @@ async def test_a_replay_killed_after_any_commit_and_run_again_appends_each_chang
     with fault(monkeypatch):
         async with running_feed(tmp_path, local_lake) as running:
             await append_around(running)
-    calls, commit = 0, writer.committer.Committer.commit
+    calls, commit = 0, lakefeed.writer.commit.committer.Committer.commit
 
     async def commit_or_die(self, state, flush):
         nonlocal calls
@@ -191,7 +192,7 @@ async def test_a_replay_killed_after_any_commit_and_run_again_appends_each_chang
 
     async with lake_bench(local_lake) as bench:
         with monkeypatch.context() as patch, contextlib.suppress(Killed):
-            patch.setattr(writer.committer.Committer, "commit", commit_or_die)
+            patch.setattr(lakefeed.writer.commit.committer.Committer, "commit", commit_or_die)
             await replay(bench)
         assert calls == commits, "it was killed"
         assert (await replay(bench))[0] == 0

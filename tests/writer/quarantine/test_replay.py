@@ -11,22 +11,21 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from lakefeed.contract import properties
+from lakefeed.contract.changes import SourceId
+from lakefeed.contract.errors import WriterError
+from lakefeed.writer.quarantine import replay
+from lakefeed.writer.quarantine.replay import REPLAYED_PROPERTY, NoteUnreadable, Replayed, image_of, plan_ranges
+from lakefeed.writer.quarantine.store import Filter, Quarantine
+from lakefeed.writer.rows.groups import split_frames, text_of
 from tests.fakes import CatalogFault
 from tests.writer.arrow.arrowed import arrow_group, changes
 from tests.writer.quarantine.bench import ORDERS, QUARANTINE, USERS, changes_of, lake_bench, sequences
 from tests.writer.sample_rows import event, frame, raw_group
-from writer.changes import SourceId
-from writer.errors import WriterError
-from writer.quarantine import names, replay_plan
-from writer.quarantine.entries import Filter
-from writer.quarantine.replay_plan import REPLAYED_PROPERTY, NoteUnreadable, Replayed, image_of, plan_ranges
-from writer.quarantine.store import Quarantine
-from writer.rows.change_columns import text_of
-from writer.rows.groups import split_frames
 
 
 def id_of(sequence, *, table=USERS, source="shop"):
-    return names.change_id(SourceId(source), epoch=0, sequence=sequence, table=table)
+    return properties.change_id(SourceId(source), epoch=0, sequence=sequence, table=table)
 
 
 class Killed(BaseException):
@@ -97,7 +96,7 @@ async def test_what_was_replayed_is_not_replayed_again(local_lake):
 @pytest.mark.parametrize("kills", range(1, 7))
 async def test_a_replay_killed_around_any_commit_and_run_again_appends_each_change_once(local_lake, monkeypatch, kills):
     async with lake_bench(local_lake) as bench:
-        monkeypatch.setattr("writer.quarantine.replay.BATCH_MAX_ROWS", 2)
+        monkeypatch.setattr("lakefeed.writer.quarantine.replay.BATCH_MAX_ROWS", 2)
         await bench.quarantine(changes_of({n: {"id": n} for n in range(1, 6)}))
         commit, calls = bench.context.committer.commit, 0
 
@@ -238,7 +237,7 @@ async def test_changes_out_of_many_small_files_go_in_one_commit(local_lake):
 
 async def test_a_note_that_would_be_too_long_is_spread_over_several_commits(local_lake, monkeypatch):
     async with lake_bench(local_lake) as bench:
-        monkeypatch.setattr(replay_plan, "RANGES_MAX", 2)
+        monkeypatch.setattr(replay, "RANGES_MAX", 2)
         await bench.quarantine(changes_of({n: {"id": n} for n in range(1, 20)}))
         odd = tuple(id_of(n) for n in range(1, 20, 2))
         await bench.replay(Filter(ids=odd))
@@ -291,5 +290,5 @@ async def test_a_quarantine_of_another_namespace_is_another(local_lake):
         sales = replace(USERS, namespace=("sales",))
         await bench.quarantine(changes_of({1: {"id": 1}}))
         assert await Quarantine(sales.namespace, bench.context).load() is None
-        assert names.quarantine_of(USERS) == QUARANTINE
-        assert names.quarantine_of(sales) != QUARANTINE
+        assert properties.quarantine_of(USERS) == QUARANTINE
+        assert properties.quarantine_of(sales) != QUARANTINE

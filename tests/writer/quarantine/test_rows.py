@@ -8,13 +8,13 @@ from decimal import Decimal
 
 import pyarrow as pa
 
+from lakefeed.contract import properties
+from lakefeed.contract.changes import Position, SourceId, TableName
+from lakefeed.contract.properties import Reason, Refusal
+from lakefeed.writer.rows.groups import Group, split_frames
+from lakefeed.writer.tables.quarantine import COLUMNS, quarantine_rows
 from tests.writer.arrow.arrowed import arrow_group, changes
 from tests.writer.sample_rows import RECEIVED_AT_US, event, frame, raw_group
-from writer.changes import Position, SourceId, TableName
-from writer.quarantine import names
-from writer.quarantine.names import Refusal
-from writer.quarantine.rows import COLUMNS, Reason, quarantine_rows
-from writer.rows.groups import Group, split_frames
 
 USERS = TableName(("default",), "users")
 RECORDED_AT_US = 1_794_800_000_000_000
@@ -100,7 +100,7 @@ def test_an_id_names_one_change_and_stays_the_same():
     elsewhere = quarantined(raw_group("{}", "{}"), table=TableName(("sales",), "users")).rows["_cdc_row_id"].to_pylist()
     assert here == again
     assert len({*here, *elsewhere}) == 4
-    assert here[0] == names.change_id(SourceId("shop-1"), epoch=0, sequence=1, table=USERS)
+    assert here[0] == properties.change_id(SourceId("shop-1"), epoch=0, sequence=1, table=USERS)
 
 
 def test_marks_are_kept_per_source_and_table():
@@ -112,20 +112,20 @@ def test_marks_are_kept_per_source_and_table():
     ]
     marks = [mark for group in groups for mark in group.positions()]
     assert marks[0] == marks[2] != marks[1]
-    assert all(names.is_own_mark(mark) for mark in marks)
-    assert {names.source_of_mark(mark) for mark in marks} == {"shop-1"}
-    assert not names.is_own_mark(SourceId("shop-1"))
-    assert names.source_of_mark(SourceId("shop-1")) == "shop-1"
+    assert all(properties.is_own_mark(mark) for mark in marks)
+    assert {properties.source_of_mark(mark) for mark in marks} == {"shop-1"}
+    assert not properties.is_own_mark(SourceId("shop-1"))
+    assert properties.source_of_mark(SourceId("shop-1")) == "shop-1"
 
 
 def test_a_table_goes_on_behind_what_its_quarantine_has_of_it():
     shop = SourceId("shop-1")
     marks = {
-        names.mark_of(shop, USERS): Position(0, 50),
-        names.mark_of(shop, TableName(("default",), "orders")): Position(0, 70),
-        names.command_mark("resolve"): Position(0, 3),
+        properties.mark_of(shop, USERS): Position(0, 50),
+        properties.mark_of(shop, TableName(("default",), "orders")): Position(0, 70),
+        properties.command_mark("resolve"): Position(0, 3),
     }
-    assert names.moved_marks(marks, USERS) == {shop: Position(0, 50)}
+    assert properties.moved_marks(marks, USERS) == {shop: Position(0, 50)}
 
 
 def test_a_group_keeps_its_runs_so_that_the_log_is_kept_until_it_is_committed():

@@ -6,18 +6,17 @@ import datetime as dt
 
 import pytest
 
+from lakefeed.contract import properties
+from lakefeed.contract.changes import SourceId
+from lakefeed.contract.errors import RowsAlreadyCommitted
+from lakefeed.contract.properties import Kind, Refusal
+from lakefeed.writer.quarantine.store import Filter, NotInQuarantine, Quarantine, apply_filter, find_id, summarise
 from tests.writer.arrow.arrowed import arrow_group, changes
 from tests.writer.quarantine.bench import NOW_US, ORDERS, QUARANTINE, USERS, changes_of, lake_bench, quarantined
-from writer.changes import SourceId
-from writer.errors import RowsAlreadyCommitted
-from writer.quarantine import names
-from writer.quarantine.entries import Filter, NotInQuarantine, apply_filter, find_id, summarise
-from writer.quarantine.names import Kind, Refusal
-from writer.quarantine.store import Quarantine
 
 
 def id_of(sequence, *, table=USERS, source="shop", epoch=0):
-    return names.change_id(SourceId(source), epoch=epoch, sequence=sequence, table=table)
+    return properties.change_id(SourceId(source), epoch=epoch, sequence=sequence, table=table)
 
 
 async def open_ids(bench):

@@ -8,12 +8,12 @@ from typing import Any
 import orjson
 import pytest
 
+from lakefeed.writer.rows.groups import split_frames, with_befores
+from lakefeed.writer.wal.payload import encode_frame
 from tests.unwritable_tables import create_unwritable, make_writable
 from tests.writer.feeding import read_columns, running_feed
 from tests.writer.quarantine.bench import lake_bench
 from tests.writer.sample_rows import event, frame
-from writer.frames import encode_frame
-from writer.rows.groups import split_frames, with_befores
 
 EVENTS = [
     event(1, operation="UPDATE", rowId="1", before={"id": 1, "score": 0.5}, after={"id": 1, "score": 1.5}),

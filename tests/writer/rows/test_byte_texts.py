@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from writer.rows.byte_texts import read_base64, read_uuids
-from writer.rows.text_values import Misfit, read_texts
+from lakefeed.writer.rows.values import Misfit, read_base64, read_texts, read_uuids
 
 
 @given(st.lists(st.none() | st.binary(max_size=9), max_size=8), st.integers(0, 3))

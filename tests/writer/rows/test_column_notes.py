@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from writer.rows.column_notes import (
+from lakefeed.iceberg.types import Field
+from lakefeed.writer.rows.comments import (
     FORMER_NAMES_MAX,
     Notes,
     as_key,
@@ -16,7 +17,6 @@ from writer.rows.column_notes import (
     with_former_names,
     write_notes,
 )
-from writer.types import Field
 
 
 @pytest.mark.parametrize(

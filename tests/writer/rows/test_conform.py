@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from writer.rows.conform import conform
-from writer.types import Field, ListType, MapType, Schema, StructType, Type, to_arrow_schema
+from lakefeed.iceberg.types import Field, ListType, MapType, Schema, StructType, Type, to_arrow_schema
+from lakefeed.writer.rows.merge import conform
 
 DAY = dt.date(2026, 11, 16)
 MOMENT = dt.datetime(2026, 11, 16, 5, tzinfo=dt.UTC)

@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from writer.rows.declared import (
+from lakefeed.iceberg.types import Field, ListType, MapType, StructType
+from lakefeed.writer.rows.declaration import (
     DeclarationMalformed,
     declaration_from_text,
     parse_declaration,
     parse_declarations,
     without_nanoseconds,
 )
-from writer.types import Field, ListType, MapType, StructType
 
 EVERYTHING = {
     "columns": {

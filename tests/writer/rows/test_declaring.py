@@ -5,14 +5,14 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from lakefeed.iceberg.types import Field, ListType, MapType, StructType
+from lakefeed.writer.rows.arrow import fit_arrow_group
+from lakefeed.writer.rows.declaration import parse_declaration
+from lakefeed.writer.rows.json_exact import Evolved, declare_columns, initial_columns
+from lakefeed.writer.rows.json_strict import decode_group, own_fields
+from lakefeed.writer.rows.merge import conform, merge_columns
 from tests.writer.arrow.arrowed import arrow_group, changes
 from tests.writer.sample_rows import declared, fit, group, highest_id, own_rows, rescued
-from writer.arrow.rows import fit_arrow_group
-from writer.decode import decode_group, own_fields
-from writer.merge import merge_columns
-from writer.rows.declared import parse_declaration
-from writer.schema import Evolved, conform, declare_columns, initial_columns
-from writer.types import Field, ListType, MapType, StructType
 
 
 def declare(columns: StructType, types: dict, *, identifier: list[str] | None = None, nanoseconds=False) -> Evolved:

@@ -1,8 +1,8 @@
 import pytest
 
+from lakefeed.contract.changes import Position
+from lakefeed.writer.rows.groups import split_frames
 from tests.writer.sample_rows import RECEIVED_AT_US, event, frame
-from writer.changes import Position
-from writer.rows.groups import split_frames
 
 
 def images(group) -> list[bytes]:

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from lakefeed.iceberg.types import Field, MapType
+from lakefeed.writer.rows.values import can_be_key, key_reader
 from tests.writer.sample_rows import declared, fit, group, own_rows, rescued
-from writer.rows.map_keys import can_be_key, key_reader
-from writer.types import Field, MapType
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from writer.rows.exact_numbers import decimal_precision, decimal_text, double_holds, float_holds, integer_of
-from writer.rows.number_check import number_check_of
+from lakefeed.writer.rows.json_strict import number_check_of
+from lakefeed.writer.rows.values import decimal_precision, decimal_text, double_holds, float_holds, integer_of
 
 DIGITS = st.text("0123456789", min_size=1, max_size=22)
 NUMBERS = st.builds(

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from lakefeed.storage.config import MIB, StorageConfig
+from lakefeed.storage.store import ObjectStore, open_store
 from tests.azure_server import AzureServer, find_azurite, run_azure_server
 from tests.gcs_server import GcsServer, run_gcs_server
 from tests.s3_server import S3Server
-from writer.config import MIB, StorageConfig
-from writer.storage import ObjectStore, open_store
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
+from lakefeed.aio import ATTEMPTS_MAX
+from lakefeed.contract.errors import StorageError
+from lakefeed.storage.config import StorageConfig
+from lakefeed.storage.store import open_store
 from tests.fault_proxy import Answer, CutRequest, CutResponse, Fault, fault_proxy
 from tests.writer.storage.conftest import azure_place, gcs_place
-from writer.config import StorageConfig
-from writer.errors import StorageError
-from writer.storage import open_store
-from writer.storage.retries import ATTEMPTS_MAX
 
 
 @pytest.fixture(params=["gcs", "azure"])
@@ -62,7 +62,7 @@ async def test_an_outage_is_told_after_a_few_tries(proxied):
 
 
 async def test_a_library_that_is_missing_is_told_at_the_start_with_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "writer.storage.cloud", None)
+    monkeypatch.setitem(sys.modules, "lakefeed.storage.cloud", None)
     with pytest.raises(StorageError, match=r"pip install 'lakefeed\[gcs\]'"):
         async with open_store(StorageConfig(warehouse="gs://bucket/w")):
             pass

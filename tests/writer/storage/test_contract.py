@@ -8,8 +8,8 @@ import os
 import pyarrow as pa
 import pytest
 
-from writer.config import MIB
-from writer.errors import StorageError
+from lakefeed.contract.errors import StorageError
+from lakefeed.storage.config import MIB
 
 BIG = os.urandom(11 * MIB)  # three parts of 5 MiB
 

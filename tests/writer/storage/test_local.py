@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from writer.config import StorageConfig
-from writer.errors import StorageError
-from writer.storage import open_store
-from writer.storage.local import local_path
+from lakefeed.contract.errors import StorageError
+from lakefeed.storage.config import StorageConfig
+from lakefeed.storage.local import local_path
+from lakefeed.storage.store import open_store
 
 
 async def test_an_existing_file_is_not_overwritten(tmp_path):

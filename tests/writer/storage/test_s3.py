@@ -9,13 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from lakefeed.aio import ATTEMPTS_MAX, PAUSE_MAX_S, is_transient_status, longest_pause_s
+from lakefeed.contract.errors import StorageError
+from lakefeed.storage import s3
+from lakefeed.storage.config import MIB
+from lakefeed.storage.store import open_store
 from tests.fault_proxy import Answer, CutRequest, CutResponse, Fault, FaultProxy, Silence, Slow, fault_proxy
 from tests.s3_server import S3Server
 from tests.writer.storage.conftest import s3_config
-from writer.config import MIB
-from writer.errors import StorageError
-from writer.storage import open_store, s3
-from writer.storage.retries import ATTEMPTS_MAX, PAUSE_MAX_S, is_transient_status, longest_pause_s
 
 BIG = os.urandom(11 * MIB)  # three parts of 5 MiB
 

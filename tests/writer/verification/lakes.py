@@ -11,13 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.writer.quarantine.bench import USERS, Bench
-from writer.changes import TableName
-from writer.commit_plan import Request
-from writer.config import WriterConfig
-from writer.data_files import write_data_file
-from writer.iceberg.manifest_merge import decode_entries
-from writer.iceberg.manifests import (
+from lakefeed.contract.changes import TableName
+from lakefeed.contract.properties import MAIN_BRANCH
+from lakefeed.contract.verification import Report
+from lakefeed.iceberg.layout import split_by_partition
+from lakefeed.iceberg.manifests import (
     ListHeader,
     ManifestFile,
     decode_manifest_list,
@@ -26,13 +24,15 @@ from writer.iceberg.manifests import (
     encode_manifest,
     encode_manifest_list,
 )
-from writer.iceberg.partitions import split_by_partition
-from writer.iceberg.table_state import MAIN_BRANCH, TableState, data_location, metadata_location
-from writer.storage import open_store
-from writer.types import to_arrow_schema
-from writer.verification.findings import Report
-from writer.verification.plan import Range
-from writer.verification.verifier import Verifier
+from lakefeed.iceberg.types import to_arrow_schema
+from lakefeed.storage.store import open_store
+from lakefeed.writer.commit.manifests import decode_entries
+from lakefeed.writer.commit.plan import Request
+from lakefeed.writer.commit.state import TableState, data_location, metadata_location
+from lakefeed.writer.config import WriterConfig
+from lakefeed.writer.files.parquet import write_data_file
+from lakefeed.writer.verify import Range, Verifier
+from tests.writer.quarantine.bench import USERS, Bench
 
 Change = Callable[[pa.Table], pa.Table]
 

@@ -7,7 +7,7 @@ import math
 import struct
 from typing import Any
 
-from writer.types import Field, ListType, MapType, StructType, Type
+from lakefeed.iceberg.types import Field, ListType, MapType, StructType, Type
 
 _MASK = 2**64 - 1
 _P1, _P2, _P3, _P4, _P5 = (

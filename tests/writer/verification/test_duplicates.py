@@ -8,8 +8,9 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
-from writer.verification import duplicates
-from writer.verification.duplicates import KEY_COLUMNS, DuplicateSearch, Extent, count_parts
+from lakefeed.writer import verify
+from lakefeed.writer.files.scan import Extent
+from lakefeed.writer.verify import KEY_COLUMNS, DuplicateSearch, count_parts
 
 # Source, sequence, moment of receipt, and of rows that were only read their id.
 Row = tuple[str, int, int] | tuple[str, int, int, str]
@@ -57,7 +58,7 @@ def test_examples_are_named_up_to_a_limit_and_all_are_counted() -> None:
     one = DuplicateSearch(one_epoch={"shop"})
     one.add(keys([("shop", n, 0) for n in range(100)] * 2), lowest=0)
     found = one.finish()["shop"]
-    assert (found.rows, len(found.examples)) == (100, duplicates.EXAMPLES_MAX)
+    assert (found.rows, len(found.examples)) == (100, verify.EXAMPLES_MAX)
 
 
 @pytest.mark.parametrize("parts", [1, 3])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from writer.changes import SourceId
-from writer.verification.ledger import (
+from lakefeed.contract.changes import SourceId
+from lakefeed.contract.ledger import (
     Ledger,
     LedgerUnreadable,
     RowFacts,

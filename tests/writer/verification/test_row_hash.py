@@ -14,12 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from lakefeed.iceberg.types import Field, ListType, MapType, Schema, StructType, to_arrow_schema
+from lakefeed.writer.files.row_hash import BLOCK_ROWS, hash_rows
+from lakefeed.writer.files.xxh64 import LEAD_BYTES, TRAIL_BYTES, Scratch, hash_longs, hash_short_slices, hash_texts
 from tests.writer.verification.reference import made_up, row_hash, x64, xxh64
-from writer.types import Field, ListType, MapType, Schema, StructType, to_arrow_schema
-from writer.verification.row_hash import BLOCK_ROWS, hash_rows
-from writer.verification.scratch import Scratch
-from writer.verification.text_hash import LEAD_BYTES, TRAIL_BYTES, hash_texts
-from writer.verification.xxh64 import hash_longs, hash_short_slices
 
 DOCS = Path(__file__).parents[3] / "docs" / "verification.md"
 

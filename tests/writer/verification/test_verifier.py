@@ -10,16 +10,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from lakefeed.contract.errors import CatalogError
+from lakefeed.contract.ledger import LEDGER_KEY, TOTALS_PROPERTY
+from lakefeed.contract.verification import Kind, Report, State
+from lakefeed.writer.rows.groups import ChangeGroup, split_frames
+from lakefeed.writer.verify import Range
 from tests.writer.conftest import Lake
 from tests.writer.quarantine.bench import QUARANTINE, USERS, Bench, changes_of, lake_bench
 from tests.writer.sample_rows import event, frame
 from tests.writer.verification import lakes
 from tests.writer.verification.lakes import largest_file, load_document, spoil_file, verify
-from writer.errors import CatalogError
-from writer.rows.groups import ChangeGroup, split_frames
-from writer.verification.findings import Kind, Report, State
-from writer.verification.ledger import LEDGER_KEY, TOTALS_PROPERTY
-from writer.verification.plan import Range
 
 
 @pytest.fixture

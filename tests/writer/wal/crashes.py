@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from writer.wal.files import Filesystem
+from lakefeed.writer.wal.directory import Filesystem
 
 BLOCK_BYTES = 512
 

@@ -7,15 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ingest.segment_head import encode_head
-from ingest.wal_report import HEADS
-from writer.changes import Position, SourceId
-from writer.frames import Encoding, Frame, encode_frame
-from writer.wal.inspect import inspect_log
-from writer.wal.log import Log
-from writer.wal.record import Record, aligned, claimed_header
-from writer.wal.report import LogReport, RecordReport
-from writer.wal.tail import Tail
+from lakefeed.contract.changes import Position, SourceId
+from lakefeed.ingest.cli.wal_report import HEADS
+from lakefeed.ingest.intake.sources import encode_head
+from lakefeed.writer.wal.inspect import LogReport, RecordReport, inspect_log
+from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
+from lakefeed.writer.wal.records import Record, aligned, claimed_header
+from lakefeed.writer.wal.tail import Tail
 
 
 @dataclass

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from writer.config import MIB, LogConfig
-from writer.wal.files import Filesystem
-from writer.wal.log import Log
-from writer.wal.tail import Tail
+from lakefeed.storage.config import MIB
+from lakefeed.writer.config import LogConfig
+from lakefeed.writer.wal.directory import Filesystem
+from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.tail import Tail
 
 SMALL = LogConfig(segment_max_bytes=MIB, max_bytes=4 * MIB)
 

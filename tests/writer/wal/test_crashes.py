@@ -20,11 +20,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from lakefeed.contract.errors import WalFailed, WalFull
+from lakefeed.writer.wal.directory import LogDirectory
+from lakefeed.writer.wal.log import Log
 from tests.writer.wal.crashes import CrashingFilesystem
 from tests.writer.wal.support import SMALL, append, append_large, large, opened, read_all, wait_until
-from writer.errors import WalFailed, WalFull
-from writer.wal.directory import LogDirectory
-from writer.wal.log import Log
 
 sizes = st.one_of(st.integers(1, 60), st.integers(480, 540), st.integers(60_000, 250_000))
 groups = st.lists(sizes, min_size=1, max_size=5).filter(lambda group: sum(group) < 500_000)

@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ingest.wal_report import HEADS
+from lakefeed.contract.errors import WriterError
+from lakefeed.ingest.cli.wal_report import HEADS
+from lakefeed.writer.wal.directory import Filesystem
+from lakefeed.writer.wal.inspect import Damage, LogReport, RecordReport, Torn, inspect_log
 from tests.writer.wal.framed import Senders
 from tests.writer.wal.support import append, append_large, die, flip, opened, segments
-from writer.errors import WriterError
-from writer.wal.files import Filesystem
-from writer.wal.inspect import inspect_log
-from writer.wal.report import LogReport, RecordReport
-from writer.wal.scan import Damage, Torn
 
 
 async def test_report_names_segments_records_and_sources(tmp_path: Path):

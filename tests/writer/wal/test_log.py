@@ -9,6 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from lakefeed.contract.errors import WalCorrupt, WalFailed, WalFull, WalLocked
+from lakefeed.storage.config import MIB
+from lakefeed.writer.config import LogConfig
+from lakefeed.writer.wal.directory import Filesystem
+from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.records import record_bytes
 from tests.fakes import FaultyFilesystem
 from tests.writer.wal.support import (
     LARGE,
@@ -25,11 +31,6 @@ from tests.writer.wal.support import (
     wait_for_spare,
     wait_until,
 )
-from writer.config import MIB, LogConfig
-from writer.errors import WalCorrupt, WalFailed, WalFull, WalLocked
-from writer.wal.files import Filesystem
-from writer.wal.log import Log
-from writer.wal.record import record_bytes
 
 
 async def test_new_log_is_empty(tmp_path: Path):

@@ -6,6 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from lakefeed.contract.errors import WalCorrupt
+from lakefeed.storage.config import MIB
+from lakefeed.writer.wal.directory import Filesystem
+from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.records import HEADER_BYTES, MARK_BYTES, record_bytes
+from lakefeed.writer.wal.tail import Tail
 from tests.writer.wal.support import (
     SMALL,
     append,
@@ -18,12 +24,6 @@ from tests.writer.wal.support import (
     segments,
     wait_for_spare,
 )
-from writer.config import MIB
-from writer.errors import WalCorrupt
-from writer.wal.files import Filesystem
-from writer.wal.log import Log
-from writer.wal.record import HEADER_BYTES, MARK_BYTES, record_bytes
-from writer.wal.tail import Tail
 
 
 async def test_damaged_header_is_corruption(tmp_path: Path):

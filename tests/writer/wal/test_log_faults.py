@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from lakefeed.contract.errors import WalFailed, WalFull
+from lakefeed.writer.config import SYNC_MODES
 from tests.fakes import FaultyFilesystem
 from tests.writer.wal.support import (
     SMALL,
@@ -21,8 +23,6 @@ from tests.writer.wal.support import (
     wait_for_spare,
     wait_until,
 )
-from writer.config import SYNC_MODES
-from writer.errors import WalFailed, WalFull
 
 
 @pytest.mark.parametrize("operation", ["allocate", "write"])

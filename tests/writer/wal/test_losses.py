@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from writer.changes import Position, SourceId
-from writer.frames import Encoding, Frame
-from writer.wal.losses import Gap, Loss, LossFinder
+from lakefeed.contract.changes import Position, SourceId
+from lakefeed.writer.wal.inspect import Gap, Loss, LossFinder
+from lakefeed.writer.wal.payload import Encoding, Frame
 
 A, B = SourceId("a"), SourceId("b")
 GAP, LATER_GAP = Gap(5, 7, repaired=False), Gap(9, 10, repaired=False)

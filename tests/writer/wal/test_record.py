@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from writer.errors import WalCorrupt
-from writer.wal.record import (
+from lakefeed.contract.errors import WalCorrupt
+from lakefeed.writer.wal.records import (
     MARK_BYTES,
     Due,
     End,

@@ -16,22 +16,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingest.intake import load_sources
-from ingest.wal_report import HEADS
+from lakefeed.contract.changes import Position
+from lakefeed.contract.errors import WalCorrupt, WalLocked, WalVersionUnknown, WriterError
+from lakefeed.ingest.cli.wal_report import HEADS
+from lakefeed.ingest.intake.intake import load_sources
+from lakefeed.writer.config import SYNC_MODES
+from lakefeed.writer.wal.directory import Filesystem
+from lakefeed.writer.wal.inspect import LogReport, Loss, inspect_log
+from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.payload import encode_frame
+from lakefeed.writer.wal.records import HEADER_MIN_BYTES
+from lakefeed.writer.wal.repair import RepairPlan, apply_repair, locked, plan_repair
 from tests.fakes import FaultyFilesystem
 from tests.writer.wal.framed import Placed, Senders, changes_of, place, read_records
 from tests.writer.wal.support import SMALL, die, flip, opened, segments
-from writer.changes import Position
-from writer.config import SYNC_MODES
-from writer.errors import WalCorrupt, WalLocked, WalVersionUnknown, WriterError
-from writer.frames import encode_frame
-from writer.wal.files import Filesystem
-from writer.wal.inspect import inspect_log
-from writer.wal.log import Log
-from writer.wal.losses import Loss
-from writer.wal.repair import RepairPlan, apply_repair, locked, plan_repair
-from writer.wal.report import LogReport
-from writer.wal.segment import HEADER_MIN_BYTES
 
 
 async def write_log(path: Path, *, groups: int = 60, body_max_bytes: int = 60_000) -> Senders:
@@ -323,7 +321,7 @@ async def test_log_in_use_is_not_repaired(tmp_path: Path):
 
 async def test_log_of_another_version_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     await write_log(tmp_path, groups=2)
-    monkeypatch.setattr("writer.wal.segment._VERSION", 3)
+    monkeypatch.setattr("lakefeed.writer.wal.records._VERSION", 3)
     with pytest.raises(WalVersionUnknown):
         repair(tmp_path)
 

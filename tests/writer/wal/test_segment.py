@@ -6,8 +6,8 @@ import zlib
 
 import pytest
 
-from writer.errors import WalCorrupt, WalVersionUnknown
-from writer.wal.segment import (
+from lakefeed.contract.errors import WalCorrupt, WalVersionUnknown
+from lakefeed.writer.wal.records import (
     SEGMENT_SUFFIX,
     SPARE_SUFFIX,
     Header,

@@ -10,6 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from lakefeed.contract.errors import WalCorrupt, WalFailed
+from lakefeed.writer.config import SYNC_MODES, LogConfig
+from lakefeed.writer.wal.directory import Filesystem
+from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.records import record_bytes
 from tests.fakes import FaultyFilesystem
 from tests.writer.wal.support import (
     SMALL,
@@ -23,11 +28,6 @@ from tests.writer.wal.support import (
     wait_for_spare,
     wait_until,
 )
-from writer.config import SYNC_MODES, LogConfig
-from writer.errors import WalCorrupt, WalFailed
-from writer.wal.files import Filesystem
-from writer.wal.log import Log
-from writer.wal.record import record_bytes
 
 INTERVAL = replace(SMALL, sync="interval", sync_interval_ms=1)
 NEVER_DUE = replace(SMALL, sync="interval", sync_interval_ms=60_000)

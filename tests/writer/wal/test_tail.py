@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from lakefeed.contract.errors import WalCorrupt
+from lakefeed.storage.config import MIB
+from lakefeed.writer.wal.tail import Tail
 from tests.writer.wal.support import append, append_large, large, opened, read_all, wait_until
-from writer.config import MIB
-from writer.errors import WalCorrupt
-from writer.wal.tail import Tail
 
 
 async def test_tail_reads_from_any_offset(tmp_path: Path):

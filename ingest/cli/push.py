@@ -1,0 +1,259 @@
+"""A WebSocket client that sends a file of rows or changes. Owns reading lines, numbering, the window and the tally.
+
+Line N of the input is sequence N of its source. So a push that is repeated under the same source name sends only what
+the service does not have yet, and a push under a fresh name sends everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import orjson
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
+
+from lakefeed.ingest.admission.auth import bearer_headers
+from lakefeed.ingest.errors import PushError
+
+BATCH_MAX_CHANGES = 1_000
+BATCH_MAX_BYTES = 1024 * 1024
+WINDOW_BATCHES = 16
+OPEN_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 120.0
+
+# Where a refusal names no delay of its own.
+RETRY_DELAY_MS = 200
+
+OPERATIONS = tuple(msgspec.Raw(b'"%s"' % name) for name in (b"INSERT", b"UPDATE", b"DELETE"))
+
+_NULL = msgspec.Raw(b"null")
+
+# Rows are passed on as they were written: decoding and encoding them would round numbers that JSON has no bounds for.
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class PushRequest:
+    """What to send, and as whom."""
+
+    url: str
+    source: str
+    table: str | None
+    key: str
+    flush: bool = True
+    token: str = field(default="", repr=False)
+
+
+@dataclass(slots=True)
+class PushReport:
+    """What came of it. `tables` maps a table to its flush: snapshot id and rows committed."""
+
+    lines: int = 0
+    skipped: int = 0
+    acked: int = 0
+    duplicates: int = 0
+    committed: bool = False
+    tables: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    number: int
+    changes: int
+    input_bytes: int
+    frame: bytes
+
+
+Progress = Callable[[int, int], None]
+
+
+async def push(request: PushRequest, lines: Iterable[bytes], progress: Progress) -> PushReport:
+    """Send all lines; `progress(changes, input_bytes)` is called as they are acked.
+
+    Raises: PushError.
+    """
+    try:
+        async with connect(
+            request.url,
+            additional_headers=bearer_headers(request.token),
+            compression=None,
+            max_size=None,
+            open_timeout=OPEN_TIMEOUT_S,
+        ) as socket:
+            return await _push(socket, request, lines, progress)
+    except (OSError, InvalidHandshake, InvalidURI, TimeoutError) as error:
+        raise PushError(f"cannot reach the service: url={request.url} error={error}") from error
+    except ConnectionClosed as error:
+        raise PushError(f"the service closed the connection: {error}") from error
+
+
+async def _push(
+    socket: ClientConnection, request: PushRequest, lines: Iterable[bytes], progress: Progress
+) -> PushReport:
+    report = PushReport()
+    durable = await _connect(socket, request)
+    in_flight: deque[_Batch] = deque()
+    for batch in _batches(request, lines, after=durable, report=report):
+        if len(in_flight) >= WINDOW_BATCHES:
+            await _settle_first(socket, in_flight, report, progress)
+        await socket.send(batch.frame, text=True)
+        in_flight.append(batch)
+    while in_flight:
+        await _settle_first(socket, in_flight, report, progress)
+    if request.flush:
+        await _flush(socket, request, report)
+    return report
+
+
+async def _connect(socket: ClientConnection, request: PushRequest) -> int:
+    await socket.send(
+        orjson.dumps({"type": "connect", "timestamp": _now_ms(), "sourceDoId": request.source}), text=True
+    )
+    status = await _receive(socket, "status")
+    durable = status.get("lastDurableSequence")
+    return durable if durable is not None else 0
+
+
+async def _settle_first(
+    socket: ClientConnection, in_flight: deque[_Batch], report: PushReport, progress: Progress
+) -> None:
+    """Wait until the oldest batch is acked. One that is refused for now is sent again, and those behind it after it."""
+    answer = await _receive(socket, "ack", "nack")
+    while answer["type"] == "nack":
+        if answer["shouldRetry"]:
+            for _ in range(len(in_flight) - 1):  # nothing overtakes a refused batch: these are refused as well
+                await _receive(socket, "ack", "nack")
+        await _wait_to_retry(answer)
+        for batch in in_flight:
+            await socket.send(batch.frame, text=True)
+        answer = await _receive(socket, "ack", "nack")
+    await _take_ack(answer, in_flight.popleft(), report, progress)
+
+
+async def _take_ack(ack: dict[str, Any], batch: _Batch, report: PushReport, progress: Progress) -> None:
+    new = ack.get("details", {}).get("eventsProcessed", 0)
+    report.acked += new
+    report.duplicates += batch.changes - new
+    progress(batch.changes, batch.input_bytes)
+    if delay_ms := ack.get("details", {}).get("suggestedDelayMs"):
+        await asyncio.sleep(delay_ms / 1_000)
+
+
+async def _flush(socket: ClientConnection, request: PushRequest, report: PushReport) -> None:
+    message = {"type": "flush_request", "timestamp": _now_ms(), "sourceDoId": request.source, "reason": "manual"}
+    await socket.send(orjson.dumps(message), text=True)
+    answer = await _receive(socket, "flush_response", "nack")
+    while answer["type"] == "nack":
+        await _wait_to_retry(answer)
+        await socket.send(orjson.dumps(message), text=True)
+        answer = await _receive(socket, "flush_response", "nack")
+    report.committed = bool(answer["result"]["success"])
+    report.tables = answer["result"]["tables"]
+
+
+async def _receive(socket: ClientConnection, *kinds: str) -> dict[str, Any]:
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            message = orjson.loads(await socket.recv())
+            while message.get("status") == "persisted":  # told by the flush response too
+                message = orjson.loads(await socket.recv())
+    except TimeoutError as error:
+        raise PushError(f"no answer: waited_for={kinds[0]} seconds={ANSWER_TIMEOUT_S:g}") from error
+    if message["type"] in kinds:
+        return dict(message)
+    if message["type"] == "nack":
+        raise _refused(message)
+    raise PushError(f"unexpected answer: waited_for={kinds[0]} got={message['type']}")
+
+
+async def _wait_to_retry(nack: dict[str, Any]) -> None:
+    """Wait as long as a refusal asks for.
+
+    Raises: PushError if sending it again cannot help.
+    """
+    if not nack["shouldRetry"]:
+        raise _refused(nack)
+    await asyncio.sleep(nack.get("retryDelayMs", RETRY_DELAY_MS) / 1_000)
+
+
+def _refused(nack: dict[str, Any]) -> PushError:
+    return PushError(f"refused: {nack['errorMessage']} (reason: {nack['reason']})")
+
+
+def _batches(request: PushRequest, lines: Iterable[bytes], *, after: int, report: PushReport) -> Iterator[_Batch]:
+    events: list[msgspec.Raw] = []
+    input_bytes = number = 0
+    for line_number, line in enumerate(lines, start=1):
+        report.lines += 1
+        input_bytes += len(line)
+        if line_number <= after or not line.strip():
+            report.skipped += 1
+            continue
+        events.append(read_line(line, line_number, table=request.table, key=request.key))
+        if len(events) >= BATCH_MAX_CHANGES or input_bytes >= BATCH_MAX_BYTES:
+            yield _batch(request, number, events, input_bytes)
+            number, events, input_bytes = number + 1, [], 0
+    if events:
+        yield _batch(request, number, events, input_bytes)
+
+
+def _batch(request: PushRequest, number: int, events: list[msgspec.Raw], input_bytes: int) -> _Batch:
+    message = {
+        "type": "cdc_batch",
+        "timestamp": _now_ms(),
+        "sourceDoId": request.source,
+        "sequenceNumber": number,
+        "events": events,
+    }
+    return _Batch(number, len(events), input_bytes, _encode(message))
+
+
+def read_line(line: bytes, line_number: int, *, table: str | None, key: str) -> msgspec.Raw:
+    """Read one line: a change if it has an operation and a row image, else a row to insert. Rows stay as they are.
+
+    Raises: PushError.
+    """
+    fields = _read_fields(line, line_number)
+    is_change = fields.get("operation") in OPERATIONS and ("after" in fields or "before" in fields)
+    change: dict[str, Any] = fields if is_change else {"operation": "INSERT", "after": msgspec.Raw(line.strip())}
+    own_table = change.get("table", _NULL)
+    if own_table == _NULL and table is None:
+        raise PushError(f"no table: give --table, or a `table` in the change: line={line_number}")
+    event = {
+        "operation": change["operation"],
+        "sequence": line_number,
+        "timestamp": change.get("timestamp", _now_ms()),
+        "table": own_table if own_table != _NULL else table,
+        "rowId": change["rowId"] if "rowId" in change else _row_id(change, key),
+    }
+    images = {name: change[name] for name in ("before", "after", "unchanged") if name in change}
+    return msgspec.Raw(_encode(event | images))
+
+
+def _read_fields(line: bytes, line_number: int) -> dict[str, msgspec.Raw]:
+    try:
+        return _decode_fields(line)
+    except msgspec.ValidationError as error:
+        raise PushError(f"expected a JSON object: line={line_number} error={error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PushError(f"not valid JSON: line={line_number} error={error}") from error
+
+
+def _row_id(change: Mapping[str, msgspec.Raw], key: str) -> str:
+    """Find the key's value in the row, as text."""
+    image = next((change[name] for name in ("after", "before") if bytes(change.get(name, _NULL))[:1] == b"{"), b"{}")
+    value = _decode_fields(image).get(key, _NULL)
+    if value == _NULL:
+        return ""
+    return str(msgspec.json.decode(value)) if bytes(value)[:1] == b'"' else bytes(value).decode()
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1_000)

@@ -1,0 +1,261 @@
+"""Rows on their way to the log. Owns the numbers of those that come without.
+
+    lines --wrap_rows--> a batch of inserts like any other --> intake
+
+Rows without numbers go on from what is durable, one request of a source at a time. Another client of the same source
+may still take their numbers before they are durable: what the log then leaves out is numbered again.
+
+What waits is the request's body alone. It is read anew each time that it is offered, when there is room for what it
+becomes; a second time is rare.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import msgspec
+
+from lakefeed.contract.changes import INT64_MAX, Position, SourceId
+from lakefeed.ingest.errors import ProtocolError
+from lakefeed.ingest.intake.intake import Intake
+from lakefeed.ingest.protocol.batch import invalid
+from lakefeed.ingest.protocol.offers import Durable, NackReason, Offer, Refused, Verdict
+from lakefeed.ingest.protocol.session import Session
+from lakefeed.writer.wire.json_batch import BatchHead, EventHead, decode_deeper
+
+# --- ingest.ndjson ----------------------------------------------------------------------------------------------------
+#
+# Rows without an envelope, one JSON object a line, read as inserts. Owns the lines and their row ids.
+#
+# > {"id": 1, "name": "Ada"}
+# > {"id": 2, "name": "Grace"}
+#
+# Rows are wrapped one after the other and never kept as objects: many small ones would take many times their bytes.
+
+
+_BATCH_HEAD, _BATCH_END = b'{"type":"cdc_batch","events":[', b"]}"
+_NULL = msgspec.Raw(b"null")
+_QUOTE = b'"'
+
+_LINE = re.compile(rb"[^\r\n]+")
+
+_decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_text = msgspec.json.Decoder(str).decode
+_read_over = msgspec.json.Decoder(msgspec.Raw).decode
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class WrappedRows:
+    """Rows as a batch of inserts."""
+
+    batch: bytes
+    count: int
+
+
+def has_rows(body: bytes) -> bool:
+    """Tell whether there is anything but blank lines."""
+    return bool(body) and not body.isspace()
+
+
+def wrap_rows(
+    body: bytes, *, key: str, table: str, first_sequence: int, row_max_bytes: int, rows_max: int | None = None
+) -> WrappedRows:
+    """Read the rows of a request, or the first `rows_max`, as a batch of inserts numbered from `first_sequence`.
+
+    Raises: ProtocolError.
+    """
+    batch, sequence = bytearray(_BATCH_HEAD), first_sequence
+    middle = b',"operation":"INSERT","table":%b,"rowId":' % _encode(table)
+    for line in islice(_lines(body), rows_max):
+        _check_size(line, row_max_bytes)
+        batch += b'{"sequence":%d%b%b,"after":%b},' % (sequence, middle, _encode(_row_id_of(line, key)), line.group())
+        sequence += 1
+    batch[-1 if sequence > first_sequence else len(batch) :] = _BATCH_END
+    wrapped = bytes(batch)
+    _check_nesting(wrapped)
+    return WrappedRows(wrapped, sequence - first_sequence)
+
+
+def _lines(body: bytes) -> Iterator[re.Match[bytes]]:
+    return (line for line in _LINE.finditer(body) if not line.group().isspace())
+
+
+def _check_size(line: re.Match[bytes], max_bytes: int) -> None:
+    size_bytes = line.end() - line.start()
+    if size_bytes > max_bytes:
+        rule = f"expected at most {max_bytes} bytes, got {size_bytes}"
+        raise ProtocolError(NackReason.EVENT_TOO_LARGE.value, f"{_place_of(line)}: {rule}")
+
+
+def _row_id_of(line: re.Match[bytes], key: str) -> str:
+    """Check that a line is a row, and give its key's text: empty if it has none."""
+    try:
+        line.group().decode()
+        return _text_of(_decode_object(line.group()).get(key, _NULL))
+    except UnicodeDecodeError:
+        raise invalid(f"{_place_of(line)}: expected UTF-8") from None
+    except RecursionError:
+        raise invalid(f"{_place_of(line)}: a value is nested too deeply") from None
+    except msgspec.MsgspecError:
+        raise invalid(f"{_place_of(line)}: expected a JSON object") from None
+
+
+def _text_of(value: msgspec.Raw) -> str:
+    text = bytes(value)
+    if text.startswith(_QUOTE):
+        return _decode_text(text)
+    return "" if value == _NULL else text.decode()
+
+
+def _place_of(line: re.Match[bytes]) -> str:
+    return f"line {len(line.string[: line.start()].splitlines()) + 1}"
+
+
+def _check_nesting(batch: bytes) -> None:
+    """Refuse what the writer, which decodes the rows inside their batch, could not decode."""
+    try:
+        decode_deeper(_read_over, batch)
+    except RecursionError:
+        raise invalid("a value is nested too deeply") from None
+
+
+# --- ingest.numbering -------------------------------------------------------------------------------------------------
+#
+# Numbers for changes whose source gives them none. Owns where they begin and how they go on.
+#
+# They go on from what is durable. A source that is new here begins at the time, in microseconds since 1970: its tables
+# may hold rows that another node numbered, or a log that is lost since, and they drop what is not above those. No
+# source
+# makes a million changes a second for as long as it lives, so the time is above all that was ever given out.
+
+
+def next_position(intake: Intake, source: SourceId, *, count: int, now_us: int) -> Position:
+    """Tell where the next `count` changes of a source begin. One caller at a time per source, until they are durable.
+
+    Raises: ProtocolError if its numbers are used up.
+    """
+    durable = intake.durable_position(source)
+    if durable is None or durable.sequence < 0:
+        # What was refused of it is not waited for: it comes again under other numbers, because time has gone on.
+        intake.resume(source)
+        return Position(durable.epoch if durable is not None else 0, now_us)
+    if durable.sequence + count > INT64_MAX:
+        raise ProtocolError(
+            NackReason.INVALID_SEQUENCE.value,
+            f"the source has used up its sequences: lastDurableSequence={durable.sequence}; begin a higher epoch",
+        )
+    return Position(durable.epoch, durable.sequence + 1)
+
+
+# --- ingest.row_intake ------------------------------------------------------------------------------------------------
+
+
+# How often the rows of a request are numbered at most. The second time is rare, so that a tenth means a rival.
+NUMBERINGS_MAX = 10
+
+
+@dataclass(slots=True)
+class Rows:
+    """The rows of a request, at least one. Without an epoch they go on in that of their source.
+
+    `count` is known once they were offered; of these, the last `taken` are durable.
+    """
+
+    source: SourceId
+    table: str
+    body: bytes
+    key: str
+    epoch: int | None = None
+    count: int | None = None
+    taken: int = 0
+
+    @property
+    def left(self) -> int | None:
+        """How many are not yet durable; None if nobody has counted them."""
+        return None if self.count is None else self.count - self.taken
+
+
+class RowIntake:
+    """Takes rows as inserts."""
+
+    def __init__(self, intake: Intake, *, event_max_bytes: int, clock: Callable[[], float]) -> None:
+        self._intake = intake
+        self._event_max_bytes = event_max_bytes
+        self._clock = clock
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+
+    async def take_numbered(self, rows: Rows, first_sequence: int) -> Verdict:
+        """Make rows durable that are numbered from `first_sequence`; those that were taken before are left out.
+
+        Raises: ProtocolError.
+        """
+        await self._intake.wait_for_room()
+        return await self._offer(self.offer_of(rows, Position(rows.epoch or 0, first_sequence)))
+
+    async def take(self, rows: Rows) -> Verdict:
+        """Make rows durable that have no numbers. Of rows that are refused, some may have been taken: `left` are not.
+
+        Raises: ProtocolError.
+        """
+        turn = self._turns.setdefault(rows.source, asyncio.Lock())
+        async with turn:
+            if (unmet := await self._intake.meet(rows.source)) is not None:
+                return unmet
+            for _ in range(NUMBERINGS_MAX):
+                await self._intake.wait_for_room()
+                verdict = await self._offer(self._numbered(rows))
+                if isinstance(verdict, Durable):
+                    rows.taken += verdict.changes
+                if isinstance(verdict, Refused) or not rows.left:
+                    return Durable(verdict.offset, rows.taken) if isinstance(verdict, Durable) else verdict
+        return Refused(NackReason.INVALID_SEQUENCE, "another client numbers the changes of this source", retry=True)
+
+    def _numbered(self, rows: Rows) -> Offer:
+        # Until they are counted, they are at most as many as there are bytes.
+        count = len(rows.body) if rows.left is None else rows.left
+        position = next_position(self._intake, rows.source, count=count, now_us=self._now_us())
+        return self.offer_of(rows, position if rows.epoch is None else Position(rows.epoch, position.sequence))
+
+    async def _offer(self, offer: Offer) -> Verdict:
+        return await (await self._intake.offer(offer))
+
+    def offer_of(self, rows: Rows, first: Position) -> Offer:
+        """Wrap the rows that are left.
+
+        Raises: ProtocolError.
+        """
+        # What is not in the rows is the same for all of them, so it is checked with the first.
+        checked = self._offer_of_first(rows, first)
+        wrapped = wrap_rows(
+            rows.body,
+            key=rows.key,
+            table=rows.table,
+            first_sequence=first.sequence,
+            row_max_bytes=self._event_max_bytes,
+            rows_max=rows.left,
+        )
+        if rows.count is None:
+            rows.count = wrapped.count
+        if first.sequence + wrapped.count - 1 > INT64_MAX:
+            raise invalid(f"sequence: expected a whole number of at most {INT64_MAX} for every row")
+        sequences = range(first.sequence, first.sequence + wrapped.count)
+        return replace(checked, sequences=sequences, body=wrapped.batch)
+
+    def _offer_of_first(self, rows: Rows, first: Position) -> Offer:
+        session = Session(event_max_bytes=self._event_max_bytes, default_source=rows.source, epoch=first.epoch)
+        batch = BatchHead(events=[EventHead(sequence=first.sequence, operation="INSERT", table=rows.table)])
+        try:
+            offer = session.on_batch(batch, b"", received_at_us=self._now_us())
+        except ProtocolError as error:
+            raise ProtocolError(error.reason, str(error).removeprefix("events[0].")) from None
+        assert offer is not None
+        return offer
+
+    def _now_us(self) -> int:
+        return int(self._clock() * 1_000_000)

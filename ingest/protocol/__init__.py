@@ -1,0 +1,1 @@
+"""Messages, batches and sessions of the wire protocol."""

@@ -1,0 +1,1 @@
+"""The WebSocket listener and its connections."""

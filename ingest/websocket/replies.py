@@ -1,0 +1,291 @@
+"""What the data plane says back. Owns the choice of status and the wording; plain values in, messages out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lakefeed.contract.changes import Position
+from lakefeed.ingest.admission.limits import Allowance
+from lakefeed.ingest.config import IngestConfig
+from lakefeed.ingest.debezium.events import DebeziumMalformed
+from lakefeed.ingest.errors import ProtocolError
+from lakefeed.ingest.protocol.messages import (
+    Ack,
+    AckDetails,
+    BufferStats,
+    Connect,
+    FlushRequest,
+    FlushResponse,
+    Heartbeat,
+    Limits,
+    Nack,
+    Pong,
+    RateLimit,
+    Status,
+)
+from lakefeed.ingest.protocol.offers import Duplicate, Durable, NackReason, Refused
+
+# --- ingest.receipts --------------------------------------------------------------------------------------------------
+#
+# Which batches of a connection are durable but not yet told as committed. Owns their numbers and positions.
+
+
+# Batches that wait for their receipt, per connection. Beyond it neighbours share one: only the highest number is told.
+WAITING_MAX_BATCHES = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class DueBatch:
+    """A batch that is committed, as are those with lower numbers."""
+
+    number: int
+    correlation_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    number: int
+    position: Position
+    correlation_id: str | None
+
+    def joined(self, earlier: _Waiting) -> _Waiting:
+        """Stand for both: committed once both are, told under the higher number."""
+        higher = max(self, earlier, key=lambda waiting: waiting.number)
+        return _Waiting(higher.number, max(self.position, earlier.position), higher.correlation_id)
+
+
+@dataclass(slots=True)
+class Receipts:
+    """The batches of one connection that wait for a commit, in the order of their acks and of their numbers."""
+
+    _waiting: deque[_Waiting] = field(default_factory=deque)
+
+    def expect(self, number: int, position: Position, correlation_id: str | None = None) -> None:
+        """Remember a durable batch and where it ends, and the correlation of one that has had no other answer.
+
+        A batch that was sent again, after others with higher numbers, becomes one with those: a receipt speaks for all
+        numbers up to its own, so none of them may be told before it.
+        """
+        batch = _Waiting(number, position, correlation_id)
+        while self._waiting and self._waiting[-1].number >= number:
+            batch = batch.joined(self._waiting.pop())
+        if len(self._waiting) >= WAITING_MAX_BATCHES:
+            batch = batch.joined(self._waiting.pop())
+        self._waiting.append(batch)
+
+    def take_due(self, committed: Position | None) -> DueBatch | None:
+        """Forget the batches up to which everything is committed, and give the one with the highest number."""
+        due: DueBatch | None = None
+        while committed is not None and self._waiting and self._waiting[0].position <= committed:
+            batch = self._waiting.popleft()
+            due = DueBatch(batch.number, batch.correlation_id)
+        return due
+
+    def clear(self) -> None:
+        """Forget all: the source started over, and old positions say nothing about the new ones."""
+        self._waiting.clear()
+
+
+# --- ingest.answers ---------------------------------------------------------------------------------------------------
+
+
+# Above this share of the log's budget acks ask clients to slow down, in time for them to do so before it is full.
+SLOW_DOWN_UTILIZATION = 0.8
+SLOW_DOWN_MAX_DELAY_MS = 500
+
+ENCODINGS = ["json", "arrow"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """The service, as a client that connects is told of it; times in ms since 1970, None where there is none."""
+
+    state: str
+    buffer: BufferStats
+    connected_sources: int
+    last_flush_ms: int | None
+    next_flush_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """What lies between the log and the tables: the share of its budget that is used, and when it is flushed next."""
+
+    utilization: float
+    time_until_flush_ms: int
+    commits_fail: bool
+
+
+def status(
+    message: Connect,
+    *,
+    durable: Position | None,
+    committed: Position | None,
+    service: Service,
+    limits: Limits,
+    now: float,
+) -> Status:
+    """Answer connect with the resume point. Positions of an earlier epoch say nothing about this one."""
+    return Status(
+        timestamp=_ms(now),
+        state=service.state,
+        buffer=service.buffer,
+        connected_sources=service.connected_sources,
+        limits=limits,
+        last_flush_time=service.last_flush_ms,
+        next_flush_time=service.next_flush_ms,
+        encodings=ENCODINGS,
+        epoch=message.epoch,
+        last_durable_sequence=_sequence_in(durable, message.epoch),
+        last_committed_sequence=_sequence_in(committed, message.epoch),
+        correlation_id=message.correlation_id,
+    )
+
+
+def limits(config: IngestConfig) -> Limits:
+    """Tell what the server takes."""
+    return Limits(max_message_size=config.frame_max_bytes, max_event_size=config.event_max_bytes)
+
+
+def ack(
+    verdict: Durable | Duplicate | None,
+    *,
+    number: int,
+    changes: int,
+    correlation_id: str | None,
+    backlog: Backlog,
+    is_jump: bool,
+    now: float,
+) -> Ack:
+    """Acknowledge a batch of so many changes that is durable; None stands for a batch without changes.
+
+    Of a source that jumps back, a duplicate says why it is one.
+    """
+    if isinstance(verdict, Duplicate):
+        return Ack(
+            timestamp=_ms(now),
+            sequence_number=number,
+            status="duplicate",
+            correlation_id=correlation_id,
+            last_durable_sequence=verdict.mark_sequence,
+            details=_jump_details(verdict, changes, backlog) if is_jump else None,
+        )
+    slow_down = backlog.utilization > SLOW_DOWN_UTILIZATION
+    new = verdict.changes if verdict is not None else 0
+    return Ack(
+        timestamp=_ms(now),
+        sequence_number=number,
+        status="buffered" if slow_down else "ok",
+        batch_id=str(verdict.offset) if verdict is not None else None,
+        correlation_id=correlation_id,
+        details=AckDetails(
+            events_processed=new,
+            buffer_utilization=round(backlog.utilization, 4),
+            time_until_flush=backlog.time_until_flush_ms,
+            duplicates=changes - new or None,
+            suggested_delay_ms=int(backlog.utilization * SLOW_DOWN_MAX_DELAY_MS) if slow_down else None,
+            circuit_breaker_state="open" if backlog.commits_fail else "closed",
+        ),
+    )
+
+
+def _jump_details(verdict: Duplicate, changes: int, backlog: Backlog) -> AckDetails:
+    return AckDetails(
+        events_processed=0,
+        buffer_utilization=round(backlog.utilization, 4),
+        duplicates=changes,
+        message="all sequences are at or below what is durable, so nothing was taken; a source that starts over has to"
+        f" connect with a higher epoch: lastDurableSequence={verdict.mark_sequence}",
+    )
+
+
+def receipt(batch: DueBatch, *, committed: Position, tables: Mapping[str, int], now: float) -> Ack:
+    """Tell that everything up to a batch is committed, and which snapshots hold it."""
+    return Ack(
+        timestamp=_ms(now),
+        sequence_number=batch.number,
+        status="persisted",
+        correlation_id=batch.correlation_id,
+        last_committed_sequence=committed.sequence,
+        tables=tables,
+    )
+
+
+def pong(message: Heartbeat, *, now: float) -> Pong:
+    """Answer a heartbeat."""
+    return Pong(timestamp=message.timestamp, server_time=_ms(now), correlation_id=message.correlation_id)
+
+
+def flush_response(message: FlushRequest, result: Mapping[str, Any], *, now: float) -> FlushResponse:
+    """Answer a flush request after the commits."""
+    return FlushResponse(timestamp=_ms(now), result=result, correlation_id=message.correlation_id)
+
+
+def add_allowance(answer: Ack | Nack, allowance: Allowance) -> None:
+    """Tell what is left of the limit on messages."""
+    answer.rate_limit = RateLimit(
+        limit=allowance.limit, remaining=allowance.remaining, reset_at=int(allowance.reset_at)
+    )
+    if isinstance(answer, Ack) and answer.details is not None:
+        answer.details.remaining_tokens = allowance.remaining
+        answer.details.bucket_capacity = allowance.limit
+
+
+def refusal_nack(refused: Refused, number: int, correlation_id: str | None, *, now: float) -> Nack:
+    """Refuse a batch that the intake did not take."""
+    return Nack(
+        timestamp=_ms(now),
+        sequence_number=number,
+        reason=refused.reason.value,
+        error_message=refused.message,
+        should_retry=refused.retry,
+        retry_delay_ms=refused.retry_delay_ms,
+        max_size=refused.max_size,
+        actual_size=refused.actual_size,
+        received_size=refused.actual_size,
+        correlation_id=correlation_id,
+    )
+
+
+def protocol_nack(error: ProtocolError, *, now: float) -> Nack:
+    """Refuse a message that breaks the protocol; only one that came too early is worth sending again."""
+    return Nack(
+        timestamp=_ms(now),
+        sequence_number=error.sequence_number or 0,
+        reason=error.reason,
+        error_message=str(error),
+        should_retry=error.retry,
+        max_size=error.max_size,
+        actual_size=error.actual_size,
+        received_size=error.actual_size,
+        correlation_id=error.correlation_id,
+    )
+
+
+def malformed_debezium(error: DebeziumMalformed, number: int) -> ProtocolError:
+    """Refuse a batch whose events cannot be read."""
+    return ProtocolError(NackReason.INVALID_FORMAT.value, str(error), sequence_number=number)
+
+
+def stale_epoch(epoch: int, known: int) -> ProtocolError:
+    """Refuse a source that comes with an epoch that is over."""
+    return ProtocolError(NackReason.INVALID_SEQUENCE.value, f"epoch: expected at least {known}, got {epoch}")
+
+
+def too_many_flushes(limit: int) -> ProtocolError:
+    """Refuse a flush while earlier ones of this connection are still running."""
+    return ProtocolError(NackReason.INVALID_FORMAT.value, f"flush_request: {limit} are already running; wait for them")
+
+
+def _sequence_in(position: Position | None, epoch: int) -> int | None:
+    """Tell the sequence, unless it is of another epoch or stands before the first."""
+    if position is None or position.epoch != epoch or position.sequence < 0:
+        return None
+    return position.sequence
+
+
+def _ms(now: float) -> int:
+    return int(now * 1_000)

@@ -1,0 +1,1 @@
+"""Lakefeed: changes of databases into Apache Iceberg tables, exactly once."""

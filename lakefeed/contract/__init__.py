@@ -1,0 +1,1 @@
+"""What tables record, for writer and pipeline; standard library only."""

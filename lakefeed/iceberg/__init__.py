@@ -1,0 +1,1 @@
+"""The table format, pure, for writer and catalog."""

@@ -1,0 +1,177 @@
+"""One service per node id: of two that run under one, the later is right and the earlier stops.
+
+Every start takes a generation, a number above all that its node id had before. It stands in two places:
+
+    the tables' markers       every commit writes it and requires that the table has seen no higher one of its node.
+                              This is the fence: after the later service's first commit to a table, the earlier one's
+                              next commit to that table meets a conflict, looks, and finds itself fenced off
+    a namespace's property    `lakefeed.node.<id>` of the default namespace, looked at every few seconds, so that the
+                              earlier service stops even while no table that it writes has anything new
+
+What both committed until then is in the tables once: that is what the sources' marks are for, whoever commits.
+
+The property has no compare-and-swap. Two that start at the same moment both write; whoever finds a lower number than
+its own writes again, whoever finds a higher one stops, and so the highest remains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+
+from lakefeed.contract.errors import CatalogError, CatalogUnavailable, CommitUnknown, Fenced, TableMissing
+from lakefeed.contract.progress import Progress
+from lakefeed.writer.commit.rest_catalog import CatalogClient
+
+# --- writer.fencing ---------------------------------------------------------------------------------------------------
+
+
+_log = logging.getLogger(__name__)
+
+NODE_PROPERTY_PREFIX = "lakefeed.node."
+
+# How long two services may run under one id without meeting in a table; each look is one small request.
+CHECK_INTERVAL_S = 5.0
+
+# Generations are microseconds: above all former ones without asking anybody, where clocks are about right. The random
+# part keeps two apart that start at the same moment, or that both found the same number ahead of their clocks.
+_MICROSECONDS = 1_000_000
+_RANDOM_BITS = 16
+
+
+def check_fence(progress: Progress, *, node: str, generation: int) -> None:
+    """Check that a table has seen no later service of a node.
+
+    Raises:
+        Fenced: it has.
+    """
+    found = progress.generations.get(node, 0)
+    if found > generation:
+        raise _fenced(node, ours=generation, found=found)
+
+
+class Fence:
+    """The generation of this service, and the watch for a later one. `generation` is 0 until it is claimed."""
+
+    def __init__(
+        self,
+        catalog: CatalogClient,
+        *,
+        node: str,
+        namespace: tuple[str, ...],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.node = node
+        self.generation = 0
+        self._catalog = catalog
+        self._namespace = namespace
+        self._property = f"{NODE_PROPERTY_PREFIX}{node}"
+        self._clock = clock
+
+    async def claim(self) -> None:
+        """Take a generation above all former ones, and tell earlier services of this node by it.
+
+        A catalog that does not keep properties of namespaces leaves the fence to the tables.
+
+        Raises:
+            CatalogUnavailable, CommitUnknown: try again.
+        """
+        try:
+            self.generation = self._next(await self._registered_at_start())
+            await self._register()
+        except (CatalogUnavailable, CommitUnknown):
+            raise
+        except CatalogError as error:
+            self.generation = self.generation or self._next(0)
+            _log.warning("node_not_registered", extra={"node": self.node, "reason": str(error)})
+        _log.info("node_claimed", extra={"node": self.node, "generation": self.generation})
+
+    async def run(self) -> None:
+        """Watch for a later service of this node until cancelled.
+
+        Raises:
+            Fenced: there is one.
+        """
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            try:
+                await self.check()
+            except CatalogError as error:
+                # Without the catalog nobody can commit either, and with it the tables know.
+                _log.debug("node_not_checked", extra={"node": self.node, "reason": str(error)})
+
+    async def check(self) -> None:
+        """Look once for a later service of this node.
+
+        Raises:
+            Fenced: there is one.
+        """
+        found = await self._registered()
+        if found > self.generation:
+            raise _fenced(self.node, ours=self.generation, found=found)
+        if found < self.generation:  # an earlier service wrote at the same moment as we did
+            await self._register()
+
+    def _next(self, found: int) -> int:
+        now = int(self._clock() * _MICROSECONDS)
+        return max(now, found + 1) + random.SystemRandom().getrandbits(_RANDOM_BITS)
+
+    async def _registered_at_start(self) -> int:
+        try:
+            return await self._registered()
+        except TableMissing:  # so the client calls whatever is not there
+            await self._catalog.ensure_namespace(self._namespace)
+            return 0
+
+    async def _registered(self) -> int:
+        text = (await self._catalog.load_properties(self._namespace)).get(self._property, "")
+        return int(text) if text.isascii() and text.isdecimal() else 0
+
+    async def _register(self) -> None:
+        await self._catalog.set_properties(self._namespace, {self._property: str(self.generation)})
+
+
+def _fenced(node: str, *, ours: int, found: int) -> Fenced:
+    return Fenced(
+        "another service has started under our node id, so this one stops; every service needs an id of its own:"
+        f" give one of them another server.node_id: node={node} generation={ours} found={found}"
+    )
+
+
+# --- writer.joining ---------------------------------------------------------------------------------------------------
+#
+# The first words with the catalog, before any client is let in. Owns how long a start waits for it.
+#
+# A service that cannot reach its catalog takes nothing: it does not know yet what its sources have committed, nor
+# whether
+# another service runs under its node id. Later outages only make the log longer.
+
+
+# With the pauses about a minute, as long as services of one machine take to come up; then whoever started us decides.
+ATTEMPTS_MAX = 10
+PAUSE_FIRST_S = 0.25
+PAUSE_MAX_S = 15.0
+
+
+async def join_catalog(catalog: CatalogClient, fence: Fence) -> None:
+    """Learn how the catalog wants to be used, and claim our node id there.
+
+    Raises:
+        CatalogUnavailable, CommitUnknown: it did not answer within the attempts.
+        CatalogError: it refuses us.
+    """
+    for attempt in range(1, ATTEMPTS_MAX + 1):
+        try:
+            await catalog.load_config()
+            await fence.claim()
+        except (CatalogUnavailable, CommitUnknown) as error:
+            if attempt == ATTEMPTS_MAX:
+                raise
+            pause_s = min(PAUSE_MAX_S, PAUSE_FIRST_S * 2**attempt)
+            _log.warning("catalog_not_reached", extra={"reason": str(error), "attempt": attempt, "retry_s": pause_s})
+            await asyncio.sleep(pause_s)
+        else:
+            return

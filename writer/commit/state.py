@@ -1,0 +1,133 @@
+"""What the writer knows of a table between two commits. Owns how table metadata is read, and where files go.
+
+A state is a value: each commit yields the next one without asking the catalog again, and the manifests of the current
+snapshot stay with it, so that a commit in a row of own commits reads nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lakefeed.contract.changes import TableName
+from lakefeed.contract.errors import CatalogError
+from lakefeed.contract.progress import PROGRESS_PROPERTY, Progress, progress_from_text
+from lakefeed.contract.properties import MAIN_BRANCH
+from lakefeed.iceberg.layout import (
+    UNSORTED,
+    Partition,
+    PartitionSpec,
+    SortOrder,
+    order_from_json,
+    partition_path,
+    spec_from_json,
+)
+from lakefeed.iceberg.manifests import FORMAT_WITH_ROW_IDS, ManifestList, TableShape
+from lakefeed.iceberg.types import Schema, schema_from_json
+
+OLDEST_FORMAT = 2  # format 1 has no sequence numbers; such a table is upgraded by its owner, not by us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableState:
+    """A table as of one version of its metadata. `manifests` is None until the snapshot's list has been read."""
+
+    name: TableName
+    uuid: str
+    location: str
+    format_version: int
+    schema: Schema
+    spec: PartitionSpec
+    last_column_id: int
+    last_partition_id: int
+    last_sequence_number: int
+    last_updated_ms: int
+    next_row_id: int
+    properties: Mapping[str, str]
+    progress: Progress
+    snapshot_id: int | None
+    manifest_list: str | None
+    summary: Mapping[str, str]
+    main_ref: Mapping[str, Any]
+    snapshot_count: int
+    manifests: ManifestList | None
+    sort_order: SortOrder = UNSORTED
+    specs: tuple[PartitionSpec, ...] = ()
+
+    @property
+    def shape(self) -> TableShape:
+        """What manifests say of the table."""
+        return TableShape(self.schema, self.spec, self.format_version)
+
+
+def table_state_from(name: TableName, document: Mapping[str, Any]) -> TableState:
+    """Read a table's metadata document.
+
+    Raises:
+        CatalogError: the table is of a format that we do not write.
+        ProgressUnreadable: its progress marker is damaged.
+    """
+    check_format(name, document["format-version"])
+    properties = document.get("properties") or {}
+    main_ref = (document.get("refs") or {}).get(MAIN_BRANCH) or {"type": "branch"}
+    snapshot = _current_snapshot(document, main_ref)
+    return TableState(
+        name=name,
+        uuid=document["table-uuid"],
+        location=document["location"].rstrip("/"),
+        format_version=document["format-version"],
+        schema=schema_from_json(_by_id(document["schemas"], "schema-id", document["current-schema-id"])),
+        spec=spec_from_json(_by_id(document["partition-specs"], "spec-id", document["default-spec-id"])),
+        last_column_id=document["last-column-id"],
+        last_partition_id=document["last-partition-id"],
+        last_sequence_number=document["last-sequence-number"],
+        last_updated_ms=document["last-updated-ms"],
+        next_row_id=document.get("next-row-id") or 0,
+        properties=properties,
+        progress=progress_from_text(properties.get(PROGRESS_PROPERTY)),
+        snapshot_id=snapshot["snapshot-id"] if snapshot else None,
+        manifest_list=snapshot["manifest-list"] if snapshot else None,
+        summary=snapshot.get("summary", {}) if snapshot else {},
+        main_ref=main_ref,
+        snapshot_count=len(document.get("snapshots") or ()),
+        manifests=None if snapshot else ManifestList(),
+        sort_order=_default_order(document),
+        specs=tuple(spec_from_json(each) for each in document["partition-specs"]),
+    )
+
+
+def _default_order(document: Mapping[str, Any]) -> SortOrder:
+    orders = document.get("sort-orders")  # none in metadata of the first writers
+    return order_from_json(_by_id(orders, "order-id", document["default-sort-order-id"])) if orders else UNSORTED
+
+
+def check_format(name: TableName, format_version: int) -> None:
+    """Refuse a table whose format we do not write."""
+    if not OLDEST_FORMAT <= format_version <= FORMAT_WITH_ROW_IDS:
+        raise CatalogError(f"table is of a format that is not written here: table={name} format={format_version}")
+
+
+def _current_snapshot(document: Mapping[str, Any], main_ref: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    snapshot_id = main_ref.get("snapshot-id")
+    if snapshot_id is None:
+        return None
+    return _by_id(document["snapshots"], "snapshot-id", snapshot_id)
+
+
+def _by_id(documents: list[dict[str, Any]], key: str, wanted: int) -> dict[str, Any]:
+    # From the end: what is current was added late.
+    return next(document for document in reversed(documents) if document[key] == wanted)
+
+
+def data_location(state: TableState, partition: Partition, file_name: str) -> str:
+    """Place a data file, under the table's own rule if it has one."""
+    root = state.properties.get("write.data.path", f"{state.location}/data").rstrip("/")
+    path = partition_path(partition, state.spec, state.schema)
+    return f"{root}/{path}/{file_name}" if path else f"{root}/{file_name}"
+
+
+def metadata_location(state: TableState, file_name: str) -> str:
+    """Place a manifest or a manifest list, under the table's own rule if it has one."""
+    root = state.properties.get("write.metadata.path", f"{state.location}/metadata").rstrip("/")
+    return f"{root}/{file_name}"

@@ -1,0 +1,1 @@
+"""Rows as data files, written and read back."""

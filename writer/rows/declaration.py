@@ -1,0 +1,367 @@
+"""Columns that a source or an operator declares: the form and its checks. What becomes of them is declaring.py's.
+
+    {"columns": {"id": "long",
+                 "price": "decimal(18, 2)",
+                 "document": "json",
+                 "tags": {"type": "list", "element": "string"},
+                 "home": {"type": "struct", "fields": {"zip": {"type": "int", "renamedFrom": "code"}}},
+                 "rates": {"type": "map", "key": "string", "value": "double"}},
+     "identifier": ["id"]}
+
+The same in JSON (from a source, in `connect`) and in TOML (from an operator). A type is named as Iceberg names it, and
+`json` is text that holds a JSON document. There is no `required`: a delete may bring nothing but its key, so columns of
+a change table are optional.
+
+What passes here is a struct of fields without ids, of which those that declare a former name or a key say so in their
+comments (comments.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from lakefeed.contract.changes import FIELDS_MAX, NAME_MAX_CHARS, NESTING_MAX_DEPTH, fold, is_usable, is_usable_column
+from lakefeed.contract.errors import WriterError
+from lakefeed.iceberg.types import (
+    DECIMAL_MAX_PRECISION,
+    PRIMITIVES,
+    UNNUMBERED,
+    Field,
+    ListType,
+    MapType,
+    StructType,
+    Type,
+    decimal_parts,
+)
+from lakefeed.writer.rows.comments import (
+    ELEMENT,
+    JSON_DOC,
+    VALUE,
+    Path,
+    as_key,
+    former_names,
+    is_json,
+    is_key,
+    name_in,
+    with_former_names,
+)
+from lakefeed.writer.rows.evolution import Room, describe, full_names
+from lakefeed.writer.rows.values import can_be_key
+
+# --- writer.rows.declared ---------------------------------------------------------------------------------------------
+
+
+# All that a source declares at once. A column takes some thirty bytes, so this is room for two thousand.
+DECLARATIONS_MAX_BYTES = 64 * 1024
+
+# Declarations that are kept read: those of the sources that are connected, most of them alike.
+DECLARATIONS_MAX = 256
+
+_FIXED = re.compile(r"fixed\[([1-9][0-9]{0,4})\]")
+
+# What may stand beside the type, by type.
+_PARTS = {"struct": {"fields"}, "list": {"element"}, "map": {"key", "value"}}
+_RENAMED_FROM = "renamedFrom"
+
+
+NOTHING_DECLARED = StructType(())
+
+
+class DeclarationMalformed(WriterError):
+    """What is declared breaks a rule of the form: refuse it. The message names the place and the rule."""
+
+
+def parse_declarations(document: Any, *, path: str) -> dict[str, StructType]:
+    """Read what is declared of several tables, by the name of the source's table.
+
+    Raises: DeclarationMalformed.
+    """
+    tables = _object(document, path)
+    return {table: parse_declaration(each, path=f"{path}.{table}") for table, each in tables.items()}
+
+
+@lru_cache(maxsize=DECLARATIONS_MAX)
+def declaration_from_text(text: str) -> StructType:
+    """Read what is declared of one table from a record of the log, which only has what passed before."""
+    return parse_declaration(msgspec.json.decode(text), path="declared")
+
+
+def parse_declaration(document: Any, *, path: str = "") -> StructType:
+    """Read what is declared of one table; `path` is where that stands, for messages.
+
+    Raises: DeclarationMalformed.
+    """
+    parts = _object(document, path)
+    _check_parts(parts, {"columns", "identifier"}, path)
+    columns = _below(path, "columns")
+    fields = _fields(parts.get("columns", {}), columns, depth=1)
+    for field in fields:
+        _check(is_usable_column(field.name), f"{columns}.{field.name}", "expected another name: this one is taken")
+    names = list(full_names(fields))
+    _check(len(names) <= FIELDS_MAX, columns, f"expected at most {FIELDS_MAX} columns and fields")
+    _check(len(set(names)) == len(names), columns, "expected names that differ by more than case")
+    return StructType(_with_keys(fields, parts.get("identifier", []), _below(path, "identifier")))
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _with_keys(fields: tuple[Field, ...], names: Any, path: str) -> tuple[Field, ...]:
+    known = {field.name for field in fields}
+    right = isinstance(names, list) and all(isinstance(name, str) and name in known for name in names)
+    _check(right, path, "expected a list of names of declared columns")
+    return tuple(as_key(field) if field.name in names else field for field in fields)
+
+
+def _fields(document: Any, path: str, *, depth: int) -> tuple[Field, ...]:
+    return tuple(_field(name, each, f"{path}.{name}", depth=depth) for name, each in _object(document, path).items())
+
+
+def _field(name: str, document: Any, path: str, *, depth: int) -> Field:
+    _check(
+        is_usable(name), path, f"expected a name of 1 to {NAME_MAX_CHARS} characters, none of them control characters"
+    )
+    former = document.get(_RENAMED_FROM) if isinstance(document, dict) else None
+    if former is not None:
+        _check(isinstance(former, str) and is_usable(former), f"{path}.{_RENAMED_FROM}", "expected a name")
+        _check(former != name, f"{path}.{_RENAMED_FROM}", "expected another name than the column's own")
+        document = {key: value for key, value in document.items() if key != _RENAMED_FROM}
+    if document in (JSON_DOC, {"type": JSON_DOC}):
+        field = Field(UNNUMBERED, name, "string", doc=JSON_DOC)
+    else:
+        field = Field(UNNUMBERED, name, _type(document, path, depth=depth))
+    return field if former is None else with_former_names(field, (former,))
+
+
+def _type(document: Any, path: str, *, depth: int) -> Type:
+    if isinstance(document, str):
+        return _primitive(document, path)
+    parts = _object(document, path, expected="the name of a type, or an object with `type`")
+    kind = parts.get("type")
+    if kind not in _PARTS:
+        _check_parts(parts, {"type"}, path)
+        return _primitive(kind, f"{path}.type")
+    _check_parts(parts, {"type", *_PARTS[kind]}, path)
+    _check(depth < NESTING_MAX_DEPTH, path, f"expected at most {NESTING_MAX_DEPTH} levels")
+    match kind:
+        case "struct":
+            fields = _fields(parts.get("fields"), f"{path}.fields", depth=depth + 1)
+            _check(bool(fields), f"{path}.fields", "expected at least one field")
+            return StructType(fields)
+        case "list":
+            return ListType(UNNUMBERED, _type(parts.get("element"), f"{path}.element", depth=depth + 1))
+    key = _type(parts.get("key"), f"{path}.key", depth=depth + 1)
+    _check(
+        isinstance(key, str) and can_be_key(key), f"{path}.key", "expected a type whose values JSON can write as a name"
+    )
+    return MapType(UNNUMBERED, key, UNNUMBERED, _type(parts.get("value"), f"{path}.value", depth=depth + 1))
+
+
+def _primitive(name: Any, path: str) -> str:
+    if isinstance(name, str):
+        if (parts := decimal_parts(name)) is not None:
+            precision, scale = parts
+            right = 1 <= precision <= DECIMAL_MAX_PRECISION and scale <= precision
+            _check(
+                right, path, f"expected at most {DECIMAL_MAX_PRECISION} digits, and no more of them behind the point"
+            )
+            return f"decimal({precision}, {scale})"
+        if name in PRIMITIVES or _FIXED.fullmatch(name):
+            return name
+    known = ", ".join((*PRIMITIVES, "decimal(p, s)", "fixed[n]", *_PARTS))
+    raise DeclarationMalformed(f"{path}: expected a type, one of {known}; or {JSON_DOC} for a column or field")
+
+
+def _object(document: Any, path: str, *, expected: str = "an object") -> dict[str, Any]:
+    if not isinstance(document, dict):
+        raise DeclarationMalformed(f"{path}: expected {expected}")
+    return document
+
+
+def _check_parts(parts: dict[str, Any], known: set[str], path: str) -> None:
+    unknown = sorted(parts.keys() - known)
+    _check(not unknown, _below(path, "".join(unknown[:1])), f"expected one of {', '.join(sorted(known))}")
+
+
+def _check(condition: bool, path: str, rule: str) -> None:
+    if not condition:
+        raise DeclarationMalformed(f"{path}: {rule}")
+
+
+def without_nanoseconds(fields: tuple[Field, ...]) -> tuple[Field, ...]:
+    """Give the same declaration for a table whose format has no nanoseconds: there moments are in microseconds."""
+    return tuple(replace(field, type=_without_nanoseconds(field.type)) for field in fields)
+
+
+def _without_nanoseconds(type_: Type) -> Type:
+    match type_:
+        case StructType(fields):
+            return StructType(without_nanoseconds(fields))
+        case ListType(element=element):
+            return replace(type_, element=_without_nanoseconds(element))
+        case MapType(key=key, value=value):
+            return replace(type_, key=_without_nanoseconds(key), value=_without_nanoseconds(value))
+        case str():
+            return type_.removesuffix("_ns")
+
+
+# --- writer.rows.declaring --------------------------------------------------------------------------------------------
+#
+# How a table's columns grow for what somebody declares: an Arrow frame, a source, the configuration. Owns the rules.
+#
+#     a field that the table lacks      is added with the declared type, if evolution.py has room for it
+#     a field under a former name       is renamed; its id, and so its values in every file, stay
+#     a wider type                      int -> long, float -> double, decimal with more digits before the point
+#     part of the row's key             is noted in the column's comment
+#
+# No other type changes: Iceberg allows no more. A declaration that asks for it is refused in that point: the column
+# stays
+# as it is, and values that do not fit it are rescued, one by one. A declaration never takes anything away.
+
+
+_WIDENINGS = {("int", "long"), ("float", "double")}
+
+
+def declare_fields(
+    fields: Sequence[Field], declared: Iterable[Field], room: Room, path: Path = ()
+) -> tuple[Field, ...]:
+    """Give fields with what is declared beyond them."""
+    wanted = {each.name: each for each in declared}
+    kept = []
+    for each in fields:
+        name = name_in(each, wanted)
+        kept.append(each if name is None else _declare_field(each, wanted.pop(name), room, (*path, each.name)))
+    return (*kept, *(new for each in wanted.values() if (new := _add(each, room, path)) is not None))
+
+
+def _add(declared: Field, room: Room, path: Path) -> Field | None:
+    added = room.add((*path, declared.name), declared)
+    if added is None:
+        room.refuse((*path, declared.name), "is not added: its name is another column's, or there are too many columns")
+    return added
+
+
+def _declare_field(each: Field, declared: Field, room: Room, path: Path) -> Field:
+    if is_json(each.doc) or is_json(declared.doc):
+        type_ = each.type
+        if is_json(each.doc) != is_json(declared.doc):
+            _refuse_type(describe(each), describe(declared), room, path)
+    else:
+        type_ = _declare_type(each.type, declared.type, room, path)
+    if type_ != each.type:
+        each = replace(each, type=type_)
+    if is_key(declared) and not is_key(each):
+        room.note(path, "key")
+        each = as_key(each)
+    return each
+
+
+def _declare_type(type_: Type, declared: Type, room: Room, path: Path) -> Type:
+    match type_, declared:
+        case StructType(fields), StructType(members):
+            return StructType(declare_fields(fields, members, room, path))
+        case ListType(element=element), ListType(element=new):
+            return replace(type_, element=_declare_type(element, new, room, (*path, ELEMENT)))
+        case MapType(value=value), MapType(value=new):
+            return replace(type_, value=_declare_type(value, new, room, (*path, VALUE)))
+        case str(), str():
+            return _widen(type_, declared, room, path)
+    _refuse_type(_kind_of(type_), _kind_of(declared), room, path)
+    return type_
+
+
+def _kind_of(type_: Type) -> str:
+    return describe(Field(UNNUMBERED, "", type_))
+
+
+def _widen(type_: str, declared: str, room: Room, path: Path) -> str:
+    wider = declared if (type_, declared) in _WIDENINGS else _wider_decimal(type_, declared)
+    if wider is not None:
+        room.note(path, f"{type_} -> {wider}")
+    if not _holds(wider or type_, declared):
+        _refuse_type(type_, declared, room, path)
+    return wider or type_
+
+
+def _wider_decimal(type_: str, declared: str) -> str | None:
+    mine, other = decimal_parts(type_), decimal_parts(declared)
+    if mine is None or other is None:
+        return None
+    (precision, scale), (other_precision, other_scale) = mine, other
+    needed = min(other_precision - other_scale + scale, DECIMAL_MAX_PRECISION)
+    return f"decimal({needed}, {scale})" if needed > precision else None
+
+
+def _holds(type_: str, declared: str) -> bool:
+    """Tell whether a column holds every value of a declared type."""
+    mine, other = decimal_parts(type_), decimal_parts(declared)
+    if mine is not None and other is not None:
+        return mine[1] >= other[1] and mine[0] - mine[1] >= other[0] - other[1]
+    return type_ == declared or (declared, type_) in _WIDENINGS
+
+
+def _refuse_type(type_: str, declared: str, room: Room, path: Path) -> None:
+    room.refuse(path, f"stays {type_}: declared as {declared}")
+
+
+# -- renames
+
+
+def rename_fields(fields: Sequence[Field], declared: Iterable[Field], room: Room) -> tuple[Field, ...]:
+    """Rename the fields, at any depth, of which a declaration knows the former name."""
+    renamed = _rename_fields(fields, declared, room, ())
+    names = list(full_names(renamed))
+    if len(set(names)) == len(names):
+        return renamed
+    room.refuse((), "renames are not followed: a name would be another column's path")
+    return tuple(fields)
+
+
+def _rename_fields(fields: Sequence[Field], declared: Iterable[Field], room: Room, path: Path) -> tuple[Field, ...]:
+    by_name = {each.name: each for each in declared}
+    present = {each.name for each in fields}
+    new_names = {
+        former: each.name for each in by_name.values() if each.name not in present for former in former_names(each)
+    }
+    renamed = []
+    for each in fields:
+        if each.name in new_names:
+            each = _rename_field(each, new_names[each.name], present, room, path)  # noqa: PLW2901 - the same field
+        if (wanted := by_name.get(each.name)) is not None:
+            each = _remember_names(each, wanted, present)  # noqa: PLW2901
+            each = replace(each, type=_rename_below(each.type, wanted.type, room, (*path, each.name)))  # noqa: PLW2901
+        renamed.append(each)
+    return tuple(renamed)
+
+
+def _rename_field(each: Field, name: str, present: set[str], room: Room, path: Path) -> Field:
+    others = {fold(other) for other in present - {each.name}}
+    if fold(name) in others:
+        room.refuse((*path, each.name), f"is not renamed: another column is called {name}")
+        return each
+    room.note((*path, name), f"renamed from {each.name}")
+    return with_former_names(replace(each, name=name), (each.name,))
+
+
+def _remember_names(each: Field, declared: Field, present: set[str]) -> Field:
+    """Remember a former name under which there is no column, so that rows that still use it are understood."""
+    names = tuple(name for name in former_names(declared) if name not in present and name not in former_names(each))
+    return with_former_names(each, names) if names else each
+
+
+def _rename_below(type_: Type, declared: Type, room: Room, path: Path) -> Type:
+    match type_, declared:
+        case StructType(fields), StructType(members):
+            return StructType(_rename_fields(fields, members, room, path))
+        case ListType(element=element), ListType(element=new):
+            return replace(type_, element=_rename_below(element, new, room, (*path, ELEMENT)))
+        case MapType(value=value), MapType(value=new):
+            return replace(type_, value=_rename_below(value, new, room, (*path, VALUE)))
+    return type_

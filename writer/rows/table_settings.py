@@ -1,0 +1,129 @@
+"""Settings of single tables. Owns how sections of the configuration are matched to a table and laid over each other.
+
+    [tables."sales.*"]           flush_max_age_s = 60
+    [tables."sales.orders"]      partition = "bucket[16](customer_id)"
+
+All sections whose pattern matches a table hold for it. Where several give the same key, the most specific one wins: a
+plain name before any pattern, then the pattern with more letters beside its `*`, then the one further down. What none
+gives is taken from [writer]. Patterns do not reach the quarantine tables, which lack the columns of others; their plain
+names do.
+"""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from lakefeed.contract.properties import TABLE as QUARANTINE_TABLE
+from lakefeed.iceberg.types import StructType
+from lakefeed.settings import check
+from lakefeed.writer.config import WriterConfig
+from lakefeed.writer.rows.declaration import NOTHING_DECLARED, DeclarationMalformed, parse_declaration
+
+PROPERTIES = "properties"
+COLUMNS = "columns"
+IDENTIFIER = "identifier"
+
+# Keys that are no settings of the writer.
+_OTHERS = (PROPERTIES, COLUMNS, IDENTIFIER)
+
+# What the writer itself says of a table; a section must not say otherwise.
+OWN_PROPERTIES = (
+    *("format-version", "lakefeed.append-only", "lakefeed.progress"),
+    *("lakefeed.partition", "lakefeed.sort"),
+)
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSettings:
+    """What holds for one table: its settings, its own table properties, its declared columns, and the keys given."""
+
+    config: WriterConfig = field(default_factory=WriterConfig)
+    properties: Mapping[str, str] = field(default_factory=dict)
+    declared: StructType = NOTHING_DECLARED
+    given: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class TableSections:
+    """The sections `[tables."pattern"]`: pattern -> key -> value, in the order of the file."""
+
+    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def check(self, config: WriterConfig) -> None:
+        """Raise ValueError, which names the section, unless each is sound over `config`."""
+        for pattern, values in self.sections.items():
+            try:
+                check(bool(pattern.strip()), "pattern must not be empty")
+                _check_properties(values.get(PROPERTIES, _NOTHING))
+                _check_declared(values)
+                _laid_over(config, values)
+            except ValueError as error:
+                raise ValueError(f'tables."{pattern}": {error}') from error
+
+    def settings_for(self, table: str, config: WriterConfig) -> TableSettings:
+        """Give what holds for a table, by its full name: `sales.orders`."""
+        values: dict[str, Any] = {}
+        properties: dict[str, str] = {}
+        columns: dict[str, Any] = {}
+        for pattern in sorted(self.sections, key=_specificity):  # stable: further down comes later
+            if _matches(pattern, table):
+                section = self.sections[pattern]
+                values |= section
+                properties |= section.get(PROPERTIES, _NOTHING)
+                columns |= section.get(COLUMNS, _NOTHING)
+        return TableSettings(
+            config=_laid_over(config, values),
+            properties=properties,
+            declared=_declared(columns, values.get(IDENTIFIER, [])),
+            given=frozenset(values),
+        )
+
+    def keeps_before(self, config: WriterConfig) -> bool:
+        """Tell whether any table keeps the row before a change."""
+        return config.keep_before or any(values.get("keep_before") for values in self.sections.values())
+
+
+def per_table_keys() -> dict[str, type]:
+    """Map every key of a section to the type of its value; properties are a mapping of texts."""
+    hints = typing.get_type_hints(WriterConfig)
+    keys = {item.name: hints[item.name] for item in fields(WriterConfig) if item.metadata.get("per_table")}
+    return {**keys, PROPERTIES: dict, COLUMNS: dict, IDENTIFIER: list}
+
+
+def _laid_over(config: WriterConfig, values: Mapping[str, Any]) -> WriterConfig:
+    own = {key: value for key, value in values.items() if key not in _OTHERS}
+    return replace(config, **own) if own else config
+
+
+def _check_properties(properties: Mapping[str, Any]) -> None:
+    for name, value in properties.items():
+        check(isinstance(value, str), f"properties must be texts: property={name}")
+        check(name not in OWN_PROPERTIES, f"properties must not say what lakefeed says itself: property={name}")
+
+
+def _check_declared(values: Mapping[str, Any]) -> None:
+    try:
+        _declared(values.get(COLUMNS, _NOTHING), values.get(IDENTIFIER, []))
+    except DeclarationMalformed as error:
+        raise ValueError(str(error)) from error
+
+
+def _declared(columns: Mapping[str, Any], identifier: Any) -> StructType:
+    return parse_declaration({COLUMNS: columns, IDENTIFIER: identifier})
+
+
+def _specificity(pattern: str) -> tuple[bool, int]:
+    return "*" not in pattern, len(pattern.replace("*", ""))
+
+
+def _matches(pattern: str, table: str) -> bool:
+    if "*" in pattern and table.rpartition(".")[2] == QUARANTINE_TABLE:
+        return False
+    parts = (re.escape(part) for part in pattern.split("*"))
+    return re.fullmatch(".*".join(parts), table, re.DOTALL) is not None

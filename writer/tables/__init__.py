@@ -1,0 +1,1 @@
+"""Tables and their feed: buffers, flushes, quarantine, status."""

@@ -1,0 +1,278 @@
+"""A table as the catalog last showed it, and the columns its rows are decoded to. Owns both, and how they agree.
+
+    load ----> state: schema, partitions, marks -----+
+                                                     +--> agree: the table has at least our columns, we have its ids
+    rows ----> expected: columns that rows ask for --+
+
+Rows may ask for new columns while a flush is being written: whoever changes the columns holds the lock. A column that
+the table had when it was last looked up, and has no more under its name, was dropped or renamed by somebody: only rows
+bring it back. Lakefeed's own come back by themselves: a change without its epoch or its rescued values is no whole one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+
+from lakefeed.contract.changes import RESERVED_PREFIX, Position, SourceId, TableName
+from lakefeed.contract.errors import CatalogError, CommitConflict, CommitRefused, RowsUnfit, TableMissing
+from lakefeed.iceberg.types import Schema, StructType
+from lakefeed.storage.store import ObjectStore
+from lakefeed.writer.commit.committer import Committer
+from lakefeed.writer.commit.plan import plan_layout
+from lakefeed.writer.commit.state import TableState
+from lakefeed.writer.config import WriterConfig
+from lakefeed.writer.metrics import WriterMetrics
+from lakefeed.writer.rows.declaration import without_nanoseconds
+from lakefeed.writer.rows.groups import Group
+from lakefeed.writer.rows.json_exact import declare_columns, initial_columns
+from lakefeed.writer.rows.json_strict import NO_VACANCIES
+from lakefeed.writer.rows.merge import field_ids, lost_ids, merge_columns, reads_otherwise, required_ids, without_fields
+from lakefeed.writer.rows.runs import Expected, Sifted, sift_group
+from lakefeed.writer.rows.table_settings import TableSections, TableSettings
+
+# --- writer.table_context ---------------------------------------------------------------------------------------------
+#
+# What all tables' writers share: the catalog, the store, the threads, the settings. Owns nothing itself.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableContext:
+    """What all table writers share."""
+
+    node: str
+    config: WriterConfig
+    committer: Committer
+    store: ObjectStore
+    decoders: Executor
+    encoders: Executor
+    metrics: WriterMetrics
+    clock: Callable[[], float]
+    tables: TableSections = field(default_factory=TableSections)
+
+    @property
+    def commits_together(self) -> bool:
+        """Tell whether tables of one source transaction are committed together: asked for, and the catalog can."""
+        return self.config.transactions and self.committer.has_transactions
+
+    def settings_for(self, name: TableName) -> TableSettings:
+        """Give what holds for one table."""
+        return self.tables.settings_for(str(name), self.config)
+
+
+# --- writer.table_columns ---------------------------------------------------------------------------------------------
+
+
+logger = logging.getLogger(__name__)
+
+# Iceberg's first format that has types for nanoseconds.
+FORMAT_WITH_NANOSECONDS = 3
+
+# Newest changes of the columns that are kept for /status; all of them are in the service's log.
+CHANGES_MAX = 20
+
+
+class TableColumns:
+    """One table's state and columns."""
+
+    def __init__(self, name: TableName, context: TableContext) -> None:
+        self.name = name
+        self.state: TableState | None = None
+        self.is_open = False
+        self.settings = context.settings_for(name)
+        config = self.settings.config
+        self.expected = Expected(
+            initial_columns(keep_before=config.keep_before, is_routed=bool(config.route)),
+            NO_VACANCIES,
+            nanoseconds=config.format_version >= FORMAT_WITH_NANOSECONDS,
+        )
+        self.layout_problem: str | None = None
+        self.changes: deque[str] = deque(maxlen=CHANGES_MAX)
+        self.refusals: tuple[str, ...] = ()
+        self._context = context
+        # Rows in memory mean something else in the columns that the table turned out to have.
+        self._must_decode_again = False
+        # The table as it was last looked up, also while we are to look anew.
+        self._seen: TableState | None = None
+        self._last_field_id = max(field_ids(self.expected.columns))
+        self._lock = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Look the table up once before the first row: its own marks tell what it already has.
+
+        Raises: WriterError, after which to try again later.
+        """
+        try:
+            self._adopt(await self._context.committer.load(self.name))
+        except TableMissing:
+            logger.info("table_is_new", extra={"table": str(self.name)})
+            self.is_open = True
+        # Nothing is in the buffer; of rows that were decoded before and are still to come, `takes_rows_of` tells.
+        self._must_decode_again = False
+        self._declare()
+
+    def _declare(self) -> None:
+        """Take up the columns that the configuration declares."""
+        declared = declare_columns(
+            self.expected.columns,
+            self.settings.declared,
+            last_field_id=self._last_field_id,
+            nanoseconds=self.expected.nanoseconds,
+        )
+        self._note_changes(declared.changes)
+        self._note_refusals(declared.refusals)
+        self.expected = replace(self.expected, columns=declared.columns)
+        self._last_field_id = declared.last_field_id
+
+    async def refresh(self) -> bool:
+        """Look the table up again; tell whether somebody has changed its columns, so that rows may fit now.
+
+        Raises: WriterError, after which to try again later.
+        """
+        async with self._lock:
+            before = self._seen
+            try:
+                state = await self._context.committer.load(self.name)
+            except TableMissing:
+                return False
+            self._adopt(state)
+        return before is None or before.schema.columns != state.schema.columns
+
+    def forget(self) -> None:
+        """Let the next flush load the table anew."""
+        self.state = None
+
+    def close(self) -> None:
+        """Forget what the table has, so that it is looked up again before the next row."""
+        self.state = None
+        self.is_open = False
+
+    async def follow(self, state: TableState) -> None:
+        """Go on from the state after a commit; columns that somebody else changed before it are taken up."""
+        if self.state is not None and state.schema == self.state.schema:
+            self.state = state
+            return
+        async with self._lock:  # not while rows are being decoded, whose columns would then be lost
+            self._adopt(state)
+
+    async def tidy(self) -> None:
+        """Remove old snapshots if it is time to. Called between flushes; a failure waits for the next time."""
+        before = self.state
+        if before is not None:
+            after = await self._context.committer.maybe_expire(before)
+            if self.state is before:
+                self.state = after
+
+    @property
+    def marks(self) -> Mapping[SourceId, Position]:
+        """How far each source has come in the table, as far as we know."""
+        return self.state.progress.sources if self.state else {}
+
+    @property
+    def snapshot_id(self) -> int | None:
+        """The table's newest snapshot that we know of."""
+        return self.state.snapshot_id if self.state else None
+
+    async def decode(self, group: Group) -> Sifted:
+        """Decode a group exactly, and tell apart the rows that cannot be; the columns may evolve for it."""
+        async with self._lock:
+            sift = functools.partial(sift_group, group, self.expected, last_field_id=self._last_field_id)
+            sifted = await asyncio.get_running_loop().run_in_executor(self._context.decoders, sift)
+            self._note_changes(sifted.changes)
+            self._note_refusals(sifted.refusals)
+            self.expected = sifted.expected
+            self._last_field_id = sifted.last_field_id
+        return sifted
+
+    def takes_rows_of(self, columns: StructType | None) -> bool:
+        """Tell whether rows that were decoded for some columns mean the same in those of now."""
+        now = self.expected.columns
+        return columns is now or (columns is not None and not reads_otherwise(columns, now))
+
+    def _note_changes(self, changes: Sequence[str]) -> None:
+        if changes:
+            logger.info("columns_changed", extra={"table": str(self.name), "changes": list(changes)})
+            self._context.metrics.schema_changes.labels(str(self.name)).inc(len(changes))
+            self.changes.extend(changes)
+
+    def _note_refusals(self, refusals: Sequence[str]) -> None:
+        """Tell what was declared of the columns and is not followed; values that do not fit are rescued."""
+        if refusals:
+            logger.warning("declaration_not_followed", extra={"table": str(self.name), "refusals": list(refusals)})
+            self.refusals = tuple(refusals)
+
+    async def agree(self) -> TableState:
+        """Make the table exist with at least our columns, under its own field ids.
+
+        Raises:
+            RowsUnfit: rows that were decoded so far mean something else in the table's columns.
+            WriterError: try again later.
+        """
+        committer = self._context.committer
+        async with self._lock:
+            if self.state is None:
+                self._adopt(await committer.load_or_create(self.name, Schema(0, self.expected.columns), self.settings))
+            assert self.state is not None
+            self._check_meaning()
+            if self.expected.columns != self.state.schema.columns:
+                try:
+                    self._adopt(await committer.commit_schema(self.state, self._wanted_schema(self.state.schema)))
+                except (CommitConflict, CommitRefused):
+                    self.state = None  # its columns changed meanwhile: the next attempt starts from those
+                    raise
+            state = await self._agree_on_layout(self.state)
+            self._check_meaning()  # the answers may have told of columns that somebody changed meanwhile
+            return state
+
+    def _check_meaning(self) -> None:
+        if self._must_decode_again:
+            raise RowsUnfit("buffered rows were decoded for other columns than the table has")
+
+    def _wanted_schema(self, now: Schema) -> Schema:
+        """Give the table's schema with our columns. A key that others have declared stays, unless it may be null."""
+        columns = self.expected.columns
+        never_null = frozenset(required_ids(columns))
+        return Schema(now.schema_id + 1, columns, tuple(each for each in now.identifier_ids if each in never_null))
+
+    async def _agree_on_layout(self, state: TableState) -> TableState:
+        """Let the table's partitions, order and properties follow changed settings; what cannot be followed is told."""
+        plan = plan_layout(state, self.settings)
+        self.layout_problem = plan.problem
+        request = plan.request_for(state)
+        if request is None:
+            return state
+        try:
+            self._adopt(await self._context.committer.commit_layout(state, request))
+        except CatalogError:
+            self.state = None  # it may have changed: the next attempt looks
+            raise
+        logger.info("layout_changed", extra={"table": str(self.name), "properties": plan.properties})
+        assert self.state is not None
+        return self.state
+
+    def _adopt(self, state: TableState) -> None:
+        """Go on from a table's state, with its columns and those that only we know."""
+        own = without_fields(self.expected.columns, self._lost_ids(state))
+        nanoseconds = state.format_version >= FORMAT_WITH_NANOSECONDS
+        if not nanoseconds:  # somebody has created the table in an older format than we would have
+            own = StructType(without_nanoseconds(own.fields))
+        merged = merge_columns(state.schema.columns, own, last_field_id=state.last_column_id)
+        self._must_decode_again |= reads_otherwise(self.expected.columns, merged.columns)
+        self.state = state
+        self._seen = replace(state, manifests=None)
+        self.expected = replace(self.expected, columns=merged.columns, nanoseconds=nanoseconds)
+        self._last_field_id = merged.last_field_id
+        self.is_open = True
+
+    def _lost_ids(self, state: TableState) -> frozenset[int]:
+        """Name the rows' own fields that the table has no more. Those that only we know are not among them."""
+        if self._seen is None or self._seen.uuid != state.uuid:
+            return frozenset()
+        fields = self._seen.schema.columns.fields
+        seen = StructType(tuple(field for field in fields if not field.name.startswith(RESERVED_PREFIX)))
+        return lost_ids(seen, state.schema.columns)

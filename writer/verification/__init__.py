@@ -1,1 +1,0 @@
-"""What every snapshot records of its rows (the ledger), and how the files are checked against it: `lakefeed verify`."""

@@ -1,0 +1,280 @@
+"""An Arrow IPC stream's framing, looked over before Arrow reads it. Owns what a stream may ask memory for.
+
+    stream:   message*  [end]
+    message:  0xFFFFFFFF | length: i32 | metadata: flatbuffer bytes[length] | body: bytes[bodyLength in the metadata]
+    end:      0xFFFFFFFF | 0: i32
+    order:    schema, then dictionary and record batches
+
+Arrow checks what it reads, but not how much it is asked to make of it: a few bytes can name a buffer of terabytes once
+inflated, a column of a trillion nulls, or one long text a million times. So the metadata is read here first, with
+every access checked, and a stream that asks for more than it is allowed is refused before anything is allocated.
+Formats: arrow/format/Message.fbs and Schema.fbs, metadata version 5 (and 4, which is laid out alike).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from lakefeed.contract.changes import FIELDS_MAX, NESTING_MAX_DEPTH
+from lakefeed.writer.wire.json_batch import BatchMalformed
+
+CONTINUATION = b"\xff\xff\xff\xff"
+
+# Each batch costs time beside its rows. A client that has more of them joins them or sends more frames.
+BATCHES_MAX = 256
+
+Numbers: TypeAlias = npt.NDArray[np.int64]
+
+_PREFIX = struct.Struct("<4si")
+_U8, _I16, _U16, _I32, _U32, _I64 = map(struct.Struct, ("<B", "<h", "<H", "<i", "<I", "<q"))
+_SCHEMA, _DICTIONARY_BATCH, _RECORD_BATCH = 1, 2, 3
+_TIMESTAMP_TYPE = 10
+_NOT_COMPRESSED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a dictionary or record batch holds: slots of each of its fields, and the size of its buffers, inflated."""
+
+    is_dictionary: bool
+    slots: Numbers
+    buffer_bytes: int
+
+
+def scan_stream(stream: bytes, *, inflated_max_bytes: int) -> list[Contents]:
+    """Look over a stream's messages without inflating or copying anything.
+
+    Raises: BatchMalformed for a stream that is not well formed or asks for more than it may.
+    """
+    try:
+        return list(_scan(memoryview(stream), inflated_max_bytes))
+    except (struct.error, IndexError) as error:
+        raise BatchMalformed("not a valid Arrow stream: it points outside of itself") from error
+
+
+def check_expanded(expanded_bytes: int, max_bytes: int) -> None:
+    """Refuse a stream that stands for more than it may.
+
+    Raises: BatchMalformed.
+    """
+    if expanded_bytes > max_bytes:
+        raise BatchMalformed(f"expected at most {max_bytes} bytes once expanded; send fewer rows in one frame")
+
+
+def _scan(stream: memoryview, inflated_max_bytes: int) -> Iterator[Contents]:
+    inflated_bytes = 0
+    for number, message in enumerate(_messages(stream)):
+        if number > BATCHES_MAX:
+            raise BatchMalformed(f"expected at most {BATCHES_MAX} batches in one Arrow stream")
+        if (number == 0) != (message.kind == _SCHEMA):
+            raise BatchMalformed("not a valid Arrow stream: expected one schema, and that first")
+        if message.kind == _SCHEMA:
+            _check_schema(message.header)
+            continue
+        contents = _contents_of(message)
+        inflated_bytes += contents.buffer_bytes
+        check_expanded(inflated_bytes, inflated_max_bytes)
+        yield contents
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    kind: int
+    header: _Table
+    body: memoryview
+
+
+def _messages(stream: memoryview) -> Iterator[_Message]:
+    position = 0
+    while position < len(stream):
+        mark, length = _PREFIX.unpack_from(stream, position)
+        if mark != CONTINUATION or length < 0:
+            raise BatchMalformed("not a valid Arrow stream: expected a message")
+        position += _PREFIX.size
+        if length == 0:
+            break
+        table = _root_table(_part(stream, position, length))
+        body_length = table.number(_I64, 3)
+        _check_key_values(table, 4)
+        position += length
+        header = table.table(2)
+        if header is None:
+            raise BatchMalformed("not a valid Arrow stream: a message is empty")
+        yield _Message(table.number(_U8, 1), header, _part(stream, position, body_length))
+        position += body_length
+    if position != len(stream):
+        raise BatchMalformed("not a valid Arrow stream: bytes follow its end")
+
+
+def _part(stream: memoryview, start: int, length: int) -> memoryview:
+    if not 0 <= length <= len(stream) - start:
+        raise BatchMalformed("not a valid Arrow stream: a message is cut off")
+    return stream[start : start + length]
+
+
+def _contents_of(message: _Message) -> Contents:
+    batch: _Table | None = message.header
+    if message.kind == _DICTIONARY_BATCH:
+        batch = message.header.table(1)
+    elif message.kind != _RECORD_BATCH:
+        raise BatchMalformed("not a valid Arrow stream: expected only dictionary and record batches behind the schema")
+    if batch is None:
+        raise BatchMalformed("not a valid Arrow stream: a dictionary is missing")
+    nodes, buffers = batch.pairs(1), batch.pairs(2)
+    offsets, lengths = buffers[:, 0], buffers[:, 1]
+    size = len(message.body)
+    if np.any(nodes < 0) or np.any(buffers < 0) or np.any(lengths > size) or np.any(offsets > size - lengths):
+        raise BatchMalformed("not a valid Arrow stream: a buffer lies outside of its message")
+    sizes = lengths if batch.table(3) is None else _inflated(message.body, offsets, lengths)
+    return Contents(message.kind == _DICTIONARY_BATCH, nodes[:, 0], _sum(sizes))
+
+
+def _inflated(body: memoryview, offsets: Numbers, lengths: Numbers) -> Numbers:
+    """Read how large compressed buffers will be: each begins with that number, or with -1 if it is as it was."""
+    filled = lengths > 0
+    if np.any(lengths[filled] < _I64.size):
+        raise BatchMalformed("not a valid Arrow stream: a compressed buffer is too short")
+    places = offsets[filled][:, None] + np.arange(_I64.size)
+    sizes = np.frombuffer(body, np.uint8)[places].view("<i8").reshape(-1)
+    if np.any(sizes < _NOT_COMPRESSED):
+        raise BatchMalformed("not a valid Arrow stream: a compressed buffer has no size")
+    return np.where(sizes == _NOT_COMPRESSED, lengths[filled] - _I64.size, sizes)
+
+
+def _sum(numbers: Numbers) -> int:
+    """Add up without overflow; no numpy type holds the sum of what a stream may claim."""
+    return sum(numbers.tolist())
+
+
+# -- the schema
+
+
+def _check_schema(schema: _Table) -> None:
+    """Count fields and text: parts of a flatbuffer may be used many times, and Arrow would copy them each time."""
+    if schema.number(_I16, 0) != 0:
+        raise BatchMalformed("expected an Arrow stream of little-endian numbers")
+    tally = _Tally(text_bytes=len(schema.data))
+    tally.take_key_values(schema, 2)
+    tally.take_fields(schema, 1, depth=1)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What a schema may still have. All text of one that uses nothing twice fits in its own bytes."""
+
+    text_bytes: int
+    fields: int = FIELDS_MAX
+
+    def take_fields(self, parent: _Table, slot: int, *, depth: int) -> None:
+        children = parent.tables(slot, at_most=self.fields)
+        self.fields -= len(children)
+        if self.fields < 0:
+            raise BatchMalformed(f"expected at most {FIELDS_MAX} fields in one Arrow stream")
+        if children and depth > NESTING_MAX_DEPTH:
+            raise BatchMalformed(f"expected columns to be nested at most {NESTING_MAX_DEPTH} deep")
+        for field in children:
+            self.take_name(field, 0)
+            if field.number(_U8, 2) == _TIMESTAMP_TYPE and (timestamp := field.table(3)) is not None:
+                self.take_name(timestamp, 1)
+            self.take_key_values(field, 6)
+            self.take_fields(field, 5, depth=depth + 1)
+
+    def take_key_values(self, parent: _Table, slot: int) -> None:
+        for pair in parent.tables(slot, at_most=self.text_bytes):
+            self.take_text(pair, 0)
+            self.take_text(pair, 1)
+
+    def take_name(self, parent: _Table, slot: int) -> None:
+        """Take the name of a field or of a time zone, which others will read as text."""
+        try:
+            self.take_text(parent, slot).decode()
+        except UnicodeDecodeError as error:
+            raise BatchMalformed("expected names of columns and time zones in UTF-8") from error
+
+    def take_text(self, parent: _Table, slot: int) -> bytes:
+        text = parent.text(slot)
+        # A pair of empty texts is not for nothing either.
+        self.text_bytes -= len(text) + 1
+        if self.text_bytes < 0:
+            raise BatchMalformed("not a valid Arrow stream: its schema uses one text many times")
+        return text
+
+
+def _check_key_values(message: _Table, slot: int) -> None:
+    _Tally(text_bytes=len(message.data)).take_key_values(message, slot)
+
+
+# -- flatbuffers
+
+
+class _Table:
+    """A table in a flatbuffer: `number` and the others read the member in a slot. All access is checked.
+
+    A member that is absent has its default: 0, None, or nothing in it.
+    """
+
+    __slots__ = ("_members", "data", "position")
+
+    def __init__(self, data: memoryview, position: int) -> None:
+        (distance,) = _I32.unpack_from(data, position)
+        vtable = position - distance
+        if vtable < 0:  # which would count from the end
+            raise IndexError
+        (size,) = _U16.unpack_from(data, vtable)
+        self.data = data
+        self.position = position
+        self._members: tuple[int, ...] = struct.unpack_from(f"<{size // 2}H", data, vtable)[2:]
+
+    def _member(self, slot: int) -> int:
+        """Find a member, 0 where it is absent."""
+        offset = self._members[slot] if slot < len(self._members) else 0
+        return self.position + offset if offset else 0
+
+    def _target(self, slot: int) -> int:
+        """Find what a member refers to, 0 where it is absent."""
+        position = self._member(slot)
+        return position + _U32.unpack_from(self.data, position)[0] if position else 0
+
+    def number(self, layout: struct.Struct, slot: int) -> int:
+        position = self._member(slot)
+        return int(layout.unpack_from(self.data, position)[0]) if position else 0
+
+    def table(self, slot: int) -> _Table | None:
+        position = self._target(slot)
+        return _Table(self.data, position) if position else None
+
+    def text(self, slot: int) -> bytes:
+        position = self._target(slot)
+        if not position:
+            return b""
+        start = position + _U32.size
+        return bytes(self.data[start : start + _U32.unpack_from(self.data, position)[0]])
+
+    def tables(self, slot: int, *, at_most: int) -> list[_Table]:
+        """Read a vector of tables; one more than `at_most` is enough to know that there are too many."""
+        vector = self._target(slot)
+        if not vector:
+            return []
+        count = min(_U32.unpack_from(self.data, vector)[0], at_most + 1)
+        places = range(vector + 4, vector + 4 * count + 4, 4)
+        return [_Table(self.data, place + _U32.unpack_from(self.data, place)[0]) for place in places]
+
+    def pairs(self, slot: int) -> Numbers:
+        """Read a vector of structs of two 64-bit integers."""
+        vector = self._target(slot)
+        if not vector:
+            return np.empty((0, 2), np.int64)
+        count = _U32.unpack_from(self.data, vector)[0]
+        if count * 16 > len(self.data) - vector - 4:
+            raise IndexError
+        return np.frombuffer(self.data, "<i8", 2 * count, vector + 4).reshape(-1, 2)
+
+
+def _root_table(data: memoryview) -> _Table:
+    return _Table(data, _U32.unpack_from(data, 0)[0])
