@@ -18,7 +18,7 @@ from tests.standalone_cluster import Cluster, standalone_cluster
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE")
-PACKAGES = ("catalog", "ingest", "pipeline", "writer")
+PACKAGES = ("catalog", "ingest", "lakefeed", "pipeline", "writer")
 
 FROM_THE_WHEEL = "imported from the wheel"
 
@@ -43,7 +43,7 @@ def wheel(tmp_path: Path) -> Path:
     for name in SOURCES:
         shutil.copy(ROOT / name, copy)
     for name in PACKAGES:
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     with (copy / "pipeline" / "__init__.py").open("a") as package:
         package.write(f"print({FROM_THE_WHEEL!r})\n")  # what could be imported here besides is the checkout
     pip_wheel = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")

@@ -11,10 +11,10 @@ from lakefeed.contract.changes import TableName
 from lakefeed.iceberg.types import Field, Schema, StructType
 from lakefeed.storage.config import StorageConfig
 from tests.spark.conftest import OpenSpark
+from tests.writer.commit.test_layouts import commit, rows
+from tests.writer.commit.test_partition_types import CASES, VALUES, commit_rows
 from tests.writer.committing import open_bench
 from tests.writer.conftest import Lake
-from tests.writer.test_layouts import commit, rows
-from tests.writer.test_partition_types import CASES, VALUES, commit_rows
 
 # Spark has no types for the first two. By identity of a UUID nobody partitions: its summary in the manifest list needs
 # bounds, which Iceberg's Java library compares as signed numbers (writer/data_files.py).

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from lakefeed.iceberg.types import Field, ListType, MapType, StructType
 from lakefeed.pipeline.verification.scan import row_hash
-from tests.writer.verification import reference
+from tests.writer.files import reference
 
 FIELDS = (
     Field(1, "words", "string"),

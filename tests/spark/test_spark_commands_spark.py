@@ -67,7 +67,7 @@ def test_shell_has_a_session_on_the_catalog_and_ends_with_its_input(run_lakefeed
 def test_typed_statements_go_on_after_one_that_fails(run_lakefeed, users_url, monkeypatch):
     typed = iter(["SELECT id FROM", "sales.absent;", "SELECT id + 40 AS id FROM sales.users WHERE id = 2;", "exit"])
     monkeypatch.setattr("builtins.input", lambda _prompt: next(typed))
-    monkeypatch.setattr("lakefeed.pipeline.spark.conf.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    monkeypatch.setattr("lakefeed.pipeline.spark.conf.sys.stdin", SimpleNamespace(isatty=lambda: True))
 
     ended = run_lakefeed("spark", "sql", "--url", users_url, "--format", "csv")
 

@@ -19,9 +19,9 @@ from lakefeed.writer.quarantine.replay import REPLAYED_PROPERTY, NoteUnreadable,
 from lakefeed.writer.quarantine.store import Filter, Quarantine
 from lakefeed.writer.rows.groups import split_frames, text_of
 from tests.fakes import CatalogFault
-from tests.writer.arrow.arrowed import arrow_group, changes
 from tests.writer.quarantine.bench import ORDERS, QUARANTINE, USERS, changes_of, lake_bench, sequences
 from tests.writer.sample_rows import event, frame, raw_group
+from tests.writer.wire.arrowed import arrow_group, changes
 
 
 def id_of(sequence, *, table=USERS, source="shop"):

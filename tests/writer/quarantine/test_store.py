@@ -11,8 +11,8 @@ from lakefeed.contract.changes import SourceId
 from lakefeed.contract.errors import RowsAlreadyCommitted
 from lakefeed.contract.properties import Kind, Refusal
 from lakefeed.writer.quarantine.store import Filter, NotInQuarantine, Quarantine, apply_filter, find_id, summarise
-from tests.writer.arrow.arrowed import arrow_group, changes
 from tests.writer.quarantine.bench import NOW_US, ORDERS, QUARANTINE, USERS, changes_of, lake_bench, quarantined
+from tests.writer.wire.arrowed import arrow_group, changes
 
 
 def id_of(sequence, *, table=USERS, source="shop", epoch=0):

@@ -11,8 +11,8 @@ from lakefeed.writer.rows.declaration import parse_declaration
 from lakefeed.writer.rows.json_exact import Evolved, declare_columns, initial_columns
 from lakefeed.writer.rows.json_strict import decode_group, own_fields
 from lakefeed.writer.rows.merge import conform, merge_columns
-from tests.writer.arrow.arrowed import arrow_group, changes
 from tests.writer.sample_rows import declared, fit, group, highest_id, own_rows, rescued
+from tests.writer.wire.arrowed import arrow_group, changes
 
 
 def declare(columns: StructType, types: dict, *, identifier: list[str] | None = None, nanoseconds=False) -> Evolved:
