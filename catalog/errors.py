@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from lakefeed.contract.errors import LakefeedError
 
-class CatalogError(Exception):
+
+class CatalogError(LakefeedError):
     """Base of all errors that this package raises on purpose; rendered by the middleware in app.py."""
 
     status: ClassVar[int] = 500

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from lakefeed.contract.errors import LakefeedError
 
-class IngestError(Exception):
-    """Base of all errors that this package raises on purpose."""
+
+class IngestError(LakefeedError):
+    """Base of ingest's errors."""
 
 
 class ProtocolError(IngestError):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from lakefeed.contract.errors import LakefeedError
 
-class PipelineError(Exception):
-    """Base of all errors that this package raises on purpose."""
+
+class PipelineError(LakefeedError):
+    """Base of the pipeline's errors."""
 
 
 class ConfigError(PipelineError):

@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from lakefeed.contract.changes import Position, SourceId, TableName
 
 
-class WriterError(Exception):
-    """Base of all errors that this package raises on purpose."""
+class LakefeedError(Exception):
+    """Base of all errors that Lakefeed raises on purpose. Commands show its message without a traceback."""
+
+
+class WriterError(LakefeedError):
+    """Base of the writer's errors."""
 
 
 class WalFull(WriterError):
