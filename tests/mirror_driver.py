@@ -18,7 +18,8 @@ from lakefeed.logs import set_up_logging
 from lakefeed.pipeline.mirrors import follower, merge
 from lakefeed.pipeline.mirrors.runner import MirrorRun
 from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode, TableMirror
-from lakefeed.pipeline.spark.session import CatalogConfig, SessionConfig, build_session
+from lakefeed.pipeline.spark.session import build_session
+from lakefeed.pipeline.spark.settings import CatalogConfig, SessionConfig
 from lakefeed.pipeline.spark.tables import TableName
 
 # Where a merge can be cut off: its tombstones are written and it is not; it is committed and not in the checkpoint.

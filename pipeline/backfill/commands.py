@@ -16,7 +16,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lakefeed.pipeline.backfill.inputs import (
     FILE_FORMATS,
-    BackfillConfig,
     FileInput,
     Input,
     JdbcInput,
@@ -24,9 +23,10 @@ from lakefeed.pipeline.backfill.inputs import (
     parse_read_as,
     shown,
 )
+from lakefeed.pipeline.backfill.settings import BackfillConfig
 from lakefeed.pipeline.errors import ConfigError
 from lakefeed.pipeline.spark.options import opened_session, spark_options
-from lakefeed.pipeline.spark.session import JobKind
+from lakefeed.pipeline.spark.settings import JobKind
 from lakefeed.pipeline.spark.tables import TableName, catalog_of
 from lakefeed.settings import load_section
 

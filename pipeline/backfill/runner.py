@@ -26,17 +26,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lakefeed.contract.ledger import ChunkMark
-from lakefeed.pipeline.backfill.inputs import (
-    BEFORE_ALL,
-    BackfillConfig,
-    Chunk,
-    Input,
-    InputUnreadable,
-    Plan,
-    ReadAs,
-    default_run,
-)
+from lakefeed.pipeline.backfill.inputs import BEFORE_ALL, Chunk, Input, InputUnreadable, Plan, ReadAs, default_run
 from lakefeed.pipeline.backfill.rows import Reading, key_columns
+from lakefeed.pipeline.backfill.settings import BackfillConfig
 from lakefeed.pipeline.backfill.target import (
     ChunkWriter,
     Fate,

@@ -16,7 +16,7 @@ from lakefeed.pipeline.consumers.registry import consumers as load_consumers
 from lakefeed.pipeline.consumers.registry import drop as drop_consumer
 from lakefeed.pipeline.errors import ConfigError, ConsumerError
 from lakefeed.pipeline.spark.options import opened_session, spark_options
-from lakefeed.pipeline.spark.session import JobKind
+from lakefeed.pipeline.spark.settings import JobKind
 from lakefeed.pipeline.spark.tables import TableName, all_tables, catalog_of
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lakefeed.pipeline.errors import ConfigError
-from lakefeed.pipeline.maintenance.plan import MaintenanceConfig, Step
+from lakefeed.pipeline.maintenance.settings import MaintenanceConfig, Step
 from lakefeed.pipeline.spark.options import opened_session, spark_options
-from lakefeed.pipeline.spark.session import JobKind
+from lakefeed.pipeline.spark.settings import JobKind
 from lakefeed.pipeline.spark.tables import TableName, catalog_of, exists
 from lakefeed.settings import load_section
 

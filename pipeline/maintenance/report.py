@@ -9,8 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lakefeed.pipeline.maintenance.plan import Sizes, Step, TablePlan
+from lakefeed.pipeline.maintenance.plan import Sizes, TablePlan
 from lakefeed.pipeline.maintenance.runner import TableReport
+from lakefeed.pipeline.maintenance.settings import Step
 from lakefeed.pipeline.maintenance.steps import StepResult
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")

@@ -13,11 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lakefeed.pipeline.maintenance.plan import (
-    MaintenanceConfig,
-    MaintenanceSettings,
     SharedLocation,
     Sizes,
-    Step,
     TableFacts,
     TablePlan,
     check_location_is_own,
@@ -25,6 +22,7 @@ from lakefeed.pipeline.maintenance.plan import (
     places_of,
     plan_table,
 )
+from lakefeed.pipeline.maintenance.settings import MaintenanceConfig, MaintenanceSettings, Step
 from lakefeed.pipeline.maintenance.steps import StepResult, run_step
 from lakefeed.pipeline.spark.failures import is_spark_error, message_of
 from lakefeed.pipeline.spark.tables import TableName, all_tables, location_of, properties, table_names

@@ -15,16 +15,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from lakefeed.pipeline.consumers.registry import load_history
-from lakefeed.pipeline.maintenance.plan import (
-    MaintenanceSettings,
-    Sizes,
-    Step,
-    TableFacts,
-    TablePlan,
-    load_facts,
-    plan_compaction,
-    plan_table,
-)
+from lakefeed.pipeline.maintenance.plan import Sizes, TableFacts, TablePlan, load_facts, plan_compaction, plan_table
+from lakefeed.pipeline.maintenance.settings import MaintenanceSettings, Step
 from lakefeed.pipeline.spark.failures import message_of, repeat_on_conflict
 from lakefeed.pipeline.spark.tables import properties
 

@@ -21,7 +21,7 @@ from lakefeed.logs import set_up_logging
 from lakefeed.pipeline.errors import ConfigError, PipelineError
 from lakefeed.pipeline.mirrors.settings import MirrorConfig
 from lakefeed.pipeline.spark.options import driver_options, opened_session, spark_options, spark_settings
-from lakefeed.pipeline.spark.session import JobKind
+from lakefeed.pipeline.spark.settings import JobKind
 from lakefeed.pipeline.spark.tables import TableName, catalog_of, change_tables, is_change_table, properties
 from lakefeed.settings import load_section
 

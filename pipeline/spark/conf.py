@@ -23,7 +23,8 @@ from lakefeed.pipeline.errors import SparkUnavailable
 from lakefeed.pipeline.spark.failures import is_spark_error, message_of
 from lakefeed.pipeline.spark.options import opened_session, session_config, spark_options
 from lakefeed.pipeline.spark.runtime import KNOWN, SPARK_3_5, SparkVersion, installed_version
-from lakefeed.pipeline.spark.session import VARIABLES, JobKind, SessionConfig, session_conf
+from lakefeed.pipeline.spark.session import VARIABLES, session_conf
+from lakefeed.pipeline.spark.settings import JobKind, SessionConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

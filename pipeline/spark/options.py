@@ -31,16 +31,13 @@ import click
 from lakefeed.pipeline.errors import CatalogUnavailable, ConfigError, PipelineError, SparkFailed
 from lakefeed.pipeline.spark.failures import is_spark_error, message_of
 from lakefeed.pipeline.spark.session import (
-    CatalogConfig,
-    JobKind,
-    SessionConfig,
-    SparkSettings,
     build_session,
     catalog_properties,
     hadoop_conf,
     load_s3_settings,
     stop_session,
 )
+from lakefeed.pipeline.spark.settings import CatalogConfig, JobKind, SessionConfig, SparkSettings
 from lakefeed.settings import load_section
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from lakefeed.contract.errors import WriterError
 from lakefeed.contract.verification import report_document, report_lines
 from lakefeed.pipeline.errors import ConfigError, PipelineError
 from lakefeed.pipeline.spark.options import cluster_options, opened_session, readable_errors, spark_options
-from lakefeed.pipeline.spark.session import JobKind
+from lakefeed.pipeline.spark.settings import JobKind
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

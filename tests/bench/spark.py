@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lakefeed.pipeline.mirrors.settings import MirrorMode
-from lakefeed.pipeline.spark.session import CatalogConfig, JobKind, SessionConfig, build_session, stop_session
+from lakefeed.pipeline.spark.session import build_session, stop_session
+from lakefeed.pipeline.spark.settings import CatalogConfig, JobKind, SessionConfig
 from tests.bench.mirror_live import LiveFigures, measure_live
 from tests.bench.mirror_merges import MergeFigures, measure_merges
 from tests.bench.report import RESULTS_DIRECTORY, machine_facts

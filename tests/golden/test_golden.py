@@ -34,10 +34,10 @@ from lakefeed.ingest.http.changes import STATUS_OF_REASON
 from lakefeed.ingest.protocol.messages import PROTOCOL_VERSION, ClientMessage, ServerMessage
 from lakefeed.ingest.protocol.offers import NackReason
 from lakefeed.ingest.service import serving
-from lakefeed.pipeline.backfill.inputs import BackfillConfig
-from lakefeed.pipeline.maintenance.plan import MaintenanceConfig
+from lakefeed.pipeline.backfill.settings import BackfillConfig
+from lakefeed.pipeline.maintenance.settings import MaintenanceConfig
 from lakefeed.pipeline.mirrors.settings import MirrorConfig
-from lakefeed.pipeline.spark.session import SparkSettings
+from lakefeed.pipeline.spark.settings import SparkSettings
 from lakefeed.settings import SECTIONS
 from lakefeed.writer.rows.table_settings import per_table_keys
 from lakefeed.writer.wire.arrow_frame import ArrowFrame

@@ -9,7 +9,7 @@ import pytest
 
 from lakefeed.ingest.config import load_config
 from lakefeed.pipeline.errors import ConfigError
-from lakefeed.pipeline.spark.session import SparkSettings
+from lakefeed.pipeline.spark.settings import SparkSettings
 from lakefeed.settings import SECTIONS, load_section, variable_of
 
 

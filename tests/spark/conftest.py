@@ -17,7 +17,7 @@ from lakefeed.catalog.app import build_catalog
 from lakefeed.catalog.config import CatalogConfig, Warehouse
 from lakefeed.ingest.cli.main import main
 from lakefeed.pipeline.mirrors.settings import MirrorConfig
-from lakefeed.pipeline.spark import session as pipeline_config
+from lakefeed.pipeline.spark import settings as pipeline_config
 from lakefeed.pipeline.spark.runtime import installed_version
 from lakefeed.pipeline.spark.session import attach_catalog, build_session, stop_session
 from tests.service_process import ServiceProcess, service_process

@@ -23,7 +23,7 @@ from lakefeed.pipeline.backfill.runner import Backfill, Request
 from lakefeed.pipeline.backfill.target import Target
 from lakefeed.pipeline.consumers import consumers
 from lakefeed.pipeline.spark import session
-from lakefeed.pipeline.spark.session import SessionConfig, SparkSettings
+from lakefeed.pipeline.spark.settings import SessionConfig, SparkSettings
 from lakefeed.pipeline.spark.tables import TableName
 from tests.service_process import ServiceProcess, service_process
 from tests.spark.conftest import OpenSpark

@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 
 from lakefeed.ingest.cli.main import main
 from lakefeed.pipeline.maintenance import compact
-from lakefeed.pipeline.maintenance.plan import MaintenanceConfig, MaintenanceSettings, Step
 from lakefeed.pipeline.maintenance.runner import Maintenance
+from lakefeed.pipeline.maintenance.settings import MaintenanceConfig, MaintenanceSettings, Step
 from lakefeed.pipeline.spark.tables import TableName, snapshots
 from tests.spark.conftest import OpenSpark
 

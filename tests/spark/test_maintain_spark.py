@@ -16,8 +16,8 @@ from click.testing import Result
 from pyspark.sql import DataFrame, SparkSession
 
 from lakefeed.pipeline.consumers import consumers, follow, hold
-from lakefeed.pipeline.maintenance.plan import MaintenanceConfig, Step
 from lakefeed.pipeline.maintenance.runner import Maintenance, TableReport
+from lakefeed.pipeline.maintenance.settings import MaintenanceConfig, Step
 from lakefeed.pipeline.spark.session import catalog_properties
 from lakefeed.pipeline.spark.tables import TableName, properties
 from lakefeed.storage.local import local_path

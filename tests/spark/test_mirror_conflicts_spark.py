@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from lakefeed.pipeline.maintenance.plan import MaintenanceSettings
+from lakefeed.pipeline.maintenance.settings import MaintenanceSettings
 from lakefeed.pipeline.maintenance.steps import Compacted, compact
 from lakefeed.pipeline.mirrors.commands import run_mirrors
 from lakefeed.pipeline.mirrors.merge import commit_marked

@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
-from lakefeed.pipeline.spark.session import SessionConfig, build_session, catalog_properties, hadoop_conf
+from lakefeed.pipeline.spark.session import build_session, catalog_properties, hadoop_conf
+from lakefeed.pipeline.spark.settings import SessionConfig
 from tests.spark.conftest import needs_s3a
 
 

@@ -7,17 +7,14 @@ import pytest
 from lakefeed.contract import properties as writers
 from lakefeed.contract.consumers import History, Moment, Ref
 from lakefeed.pipeline.maintenance.plan import (
-    DAY_S,
-    MIB,
-    MaintenanceSettings,
     PartitionFiles,
     Sizes,
-    Step,
     TableFacts,
     plan_compaction,
     plan_expiry,
     plan_table,
 )
+from lakefeed.pipeline.maintenance.settings import DAY_S, MIB, MaintenanceSettings, Step
 
 NOW_MS = 1_794_800_000_000
 HOUR_MS = 3_600_000

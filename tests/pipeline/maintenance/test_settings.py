@@ -7,7 +7,8 @@ import pytest
 
 from lakefeed.pipeline.errors import ConfigError
 from lakefeed.pipeline.maintenance.commands import read_steps
-from lakefeed.pipeline.maintenance.plan import MaintenanceConfig, SharedLocation, Step, check_location_is_own, places_of
+from lakefeed.pipeline.maintenance.plan import SharedLocation, check_location_is_own, places_of
+from lakefeed.pipeline.maintenance.settings import MaintenanceConfig, Step
 from lakefeed.settings import load_section
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from lakefeed.contract.consumers import History
 from lakefeed.pipeline.maintenance import steps
-from lakefeed.pipeline.maintenance.plan import MaintenanceSettings, Sizes, TableFacts
+from lakefeed.pipeline.maintenance.plan import Sizes, TableFacts
+from lakefeed.pipeline.maintenance.settings import MaintenanceSettings
 
 TABLE = "`lake`.`sales`.`o'rders`"
 SIZES = Sizes(data_files=0, data_bytes=0, small_files=0, delete_files=0, manifests=1, snapshots=1)

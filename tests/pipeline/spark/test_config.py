@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lakefeed.pipeline.spark.session import CatalogConfig, SessionConfig
+from lakefeed.pipeline.spark.settings import CatalogConfig, SessionConfig
 
 
 @pytest.mark.parametrize("name", ["", "my-lake", "lake.sales", "1lake", "lake;drop"])

@@ -9,14 +9,8 @@ import pytest
 
 from lakefeed.pipeline.errors import SparkUnavailable
 from lakefeed.pipeline.spark.runtime import SPARK_3_5, SPARK_4_1, find_s3_jars, installed_version
-from lakefeed.pipeline.spark.session import (
-    SessionConfig,
-    build_session,
-    find_jars,
-    give_way,
-    prepare_environment,
-    wanted_packages,
-)
+from lakefeed.pipeline.spark.session import build_session, find_jars, give_way, prepare_environment, wanted_packages
+from lakefeed.pipeline.spark.settings import SessionConfig
 
 S3_JARS = find_s3_jars()
 

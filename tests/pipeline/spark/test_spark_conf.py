@@ -3,7 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from lakefeed.pipeline.spark import session
-from lakefeed.pipeline.spark.session import CatalogConfig, JobKind, SessionConfig, catalog_conf
+from lakefeed.pipeline.spark.session import catalog_conf
+from lakefeed.pipeline.spark.settings import CatalogConfig, JobKind, SessionConfig
 
 JARS = (Path("/jars/iceberg.jar"), Path("/jars/aws.jar"))
 

@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from websockets.sync.client import connect
 
-from lakefeed.pipeline.backfill.inputs import BackfillConfig, FileInput, parse_read_as
+from lakefeed.pipeline.backfill.inputs import FileInput, parse_read_as
 from lakefeed.pipeline.backfill.runner import Backfill, Outcome, Request
+from lakefeed.pipeline.backfill.settings import BackfillConfig
 from lakefeed.pipeline.backfill.target import Target
 from lakefeed.pipeline.spark.tables import TableName
 from lakefeed.pipeline.verification.commands import Selection, verify_all
