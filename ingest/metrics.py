@@ -1,14 +1,19 @@
-"""Metrics per source. Owns which sources get a label of their own: how many there are, clients decide.
+"""Prometheus metrics of ingest: their names, and the counts that `/status` shows as well.
 
-The first `labels_max` sources by name have their own label, the others share `other`. Sources are never forgotten, so
-one that has lost its label to a new name does not get it back, and the counts of `other` only grow.
+Counts that something besides Prometheus reads (`/status`, the collector per source) are kept in plain attributes and
+rendered by a collector, so that nothing reads its own metrics back by name. All others are Prometheus objects.
+
+Clients decide how many sources exist. The first `labels_max` sources by name get a label of their own, the others
+share `other`. Sources are never forgotten, so a source that lost its label to a new name does not get it back, and
+the counts of `other` only grow.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter as Counts
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -19,54 +24,153 @@ from prometheus_client.registry import Collector
 from lakefeed.contract.changes import Position, SourceId
 from lakefeed.ingest.protocol.offers import BEFORE_ALL, Fresh, Offer
 
-# --- ingest.source_metrics --------------------------------------------------------------------------------------------
-
-
 OTHER = "other"
 
-_LABELS = ("source",)
+_ACK_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_SOURCE_LABEL = ("source",)
 
 
 @dataclass(slots=True)
-class _Counts:
+class _SourceCounts:
     durable: int = 0
     duplicates: int = 0
 
 
-class SourceCounts:
-    """Changes per source since the start; bounded as the marks are, because only sources with a mark are counted."""
+@dataclass(slots=True, eq=False)
+class IngestCounts(Collector):
+    """What happened since the start, as plain numbers; Prometheus and `/status` both read them here.
 
-    def __init__(self) -> None:
-        self._counts: dict[SourceId, _Counts] = {}
+    Counts per source are bounded as the high-water marks are: only sources with a mark are counted.
+    """
+
+    received_changes: int = 0
+    duplicate_changes: int = 0
+    nacks: Counts[str] = field(default_factory=Counts)
+    rejected_connections: Counts[str] = field(default_factory=Counts)
+    closed_connections: Counts[int] = field(default_factory=Counts)
+    _sources: dict[SourceId, _SourceCounts] = field(default_factory=dict)
+
+    def add_durable(self, fresh: Sequence[Fresh]) -> None:
+        """Count offers that the log has synced."""
+        for item in fresh:
+            repeated = len(item.offer.sequences) - item.changes
+            counts = self._sources.setdefault(item.offer.source, _SourceCounts())
+            counts.durable += item.changes
+            counts.duplicates += repeated
+            self.duplicate_changes += repeated
+
+    def add_duplicate(self, offer: Offer) -> None:
+        """Count an offer without any new change."""
+        self._sources.setdefault(offer.source, _SourceCounts()).duplicates += len(offer.sequences)
+        self.duplicate_changes += len(offer.sequences)
+
+    def of_source(self, source: SourceId) -> tuple[int, int]:
+        """Return how many changes of a source became durable, and how many had been accepted before."""
+        counts = self._sources.get(source, _SourceCounts())
+        return counts.durable, counts.duplicates
+
+    def describe(self) -> Iterator[Metric]:
+        """Return the metrics; counting costs nothing, so the samples come with them."""
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        """Render the counts for Prometheus."""
+        yield CounterMetricFamily(
+            "lakefeed_ingest_received_changes",
+            "Changes that arrived and passed their checks",
+            value=self.received_changes,
+        )
+        yield CounterMetricFamily(
+            "lakefeed_ingest_duplicate_changes", "Changes that had been accepted before", value=self.duplicate_changes
+        )
+        yield _labelled("lakefeed_ingest_nacks", "Rejected messages, by reason", "reason", self.nacks)
+        yield _labelled(
+            "lakefeed_ingest_rejected_connections",
+            "Rejected connections, by reason",
+            "reason",
+            self.rejected_connections,
+        )
+        yield _labelled(
+            "lakefeed_ingest_closed_connections",
+            "Connections that the server closed, by close code",
+            "code",
+            self.closed_connections,
+        )
+
+
+def _labelled(name: str, text: str, label: str, counts: Mapping[str, int] | Mapping[int, int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for value, count in counts.items():
+        family.add_metric([str(value)], count)
+    return family
+
+
+class IngestMetrics:
+    """The metrics of one service, on that service's registry, so that two services in one process do not mix."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"lakefeed_ingest_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"lakefeed_ingest_{name}", text, labels, registry=registry)
+
+        self.counts = IngestCounts()
+        registry.register(self.counts)
+        self.received_bytes = counter("received_bytes_total", "Bytes of frames that arrived")
+        self.durable_changes = counter("durable_changes_total", "Changes in the synced log")
+        self.durable_bytes = counter("durable_bytes_total", "Bytes of frames in the synced log")
+        self.sequence_regressions = counter(
+            "sequence_regressions_total",
+            "Batches without new changes whose source seems to have restarted its sequences",
+        )
+        self.transaction_doubts = counter(
+            "transaction_doubts_total", "Source transactions that may be incomplete, by doubt", "doubt"
+        )
+        self.connections = gauge("connections", "Open WebSocket connections")
+        self.peak_connections = gauge("peak_connections", "Highest number of open WebSocket connections")
+        self.held_bytes = gauge("held_bytes", "Bytes read from sockets and not yet durable, including reservations")
+        self.paused_connections = gauge("paused_connections", "Connections and requests that wait for memory")
+        self.http_requests = counter(
+            "http_requests_total", "Answered requests of HTTP ingest, by route and status", "route", "status"
+        )
+        self.http_unread_responses = counter(
+            "http_unread_responses_total", "Responses of HTTP ingest that the client did not read in time"
+        )
+        self.http_requests_in_flight = gauge(
+            "http_requests_in_flight", "Requests of HTTP ingest that are not answered yet", "route"
+        )
+        self.http_requests_waiting = gauge("http_requests_waiting", "Requests of HTTP ingest that wait for a slot")
+        self.http_held_bytes = gauge(
+            "http_held_bytes", "Part of lakefeed_ingest_held_bytes that requests of HTTP ingest hold"
+        )
+        self.load_level = gauge("load_level", "0 normal, 1 elevated, 2 high, 3 critical")
+        self.event_loop_lag_s = gauge("event_loop_lag_seconds", "Delay of the event loop's last timer")
+        self.ack_s = Histogram(
+            "lakefeed_ingest_ack_seconds",
+            "Time from the arrival of a batch to its ack",
+            buckets=_ACK_BUCKETS_S,
+            registry=registry,
+        )
 
     def count_durable(self, fresh: Sequence[Fresh]) -> None:
         """Count offers that the log has synced."""
-        for item in fresh:
-            counts = self._counts.setdefault(item.offer.source, _Counts())
-            counts.durable += item.changes
-            counts.duplicates += len(item.offer.sequences) - item.changes
-
-    def count_duplicate(self, offer: Offer) -> None:
-        """Count an offer of which nothing was new."""
-        self._counts.setdefault(offer.source, _Counts()).duplicates += len(offer.sequences)
-
-    def of(self, source: SourceId) -> tuple[int, int]:
-        """Tell how many changes of a source became durable, and how many had been taken before."""
-        counts = self._counts.get(source, _Counts())
-        return counts.durable, counts.duplicates
+        self.durable_changes.inc(sum(item.changes for item in fresh))
+        self.durable_bytes.inc(sum(len(item.offer.body) for item in fresh))
+        self.counts.add_durable(fresh)
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _SourceRow:
     durable: int
     duplicates: int
     sequence: int
     lag: int | None
 
-    def joined(self, other: _Row) -> _Row:
-        """Stand for both: counts add up, of lags the worst counts."""
+    def merged(self, other: _SourceRow) -> _SourceRow:
+        """Return a row for both: counts add up, the larger lag counts."""
         lags = [lag for lag in (self.lag, other.lag) if lag is not None]
-        return _Row(
+        return _SourceRow(
             durable=self.durable + other.durable,
             duplicates=self.duplicates + other.duplicates,
             sequence=max(self.sequence, other.sequence),
@@ -74,18 +178,18 @@ class _Row:
         )
 
 
-Committed: TypeAlias = Callable[[SourceId], Position | None]
+CommittedPosition: TypeAlias = Callable[[SourceId], Position | None]
 
 
 class SourceCollector(Collector):
-    """Looks at the sources whenever metrics are asked for."""
+    """Metrics per source, computed when they are scraped."""
 
     def __init__(
         self,
-        counts: SourceCounts,
+        counts: IngestCounts,
         *,
         sources: Callable[[], Mapping[SourceId, Position]],
-        committed: Committed,
+        committed: CommittedPosition,
         labels_max: int,
     ) -> None:
         self._counts = counts
@@ -94,126 +198,56 @@ class SourceCollector(Collector):
         self._labels_max = labels_max
 
     def describe(self) -> Iterator[Metric]:
-        """Name the metrics without looking at anything."""
-        yield from _families({})
+        """Return the metrics without samples."""
+        yield from _source_families({})
 
     def collect(self) -> Iterator[Metric]:
-        """Give the metrics as of now."""
+        """Return the metrics as of now."""
         marks = self._sources()
         named = heapq.nsmallest(self._labels_max, (source for source in marks if source != OTHER))
-        rows: dict[str, _Row] = {source: self._row(source, marks[source]) for source in named}
+        rows: dict[str, _SourceRow] = {source: self._row(source, marks[source]) for source in named}
         for source in marks.keys() - set(named):
             row = self._row(source, marks[source])
-            rows[OTHER] = rows[OTHER].joined(row) if OTHER in rows else row
-        yield from _families(rows)
+            rows[OTHER] = rows[OTHER].merged(row) if OTHER in rows else row
+        yield from _source_families(rows)
 
-    def _row(self, source: SourceId, durable: Position) -> _Row:
-        return _Row(*self._counts.of(source), durable.sequence, _lag(durable, self._committed(source)))
+    def _row(self, source: SourceId, durable: Position) -> _SourceRow:
+        lag = _lag(durable, self._committed(source))
+        return _SourceRow(*self._counts.of_source(source), sequence=durable.sequence, lag=lag)
 
 
 def _lag(durable: Position, committed: Position | None) -> int | None:
-    """Tell how many sequences of the durable epoch are not committed, with those that were left out; None if unknown.
+    """Return how many sequences of the durable epoch are not committed, unused numbers included; None if unknown.
 
-    That is while the log is read again after a start, and until the writer has seen a new source.
+    It is unknown while the log is read again after a start, and until the writer has seen a new source.
     """
     if committed is None:
         return None
     return durable.sequence - (committed.sequence if committed.epoch == durable.epoch else BEFORE_ALL)
 
 
-def _families(rows: Mapping[str, _Row]) -> Iterator[Metric]:
+def _source_families(rows: Mapping[str, _SourceRow]) -> Iterator[Metric]:
     durable = CounterMetricFamily(
-        "ingest_source_durable_changes", "Changes in the synced log, by source", labels=_LABELS
+        "lakefeed_ingest_source_durable_changes", "Changes in the synced log, by source", labels=_SOURCE_LABEL
     )
     duplicates = CounterMetricFamily(
-        "ingest_source_duplicate_changes", "Changes that had been taken before, by source", labels=_LABELS
+        "lakefeed_ingest_source_duplicate_changes",
+        "Changes that had been accepted before, by source",
+        labels=_SOURCE_LABEL,
     )
-    sequence = GaugeMetricFamily("ingest_source_last_durable_sequence", "Where a source is durable", labels=_LABELS)
+    sequence = GaugeMetricFamily(
+        "lakefeed_ingest_source_last_durable_sequence", "Last durable sequence of a source", labels=_SOURCE_LABEL
+    )
     lag = GaugeMetricFamily(
-        "ingest_source_committed_lag", "Sequences from a source's last committed to its last durable", labels=_LABELS
+        "lakefeed_ingest_source_commit_lag_sequences",
+        "Sequences from a source's last committed to its last durable change",
+        labels=_SOURCE_LABEL,
     )
     for label, row in rows.items():
         durable.add_metric([label], row.durable)
         duplicates.add_metric([label], row.duplicates)
         if row.lag is not None:
             lag.add_metric([label], row.lag)
-        if label != OTHER:  # sequences of many sources have nothing in common
+        if label != OTHER:  # sequences of different sources cannot be compared
             sequence.add_metric([label], row.sequence)
     yield from (durable, duplicates, sequence, lag)
-
-
-# --- ingest.metrics ---------------------------------------------------------------------------------------------------
-#
-# Metrics of the way from the socket to the log. Owns their names; values are counted where things happen.
-
-
-_ACK_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-
-
-class IngestMetrics:
-    """One instance per service, on that service's registry, so that two services in one process do not mix."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=registry)
-
-        self.by_source = SourceCounts()
-        self.received_changes = counter("ingest_received_changes_total", "Changes that arrived and passed their checks")
-        self.received_bytes = counter("ingest_received_bytes_total", "Bytes of frames that arrived")
-        self.durable_changes = counter("ingest_durable_changes_total", "Changes in the synced log")
-        self.durable_bytes = counter("ingest_durable_bytes_total", "Bytes of frames in the synced log")
-        self.duplicate_changes = counter("ingest_duplicate_changes_total", "Changes that had been taken before")
-        self.sequence_regressions = counter(
-            "ingest_sequence_regressions_total", "Batches of old changes only whose source seems to have started over"
-        )
-        self.transaction_doubts = counter(
-            "ingest_transaction_doubts_total", "Source transactions that may not be whole, by doubt", "doubt"
-        )
-        self.nacks = counter("ingest_nacks_total", "Messages refused, by reason", "reason")
-        self.turned_away = counter("ingest_turned_away_connections_total", "Connections refused, by reason", "reason")
-        self.closed = counter("ingest_closed_connections_total", "Connections that we ended, by close code", "code")
-        self.connections = Gauge("ingest_connections", "Open WebSocket connections", registry=registry)
-        self.peak_connections = Gauge("ingest_peak_connections", "Most connections at once", registry=registry)
-        self.held_bytes = Gauge(
-            "ingest_held_bytes", "Bytes read from sockets and not yet durable, with what is reserved", registry=registry
-        )
-        self.paused_connections = Gauge(
-            "ingest_paused_connections", "Connections and requests that wait for room to be read", registry=registry
-        )
-        self.http_requests = counter(
-            "ingest_http_requests_total", "Requests of HTTP ingest that were answered, by route", "route", "status"
-        )
-        self.http_unread_answers = counter(
-            "ingest_http_unread_answers_total", "Answers to HTTP ingest that the client did not read in time"
-        )
-        self.http_requests_under_way = Gauge(
-            "ingest_http_requests_under_way",
-            "Requests of HTTP ingest that are not answered yet",
-            ["route"],
-            registry=registry,
-        )
-        self.http_waiting_requests = Gauge(
-            "ingest_http_waiting_requests", "Of those, requests that wait for a place", registry=registry
-        )
-        self.http_held_bytes = Gauge(
-            "ingest_http_held_bytes", "Of ingest_held_bytes, what requests of HTTP ingest hold", registry=registry
-        )
-        self.load_level = Gauge("ingest_load_level", "0 normal, 1 elevated, 2 high, 3 critical", registry=registry)
-        self.event_loop_lag_s = Gauge(
-            "ingest_event_loop_lag_seconds", "How late the event loop ran its last timer", registry=registry
-        )
-        self.ack_s = Histogram(
-            "ingest_ack_seconds", "From a batch's arrival to its ack", buckets=_ACK_BUCKETS_S, registry=registry
-        )
-
-    def count_durable(self, fresh: Sequence[Fresh]) -> None:
-        """Count offers that the log has synced."""
-        self.durable_changes.inc(sum(item.changes for item in fresh))
-        self.durable_bytes.inc(sum(len(item.offer.body) for item in fresh))
-        self.duplicate_changes.inc(sum(len(item.offer.sequences) - item.changes for item in fresh))
-        self.by_source.count_durable(fresh)
-
-    def count_duplicate(self, offer: Offer) -> None:
-        """Count an offer of which nothing was new."""
-        self.duplicate_changes.inc(len(offer.sequences))
-        self.by_source.count_duplicate(offer)

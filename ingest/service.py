@@ -296,7 +296,7 @@ def _build_parts(
     )
     registry.register(
         SourceCollector(
-            metrics.by_source,
+            metrics.counts,
             sources=intake.sources,
             committed=feed.committed_position,
             labels_max=config.ingest.source_metrics_max,
@@ -327,7 +327,7 @@ def _build_parts(
 def _check_partition(config: WriterConfig) -> None:
     """Refuse a partition that not every table could have, before there are tables."""
     try:
-        columns = initial_columns(keep_before=config.keep_before, is_routed=bool(config.route))
+        columns = initial_columns(keep_before=config.keep_before)
         parse_partition(config.partition, Schema(0, columns))
     except ValueError as error:
         raise ConfigError(f"writer.partition: {error}") from error
@@ -348,8 +348,14 @@ async def _control_plane(
         unpacked_max_bytes=config.catalog.request_max_bytes,
         shutdown_s=CONTROL_PLANE_SHUTDOWN_S,
     )
-    hung_up = parts.metrics.turned_away.labels("http_connection_limit")
-    async with serve_http(app, listener, limits=limits, unpacked_by_route=ROUTES, on_hang_up=hung_up.inc):
+    rejected = parts.metrics.counts.rejected_connections
+    async with serve_http(
+        app,
+        listener,
+        limits=limits,
+        unpacked_by_route=ROUTES,
+        on_hang_up=lambda: rejected.update(["http_connection_limit"]),
+    ):
         yield
 
 

@@ -21,7 +21,6 @@ GIB = 1024 * MIB
 SYNC_MODES = ("always", "interval", "none")
 SYNC_INTERVAL_MAX_MS = 60_000
 
-ROUTES = ("", "dolake")
 
 PARQUET_COMPRESSIONS = ("zstd", "snappy", "lz4", "gzip", "none")
 
@@ -166,13 +165,6 @@ class WriterConfig:
             "per_table": True,
         },
     )
-    route: str = field(
-        default="",
-        metadata={
-            "why": "`dolake` fills _cdc_partition from each event, see partitions.md; empty means no such column",
-            "per_table": True,
-        },
-    )
     format_version: int = field(
         default=2, metadata={"why": "Iceberg format of new tables; 2 is read by every engine", "per_table": True}
     )
@@ -230,7 +222,6 @@ class WriterConfig:
         check(self.format_version in (2, 3), "format_version must be 2 or 3")
         check(self.transaction_max_wait_s >= 0, "transaction_max_wait_s must not be negative")
         check(self.transaction_max_bytes > 0, "transaction_max_bytes must be positive")
-        check(self.route in ROUTES, "route must be `dolake` or empty")
         parse_partition_terms(self.partition)
         parse_sort_terms(self.sort)
 

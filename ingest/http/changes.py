@@ -153,10 +153,10 @@ async def _answered(take: _Take, request: web.Request) -> web.Response:
     try:
         response = await take(request, parts)
     except ProtocolError as error:
-        parts.metrics.nacks.labels(error.reason).inc()
+        parts.metrics.counts.nacks[error.reason] += 1
         response = refused_for(error)
     except DebeziumMalformed as error:
-        parts.metrics.nacks.labels(NackReason.INVALID_FORMAT.value).inc()
+        parts.metrics.counts.nacks[NackReason.INVALID_FORMAT.value] += 1
         response = refused(NackReason.INVALID_FORMAT.value, str(error))
     except ConnectionError:  # nobody is there to read it
         return web.Response(status=400)
@@ -166,7 +166,7 @@ async def _answered(take: _Take, request: web.Request) -> web.Response:
             await response.prepare(request)
             await response.write_eof()
     except TimeoutError:
-        parts.metrics.http_unread_answers.inc()
+        parts.metrics.http_unread_responses.inc()
         if request.transport is not None:
             request.transport.abort()
     return response
@@ -187,7 +187,7 @@ async def _take_changes(request: web.Request, parts: HttpIngest) -> web.Response
 async def _take_batch(request: web.Request, body: bytes, *, parts: HttpIngest, visit: Visit) -> web.Response:
     await parts.intake.wait_for_room()
     offer, received = _read_batch(request, body, parts.config)
-    parts.metrics.received_changes.inc(received)
+    parts.metrics.counts.received_changes += received
     if offer is None:
         return taken(received, accepted=0, is_duplicate=False)
     if wait_s := parts.gate.rates.admit(offer.source, len(body), time.time()):
@@ -243,7 +243,7 @@ async def _take_rows(request: web.Request, body: bytes, *, parts: HttpIngest, vi
         functools.partial(intake.take, rows) if first is None else functools.partial(intake.take_numbered, rows, first)
     )
     verdict = await _until_taken(visit, take)
-    parts.metrics.received_changes.inc(rows.count or 0)
+    parts.metrics.counts.received_changes += rows.count or 0
     return _answer_verdict(parts, verdict, source=rows.source, received=rows.count or 0)
 
 
@@ -296,7 +296,7 @@ async def _take_debezium(request: web.Request, parts: HttpIngest) -> web.Respons
         parts.gate.rates.correct(source, len(body) - announced_bytes, time.time())
         verdict = await _until_taken(visit, take, passing=_PASSING_FOR_DEBEZIUM)
     if isinstance(verdict, Refused):
-        parts.metrics.nacks.labels(verdict.reason.value).inc()
+        parts.metrics.counts.nacks[verdict.reason.value] += 1
         return refused_by(verdict)
     assert receipt is not None
     received = receipt.fresh + receipt.repeated
@@ -341,7 +341,7 @@ async def _until_taken(
 
 def _answer_verdict(parts: HttpIngest, verdict: Verdict, *, source: SourceId, received: int) -> web.Response:
     if isinstance(verdict, Refused):
-        parts.metrics.nacks.labels(verdict.reason.value).inc()
+        parts.metrics.counts.nacks[verdict.reason.value] += 1
         return refused_by(verdict)
     durable = parts.intake.durable_position(source)
     accepted = verdict.changes if isinstance(verdict, Durable) else 0

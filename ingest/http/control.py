@@ -206,29 +206,16 @@ def _admission(parts: Parts) -> dict[str, Any]:
 
 
 def _refused(parts: Parts) -> dict[str, int]:
-    """Read back from the metrics what was refused, so that both say the same."""
-
-    def count(name: str, label: str, *values: str) -> int:
-        found = (parts.registry.get_sample_value(name, {label: value}) for value in values)
-        return int(sum(value for value in found if value is not None))
-
-    def turned_away(*reasons: str) -> int:
-        return count("ingest_turned_away_connections_total", "reason", *reasons)
-
-    def nacks(reason: NackReason) -> int:
-        return count("ingest_nacks_total", "reason", reason.value)
-
-    def closed(*codes: str) -> int:
-        return count("ingest_closed_connections_total", "code", *codes)
-
+    counts = parts.metrics.counts
+    nacks, rejected, closed = counts.nacks, counts.rejected_connections, counts.closed_connections
     return {
-        "connectionsRateLimited": turned_away("rate_limited", "connection_limit"),
-        "ipRejections": turned_away("ip_limit"),
-        "messagesRateLimited": nacks(NackReason.RATE_LIMITED),
-        "payloadRejections": nacks(NackReason.PAYLOAD_TOO_LARGE) + closed("1009"),
-        "eventSizeRejections": nacks(NackReason.EVENT_TOO_LARGE),
-        "loadSheddingEvents": nacks(NackReason.LOAD_SHEDDING),
-        "connectionsClosed": closed("1008", "1009", "4000", "4001", "4002", "4003"),
+        "connectionsRateLimited": rejected["rate_limited"] + rejected["connection_limit"],
+        "ipRejections": rejected["ip_limit"],
+        "messagesRateLimited": nacks[NackReason.RATE_LIMITED.value],
+        "payloadRejections": nacks[NackReason.PAYLOAD_TOO_LARGE.value] + closed[1009],
+        "eventSizeRejections": nacks[NackReason.EVENT_TOO_LARGE.value],
+        "loadSheddingEvents": nacks[NackReason.LOAD_SHEDDING.value],
+        "connectionsClosed": sum(closed[code] for code in (1008, 1009, 4000, 4001, 4002, 4003)),
     }
 
 
@@ -278,14 +265,10 @@ def _source_state(parts: Parts, connection: Connection) -> dict[str, Any]:
 
 
 def _dedup_stats(parts: Parts) -> dict[str, int]:
-    """Count the changes that were compared and found again, and the sources whose marks are kept."""
-
-    def count(name: str) -> int:
-        return int(parts.registry.get_sample_value(name) or 0)
-
+    """Return how many changes were compared and found again, and how many sources have a mark."""
     return {
-        "totalChecks": count("ingest_received_changes_total"),
-        "duplicatesFound": count("ingest_duplicate_changes_total"),
+        "totalChecks": parts.metrics.counts.received_changes,
+        "duplicatesFound": parts.metrics.counts.duplicate_changes,
         "entriesTracked": len(parts.intake.sources()),
     }
 

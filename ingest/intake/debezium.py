@@ -142,8 +142,8 @@ class DebeziumIntake:
 
     def _known(self, events: Sequence[DebeziumEvent]) -> DebeziumReceipt:
         repeated = sum(isinstance(event, Change) for event in events)
-        self._metrics.received_changes.inc(repeated)
-        self._metrics.duplicate_changes.inc(repeated)
+        self._metrics.counts.received_changes += repeated
+        self._metrics.counts.duplicate_changes += repeated
         return DebeziumReceipt(None, 0, repeated)
 
     def _load_state(self, source: SourceId, first: Position) -> _State:
@@ -171,8 +171,8 @@ class DebeziumIntake:
         """Count and report what is now durable, also if nobody waits for the answer any more."""
         if future.cancelled() or not isinstance(future.result(), Durable):
             return
-        self._metrics.received_changes.inc(len(plan.fresh) + len(plan.repeated))
-        self._metrics.duplicate_changes.inc(len(plan.repeated))
+        self._metrics.counts.received_changes += len(plan.fresh) + len(plan.repeated)
+        self._metrics.counts.duplicate_changes += len(plan.repeated)
         for report in reports:
             self._report(source, report)
 

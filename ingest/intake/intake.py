@@ -320,7 +320,7 @@ class Intake:
                 continue
             waiting.verdict.set_result(verdict)
             if isinstance(verdict, Duplicate):
-                self._metrics.count_duplicate(waiting.offer)
+                self._metrics.counts.add_duplicate(waiting.offer)
 
 
 def load_sources(log: Log) -> tuple[Dedup, Origins]:

@@ -287,7 +287,7 @@ class BatchAnswers:
         connection.gate.on_verdict(verdict, received_at=pending.received_at, now=now)
         if isinstance(verdict, Refused):
             connection.session.on_refused(pending.number)
-            self._metrics.nacks.labels(verdict.reason.value).inc()
+            self._metrics.counts.nacks[verdict.reason.value] += 1
             return replies.refusal_nack(verdict, pending.number, pending.correlation_id, now=now)
         self._metrics.ack_s.observe(now - pending.received_at)
         if verdict is not None and position is not None:

@@ -100,7 +100,7 @@ class Door:
             slot.source = ""  # a stranger does not take the places of the source that it names
         refusal = self._connections.enter(slot, now)
         if refusal is not None:
-            self._metrics.turned_away.labels(refusal.reason.value).inc()
+            self._metrics.counts.rejected_connections[refusal.reason.value] += 1
             return _turn_away(client, refusal, slot, allowance=self._connections.allowance(now))
         client.slot = slot
         client.on_lost = lambda: self._connections.leave(slot)
@@ -315,7 +315,7 @@ class Gatekeeper:
         assert gate.closing is not None
         gate.is_closing = True
         if gate.client.state is State.OPEN:
-            self._metrics.closed.labels(str(gate.closing.code.value)).inc()
+            self._metrics.counts.closed_connections[gate.closing.code.value] += 1
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await gate.client.close(gate.closing.code, gate.closing.reason)
@@ -325,7 +325,7 @@ class Gatekeeper:
     def note_ended(self, gate: Gate, end: ConnectionClosed) -> None:
         """Count a connection that websockets has ended by itself: for a frame that is too large or none at all."""
         if gate.closing is None and end.sent is not None and not end.rcvd_then_sent:
-            self._metrics.closed.labels(str(end.sent.code)).inc()
+            self._metrics.counts.closed_connections[end.sent.code] += 1
 
     def measure_load(self, *, longest_wait_s: float, log_utilization: float) -> None:
         """Judge how busy the service is."""
@@ -339,6 +339,6 @@ class Gatekeeper:
         self._metrics.held_bytes.set(self.budget.used_bytes)
         self._metrics.paused_connections.set(self.budget.waiting_readers)
         self._metrics.http_held_bytes.set(self.http.held_bytes)
-        self._metrics.http_waiting_requests.set(self.http.places.waiting)
+        self._metrics.http_requests_waiting.set(self.http.places.waiting)
         for route, count in self.http.under_way.items():
-            self._metrics.http_requests_under_way.labels(route).set(count)
+            self._metrics.http_requests_in_flight.labels(route).set(count)

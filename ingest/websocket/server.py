@@ -286,7 +286,7 @@ class DataPlane:
         if error.sequence_number is not None:
             connection.session.on_malformed(error.sequence_number)
         connection.gate.on_protocol_error(error)
-        self._metrics.nacks.labels(error.reason).inc()
+        self._metrics.counts.nacks[error.reason] += 1
         return replies.protocol_nack(error, now=time.time())
 
     async def _on_ping(self, connection: Connection) -> None:
@@ -309,7 +309,7 @@ class DataPlane:
         elif isinstance(message, DebeziumBatch):
             number = connection.session.on_debezium(message)
             connection.session.on_refused(number)
-        self._metrics.nacks.labels(refusal.reason.value).inc()
+        self._metrics.counts.nacks[refusal.reason.value] += 1
         return replies.refusal_nack(refusal, number, _correlation_of(message), now=now)
 
     async def _on_batch(self, batch: AnyBatch, frame: bytes, connection: Connection, received_at: float) -> PendingAck:
@@ -319,7 +319,7 @@ class DataPlane:
         changes = len(offer.sequences) if offer is not None else 0
         connection.batches += 1
         connection.changes += changes
-        self._metrics.received_changes.inc(changes)
+        self._metrics.counts.received_changes += changes
         verdict = await self._intake.offer(offer) if offer is not None else None
         if verdict is not None:
             connection.newest_verdict = verdict
@@ -357,7 +357,7 @@ class DataPlane:
     async def _on_connect(self, message: Connect, connection: Connection) -> ServerMessage:
         unmet = await self._intake.meet(SourceId(message.source_do_id))
         if unmet is not None:
-            self._metrics.nacks.labels(unmet.reason.value).inc()
+            self._metrics.counts.nacks[unmet.reason.value] += 1
             return replies.refusal_nack(unmet, 0, message.correlation_id, now=time.time())
         known = self._intake.durable_position(SourceId(message.source_do_id))
         if known is not None and message.epoch < known.epoch:

@@ -89,7 +89,6 @@ BEFORE = "_cdc_before"
 UNCHANGED = "_cdc_unchanged"
 METADATA = "_cdc_metadata"
 RESCUED = "_cdc_rescued"
-PARTITION = "_cdc_partition"
 # Null for epoch 0. Sequences restart with an epoch: the order of a source's changes is that of (epoch, sequence).
 EPOCH = "_cdc_epoch"
 
@@ -98,7 +97,7 @@ RESERVED_PREFIX = "_cdc_"
 
 ALL = (
     *(SEQUENCE, TIMESTAMP, OPERATION, ROW_ID, SOURCE, INGESTED_AT),
-    *(BEFORE, UNCHANGED, METADATA, RESCUED, PARTITION, EPOCH),
+    *(BEFORE, UNCHANGED, METADATA, RESCUED, EPOCH),
 )
 
 

@@ -60,7 +60,7 @@ def figures_of(outcome: Outcome, server: Reading, *, offered_changes_per_s: floa
     Raises: AssertionError if the server did not commit exactly what the client sent.
     """
     totals = server.totals
-    committed = totals["writer_committed_changes_total"]
+    committed = totals["lakefeed_writer_committed_changes_total"]
     assert committed == outcome.changes, f"committed {committed:.0f} of {outcome.changes} changes"
     ranked_ms = [seconds * 1_000 for seconds in sorted(outcome.ack_latencies_s)]
     percentiles = quantiles(ranked_ms, n=100, method="inclusive") if len(ranked_ms) > 1 else ranked_ms * 99
@@ -77,13 +77,13 @@ def figures_of(outcome: Outcome, server: Reading, *, offered_changes_per_s: floa
         ack_max_ms=ranked_ms[-1],
         server_cpu_s_per_million=server.cpu_s / millions,
         client_cpu_s_per_million=outcome.client_cpu_s / millions,
-        commits=int(totals["writer_commit_seconds_count"]),
-        commit_mean_ms=_mean_ms(totals, "writer_commit_seconds"),
-        flush_mean_ms=_mean_ms(totals, "writer_flush_seconds"),
-        slow_groups=int(totals.get("writer_slow_groups_total", 0)),
+        commits=int(totals["lakefeed_writer_commit_seconds_count"]),
+        commit_mean_ms=_mean_ms(totals, "lakefeed_writer_commit_seconds"),
+        flush_mean_ms=_mean_ms(totals, "lakefeed_writer_flush_seconds"),
+        slow_groups=int(totals.get("lakefeed_writer_slow_path_groups_total", 0)),
         json_bytes_per_change=outcome.sent_bytes / outcome.changes,
-        log_bytes_per_change=totals["ingest_durable_bytes_total"] / outcome.changes,
-        parquet_bytes_per_change=totals["writer_committed_bytes_total"] / outcome.changes,
+        log_bytes_per_change=totals["lakefeed_ingest_durable_bytes_total"] / outcome.changes,
+        parquet_bytes_per_change=totals["lakefeed_writer_committed_bytes_total"] / outcome.changes,
         server_peak_rss_mib=peak_bytes / _MIB,
         machine_taken_by_others=_taken_by_others(outcome, server),
         build_us_per_change=outcome.build_cpu_s / outcome.changes * _MILLION,

@@ -144,7 +144,7 @@ async def test_no_transaction_is_ever_there_in_part(tmp_path):
         assert status["problems"] == []
         assert sorted(transfers) == list(range(bank.acked // len(TABLES)))
         assert all(parts == WHOLE for parts in transfers.values())
-        assert "writer_split_transactions_total{" not in metrics, "nothing was given up"
+        assert "lakefeed_writer_split_transactions_total{" not in metrics, "nothing was given up"
 
 
 async def die_at(service: ServiceProcess, name: str, bank: Bank, rng: random.Random) -> None:

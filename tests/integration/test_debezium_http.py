@@ -172,7 +172,7 @@ async def test_transaction_that_is_not_whole_is_seen_in_status_metrics_and_log_a
             "expected": 3,
             "missing": {"public.t": 2},
         }
-        assert 'ingest_transaction_doubts_total{doubt="missing"} 1.0' in await at_work.get("/metrics")
+        assert 'lakefeed_ingest_transaction_doubts_total{doubt="missing"} 1.0' in await at_work.get("/metrics")
     assert [record.levelname for record in caplog.records if record.message == "transaction_in_doubt"] == ["WARNING"]
 
 

@@ -118,5 +118,5 @@ async def test_memory_is_bounded_with_many_large_posts_against_a_stuck_log_and_a
         assert by_source["rows-1"]["httpRequests"] == 1
         assert by_source["rows-1"]["httpEventsAccepted"] == 12
         metrics = service.get_text("/metrics")
-        assert f'ingest_http_requests_total{{route="/cdc",status="200"}} {CONNECTIONS / 2}' in metrics
-        assert f'ingest_http_requests_total{{route="/cdc/debezium",status="200"}} {CONNECTIONS / 2}' in metrics
+        assert f'lakefeed_ingest_http_requests_total{{route="/cdc",status="200"}} {CONNECTIONS / 2}' in metrics
+        assert f'lakefeed_ingest_http_requests_total{{route="/cdc/debezium",status="200"}} {CONNECTIONS / 2}' in metrics

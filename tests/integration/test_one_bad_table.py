@@ -97,7 +97,7 @@ def test_paused_table_is_told_everywhere_holds_up_nothing_and_comes_back(tmp_pat
         code, health = request(service, "GET", "/health")
         assert code == 200, "others commit: the service stays in its load balancer"
         assert any("table=default.bad" in problem for problem in health["problems"])
-        wait_for(lambda: 'writer_paused_tables{table="default.bad"} 1.0' in service.get_text("/metrics"))
+        wait_for(lambda: 'lakefeed_writer_table_paused{table="default.bad"} 1.0' in service.get_text("/metrics"))
 
         code, flushed = request(service, "POST", "/flush")
         assert (code, flushed["success"]) == (503, False)

@@ -84,7 +84,7 @@ def test_rows_are_kept_whole_and_seen_by_operators_and_readers(service: ServiceP
     assert read_with_duckdb(service, "lakefeed_quarantine", *columns) == expected
     (status,) = (each for each in service.get("/status")["tables"] if each["table"] == "default.users")
     assert (status["quarantinedRows"], status["committedRows"]) == (6, 0)
-    assert 'writer_quarantined_changes_total{table="default.users"} 6.0' in service.get_text("/metrics")
+    assert 'lakefeed_writer_quarantined_changes_total{table="default.users"} 6.0' in service.get_text("/metrics")
     (listed,) = lakefeed(service, "list")
     assert (listed["table"], listed["reason"], listed["changes"], listed["sources"]) == (
         "default.users",

@@ -93,7 +93,7 @@ async def test_recording_of_debezium_folds_to_the_rows_of_the_source(tmp_path, s
         requests = load("v2") if size == 1 else in_batches(load("v2"), size)
         assert await at_work.send(requests) == changes_in("v2")
         assert await at_work.differences("v2") == []
-        assert "writer_split_transactions_total{" not in await at_work.get("/metrics")
+        assert "lakefeed_writer_split_transactions_total{" not in await at_work.get("/metrics")
 
 
 async def test_catalog_without_transactions_is_told_at_the_start_and_tables_are_committed_one_by_one(tmp_path, caplog):

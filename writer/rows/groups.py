@@ -336,7 +336,6 @@ def change_columns(
         names.UNCHANGED: lambda type_: _or_nulls(group, group.unchanged, type_),
         names.METADATA: lambda type_: _or_nulls(group, _texts_of(group.metadata), type_),
         names.RESCUED: lambda type_: _or_nulls(group, rescued, type_),
-        names.PARTITION: lambda type_: pa.nulls(len(group), type_),  # filled by routing.py when all columns are there
         names.EPOCH: lambda type_: epochs_of(group).cast(type_),
     }
     return {name: make(schema.field(name).type) for name, make in build.items() if name in schema.names}
@@ -587,7 +586,6 @@ def arrow_change_columns(
         names.UNCHANGED: _column_or(rows, names.UNCHANGED, None),
         names.METADATA: _column_or(rows, names.METADATA, None),
         names.RESCUED: pa.nulls(len(group)) if rescued is None else rescued,
-        names.PARTITION: pa.nulls(len(group)),  # filled by files/write.py when all columns are there
         names.EPOCH: epochs_of(group),
     }
     return {name: column.cast(schema.field(name).type) for name, column in every.items() if name in schema.names}

@@ -267,10 +267,9 @@ FIT_CHUNK_ROWS = 500
 VACANCIES_MAX = FIELDS_MAX
 
 
-def initial_columns(*, keep_before: bool, is_routed: bool = False) -> StructType:
+def initial_columns(*, keep_before: bool) -> StructType:
     """Give the columns of a table before any row has come: Lakefeed's own."""
     left_out = {names.BEFORE} if not keep_before else set()
-    left_out |= {names.PARTITION} if not is_routed else set()
     wanted = [name for name in names.ALL if name not in left_out]
     element_id = len(wanted) + 1
     types: dict[str, Type] = {
@@ -280,7 +279,7 @@ def initial_columns(*, keep_before: bool, is_routed: bool = False) -> StructType
         names.UNCHANGED: ListType(element_id, "string"),
         names.EPOCH: "long",
     }
-    optional = (names.BEFORE, names.UNCHANGED, names.METADATA, names.RESCUED, names.PARTITION, names.EPOCH)
+    optional = (names.BEFORE, names.UNCHANGED, names.METADATA, names.RESCUED, names.EPOCH)
     return StructType(
         tuple(
             Field(field_id, name, types.get(name, "string"), required=name not in optional)

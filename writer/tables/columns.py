@@ -87,7 +87,7 @@ class TableColumns:
         self.settings = context.settings_for(name)
         config = self.settings.config
         self.expected = Expected(
-            initial_columns(keep_before=config.keep_before, is_routed=bool(config.route)),
+            initial_columns(keep_before=config.keep_before),
             NO_VACANCIES,
             nanoseconds=config.format_version >= FORMAT_WITH_NANOSECONDS,
         )

@@ -174,7 +174,7 @@ async def test_index_lists_the_endpoints_and_each_is_there(http):
 
 def has_gauges(found: dict[str, float]) -> bool:
     """Tell whether the timer has set the gauges after the commit and after the last batch was buffered."""
-    names = ("writer_seconds_since_last_commit", "writer_oldest_uncommitted_seconds")
+    names = ("lakefeed_writer_last_commit_age_seconds", "lakefeed_writer_oldest_uncommitted_age_seconds")
     return all(found.get(f'{name}{{table="default.users"}}', 0) > 0 for name in names)
 
 
@@ -187,23 +187,23 @@ async def test_metrics_tell_the_four_states_apart(service, http):
         await client.socket.send("{")
         await client.hear()
         found = await until(lambda: metrics_of(http), has_gauges)
-    assert found["ingest_received_changes_total"] == 5
-    assert found["ingest_durable_changes_total"] == 3
-    assert found["ingest_duplicate_changes_total"] == 2
-    assert found['writer_committed_changes_total{table="default.users"}'] == 2
-    assert found["ingest_received_bytes_total"] > found["ingest_durable_bytes_total"] > 0
-    assert found['writer_committed_bytes_total{table="default.users"}'] > 0
-    assert found['writer_committed_files_total{table="default.users"}'] == 1
-    assert found['ingest_nacks_total{reason="invalid_format"}'] == 1
-    assert found["ingest_connections"] == 1
-    assert found["ingest_ack_seconds_count"] == 3
-    assert found["writer_flush_seconds_count"] == 1
-    assert found["writer_commit_seconds_count"] == 1
-    assert found['writer_flushes_total{reason="request"}'] == 1
-    assert found["writer_log_bytes"] > 0
-    assert found["writer_buffered_bytes"] > 0
-    assert found["writer_log_uncommitted_records"] == 1
-    assert found["ingest_event_loop_lag_seconds"] >= 0
+    assert found["lakefeed_ingest_received_changes_total"] == 5
+    assert found["lakefeed_ingest_durable_changes_total"] == 3
+    assert found["lakefeed_ingest_duplicate_changes_total"] == 2
+    assert found['lakefeed_writer_committed_changes_total{table="default.users"}'] == 2
+    assert found["lakefeed_ingest_received_bytes_total"] > found["lakefeed_ingest_durable_bytes_total"] > 0
+    assert found['lakefeed_writer_committed_bytes_total{table="default.users"}'] > 0
+    assert found['lakefeed_writer_committed_files_total{table="default.users"}'] == 1
+    assert found['lakefeed_ingest_nacks_total{reason="invalid_format"}'] == 1
+    assert found["lakefeed_ingest_connections"] == 1
+    assert found["lakefeed_ingest_ack_seconds_count"] == 3
+    assert found["lakefeed_writer_flush_seconds_count"] == 1
+    assert found["lakefeed_writer_commit_seconds_count"] == 1
+    assert found['lakefeed_writer_flushes_total{reason="request"}'] == 1
+    assert found["lakefeed_writer_log_bytes"] > 0
+    assert found["lakefeed_writer_buffered_bytes"] > 0
+    assert found["lakefeed_writer_log_uncommitted_records"] == 1
+    assert found["lakefeed_ingest_event_loop_lag_seconds"] >= 0
 
 
 async def test_connect_tells_when_the_last_flush_was(service):

@@ -203,7 +203,7 @@ async def test_many_clients_at_once_each_get_their_own_answer(tmp_path):
         answers = await asyncio.gather(*[send(f"source-{number}") for number in range(50)])
         for own in answers:
             assert [answer.document["lastDurableSequence"] for answer in own] == list(range(2, 21, 2))
-        assert client.metric("ingest_durable_changes_total") == 1_000
+        assert client.metric("lakefeed_ingest_durable_changes_total") == 1_000
         assert set(client.at_work.intake.sources().values()) == {Position(0, 20)}
 
 

@@ -43,7 +43,7 @@ async def test_bad_batch_is_a_400_that_names_field_and_rule(tmp_path, body, erro
         status, document = await client.post("/cdc", body, params={"source": "shop"})
         assert (status, document["success"], document["reason"]) == (400, False, "invalid_format")
         assert error in document["error"]
-        assert client.metric("ingest_nacks_total", reason="invalid_format") == 1
+        assert client.metric("lakefeed_ingest_nacks_total", reason="invalid_format") == 1
         assert client.at_work.frames() == []
         assert (await client.batch(1)).status == 200
 

@@ -148,8 +148,8 @@ async def test_client_that_does_not_read_its_answers_is_cut_off_and_holds_nothin
     ):
         with contextlib.suppress(ConnectionError):
             async with asyncio.timeout(20):
-                while not client.metric("ingest_http_unread_answers_total"):
+                while not client.metric("lakefeed_ingest_http_unread_responses_total"):
                     await raw.send(requests)
-        await until(lambda: client.metric("ingest_http_unread_answers_total") == 1)
+        await until(lambda: client.metric("lakefeed_ingest_http_unread_responses_total") == 1)
         assert (client.gatekeeper.budget.used_bytes, client.gate.places.taken) == (0, 0)
         assert (await client.batch(1)).status == 200

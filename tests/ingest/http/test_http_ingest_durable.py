@@ -52,7 +52,7 @@ async def test_full_log_makes_the_answer_late_and_it_is_a_200_once_there_is_room
         await client.at_work.log.trim(client.at_work.log.durable_end)
         accepted = [answer.document.get("eventsAccepted", answer) for answer in (await batch, await rows)]
         assert accepted == [2, 1]
-        assert client.metric("ingest_received_changes_total") == 3
+        assert client.metric("lakefeed_ingest_received_changes_total") == 3
 
 
 async def test_log_that_stays_full_is_a_503_that_says_to_try_again(tmp_path, monkeypatch):

@@ -333,8 +333,8 @@ async def test_requests_are_counted_by_route_status_and_source(tmp_path):
         await client.rows({"id": 1}, source="rows")
         await client.debezium(DEBEZIUM_INSERT, source="dbz")
         await client.post("/cdc", b"{", params={"source": "shop"})
-        assert client.metric("ingest_http_requests_total", route="/cdc", status="200") == 3
-        assert client.metric("ingest_http_requests_total", route="/cdc", status="400") == 1
-        assert client.metric("ingest_http_requests_total", route="/cdc/debezium", status="200") == 1
+        assert client.metric("lakefeed_ingest_http_requests_total", route="/cdc", status="200") == 3
+        assert client.metric("lakefeed_ingest_http_requests_total", route="/cdc", status="400") == 1
+        assert client.metric("lakefeed_ingest_http_requests_total", route="/cdc/debezium", status="200") == 1
         counted = {name: (known.requests, known.changes) for name, known in client.gate.sources.items()}
         assert counted == {"shop": (2, 2), "rows": (1, 1), "dbz": (1, 1)}

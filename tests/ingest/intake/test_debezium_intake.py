@@ -132,7 +132,7 @@ async def test_refused_request_is_remembered_by_nobody_and_new_when_it_returns(t
         await at_work.at_work.log.trim(at_work.at_work.log.durable_end)
         assert isinstance((await take(at_work.debezium_intake, request)).verdict, Durable)
         assert ids(at_work) == [1]
-        assert at_work.metric("ingest_received_changes_total") == 1
+        assert at_work.metric("lakefeed_ingest_received_changes_total") == 1
 
 
 async def test_full_log_makes_the_answer_late_and_it_is_a_200_once_there_is_room(tmp_path):
@@ -145,7 +145,7 @@ async def test_full_log_makes_the_answer_late_and_it_is_a_200_once_there_is_room
         assert not answer.done()
         await at_work.at_work.log.trim(at_work.at_work.log.durable_end)
         assert (await answer).document["eventsAccepted"] == 1
-        assert at_work.metric("ingest_received_changes_total") == 1
+        assert at_work.metric("lakefeed_ingest_received_changes_total") == 1
 
 
 async def test_requests_of_one_source_take_turns_and_those_of_others_do_not_wait(tmp_path):
@@ -238,7 +238,7 @@ async def test_malformed_request_is_a_400_that_names_place_and_rule(tmp_path, bo
         assert (status, document["reason"], document["shouldRetry"]) == (400, "invalid_format", False)
         assert error in document["error"]
         assert at_work.at_work.frames() == []
-        assert at_work.metric("ingest_nacks_total", reason="invalid_format") == 1
+        assert at_work.metric("lakefeed_ingest_nacks_total", reason="invalid_format") == 1
 
 
 async def test_source_that_is_no_name_is_a_400(tmp_path):
@@ -266,7 +266,7 @@ async def test_transaction_of_which_changes_are_missing_is_reported(tmp_path, ca
         }
         assert {name: getattr(record, name) for name in doubt} == doubt
         assert list(at_work.debezium_intake.doubts) == [doubt]
-        assert at_work.metric("ingest_transaction_doubts_total", doubt="missing") == 1
+        assert at_work.metric("lakefeed_ingest_transaction_doubts_total", doubt="missing") == 1
 
 
 async def test_request_that_is_retried_is_reported_once(tmp_path):
@@ -274,7 +274,7 @@ async def test_request_that_is_retried_is_reported_once(tmp_path):
         for _ in range(3):
             await take(at_work.debezium_intake, mark("BEGIN", "5:100"), in_transaction(1), mark("END", "5:200", 3, t=3))
         assert len(at_work.debezium_intake.doubts) == 1
-        assert at_work.metric("ingest_duplicate_changes_total") == 2
+        assert at_work.metric("lakefeed_ingest_duplicate_changes_total") == 2
 
 
 @pytest.mark.parametrize("complete", [True, False])
@@ -311,7 +311,7 @@ async def test_doubts_that_are_shown_are_bounded_in_number_and_size(tmp_path):
             await take(at_work.debezium_intake, mark("BEGIN", f"{number}:1"), mark("END", f"{number}:2", 500, **tables))
         assert len(at_work.debezium_intake.doubts) == DOUBTS_SHOWN
         assert {len(doubt["missing"]) for doubt in at_work.debezium_intake.doubts} == {TABLES_SHOWN}
-        assert at_work.metric("ingest_transaction_doubts_total", doubt="missing") == DOUBTS_SHOWN + 5
+        assert at_work.metric("lakefeed_ingest_transaction_doubts_total", doubt="missing") == DOUBTS_SHOWN + 5
 
 
 # -- what must not be remembered

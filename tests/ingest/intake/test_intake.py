@@ -50,8 +50,8 @@ async def test_duplicate_is_not_written_again(tmp_path):
         await at_work.verdicts(offer_of(1, 2))
         assert await at_work.verdicts(offer_of(1, 2)) == [Duplicate(2)]
         assert len(at_work.frames()) == 1
-        assert at_work.metric("ingest_durable_changes_total") == 2
-        assert at_work.metric("ingest_duplicate_changes_total") == 2
+        assert at_work.metric("lakefeed_ingest_durable_changes_total") == 2
+        assert at_work.metric("lakefeed_ingest_duplicate_changes_total") == 2
 
 
 async def test_verdict_comes_after_the_sync_and_never_before(tmp_path):

@@ -253,7 +253,7 @@ async def test_handler_that_fails_closes_its_connection_with_1011_and_harms_nobo
         assert (await neighbour.batch(1))["status"] == "ok"
     failed = [record for record in caplog.records if record.message == "connection_failed"]
     assert [(record.source, record.exc_info is not None) for record in failed] == [("shop", True)]
-    assert (await metrics_of(http))['ingest_closed_connections_total{code="1011"}'] == 1
+    assert (await metrics_of(http))['lakefeed_ingest_closed_connections_total{code="1011"}'] == 1
 
 
 # -- heartbeats and goodbyes

@@ -12,6 +12,7 @@ import pytest
 from pyiceberg.expressions import EqualTo
 from pyiceberg.table.sorting import SortDirection
 from pyiceberg.transforms import BucketTransform
+from pyiceberg.types import StringType
 
 from lakefeed.contract.changes import SourceId
 from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
@@ -235,21 +236,15 @@ async def test_sort_order_of_a_new_table_waits_for_its_column_and_rows_do_not(tm
     assert pq.read_table(path)["later"].to_pylist() == [2, 1]
 
 
-async def test_dolake_route_parts_rows_by_what_events_say(tmp_path, local_lake):
-    settings = {"route": "dolake", "partition": "identity(_cdc_partition)"}
-    events = [
-        {"after": {"id": 1, "partition_key": "k1"}, "metadata": {"partition": "eu"}},
-        {"after": {"id": 2, "partition_key": "k1"}},
-        {"after": {"id": 3, "created_at": "2026-11-16T01:02:03Z"}},
-        {"after": {"id": 4}},
-    ]
-    await commit(tmp_path, local_lake, settings, 1, *events)
-    with opened(local_lake) as table:
-        found = {each["partition"]["_cdc_partition"]: each["record_count"] for each in files_of(local_lake)}
-        scan = table.scan(row_filter=EqualTo("_cdc_partition", "eu"))
-        assert len(list(scan.plan_files())) == 1
-    assert found == {"eu": 1, "k1": 1, "dt=2026-11-16": 1, None: 1}
-    assert read(local_lake, "_cdc_partition = 'dt=2026-11-16'") == [3]
+async def test_table_with_a_reserved_column_that_is_no_longer_filled_goes_on_with_nulls_in_it(tmp_path, local_lake):
+    await commit(tmp_path, local_lake, {}, 1, *rows({"id": 1}))
+    settings = {"partition": "identity(_cdc_partition)"}
+    with opened(local_lake) as table, table.update_schema() as update:
+        update.add_column("_cdc_partition", StringType())
+    await commit(tmp_path, local_lake, settings, 2, *rows({"id": 2}))
+    await commit(tmp_path, local_lake, settings, 3, *rows({"id": 3}))
+    assert read(local_lake) == [1, 2, 3]
+    assert read(local_lake, "_cdc_partition IS NULL") == [1, 2, 3]
 
 
 async def test_before_images_are_kept_for_those_tables_that_ask(tmp_path, local_lake):

@@ -200,7 +200,7 @@ async def test_every_change_of_the_columns_is_a_log_line_a_metric_and_in_the_sta
             await running.append(range(2, 3), row=lambda _: grown)
             await running.flush()
             shown = running.status("default.users")["schemaChanges"]
-            counted = running.metric("writer_schema_changes_total", "default.users")
+            counted = running.metric("lakefeed_writer_schema_changes_total", "default.users")
     expected = [
         *("n int -> long", "price decimal(4, 2) -> decimal(8, 2)"),
         *("home.in.zip int -> long", "home.in.city string", "lines.element.count long"),

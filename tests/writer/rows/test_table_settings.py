@@ -66,7 +66,6 @@ def test_properties_of_several_sections_are_joined():
         ({"partition": "bucket[0](id)"}, "transform is not known"),
         ({"partition": "day(a), day(a)"}, "twice"),
         ({"sort": "a upward"}, "sort must be"),
-        ({"route": "elsewhere"}, "route must be"),
         ({"properties": {"lakefeed.append-only": "false"}}, "lakefeed.append-only"),
         ({"properties": {"a": 1}}, "properties must be texts"),
     ],

@@ -56,8 +56,8 @@ async def check_that_bad_is_told(running: Running) -> None:
     assert status["problem"]
     assert status["problemSeconds"] >= 0
     assert status["resumeOffset"] < running.log.durable_end
-    await wait_for(lambda: running.metric("writer_paused_tables", "default.bad") == 1)
-    assert running.metric("writer_paused_tables", "default.good") == 0
+    await wait_for(lambda: running.metric("lakefeed_writer_table_paused", "default.bad") == 1)
+    assert running.metric("lakefeed_writer_table_paused", "default.good") == 0
     assert running.feed.buffer_status()["pausedTables"] == 1
     (problem,) = running.feed.problems(now=time.monotonic(), stalled_after_s=3600)
     assert problem.startswith("table is paused: table=default.bad reason=")
@@ -278,7 +278,7 @@ async def test_rows_that_cannot_be_decoded_go_to_the_quarantine_alone_and_whole(
         await running.append(range(20, 40), row=poisoned)
         assert (await running.flush())["success"]
         assert running.feed.committed_position(SHOP) == Position(0, 39)
-        assert running.metric("writer_quarantined_changes_total", "default.users") == 3
+        assert running.metric("lakefeed_writer_quarantined_changes_total", "default.users") == 3
     assert read_sequences(local_lake) == shop(*(n for n in range(40) if n not in {7, 8, 31}))
     rows = read_quarantine(local_lake)
     assert [row["sequence"] for row in rows] == [7, 8, 31]

@@ -45,7 +45,7 @@ def pushed_to_bad(end: int) -> list[int]:
 
 
 def rows_set_aside(running: Running) -> float:
-    return running.metric("writer_quarantined_changes_total", "default.bad")
+    return running.metric("lakefeed_writer_quarantined_changes_total", "default.bad")
 
 
 def read_quarantine(lake: Lake) -> list[dict[str, Any]]:

@@ -246,7 +246,7 @@ async def test_of_many_schema_changes_the_newest_are_kept(tmp_path: Path, local_
         await running.append(range(1, 2), row=lambda _: {f"c{n:03}": n for n in range(CHANGES_MAX + 5)})
         await running.flush()
         shown = running.status("default.users")["schemaChanges"]
-        counted = running.metric("writer_schema_changes_total", "default.users")
+        counted = running.metric("lakefeed_writer_schema_changes_total", "default.users")
     assert shown == [f"c{n:03} long" for n in range(5, CHANGES_MAX + 5)]
     assert counted == CHANGES_MAX + 5
     assert read_sequences(local_lake) == shop(1)
