@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeAlias, TypeVar
 
@@ -338,7 +338,17 @@ def change_columns(
         names.RESCUED: lambda type_: _or_nulls(group, rescued, type_),
         names.EPOCH: lambda type_: epochs_of(group).cast(type_),
     }
-    return {name: make(schema.field(name).type) for name, make in build.items() if name in schema.names}
+    built = {name: make(schema.field(name).type) for name, make in build.items() if name in schema.names}
+    return _unfilled_columns(len(group), schema, built) | built
+
+
+def _unfilled_columns(rows: int, schema: pa.Schema, built: Collection[str]) -> dict[str, pa.Array]:
+    """Build the reserved columns that this version does not fill, such as `_cdc_partition` of an earlier one: nulls."""
+    return {
+        field.name: pa.nulls(rows, field.type)
+        for field in schema
+        if field.name.startswith(names.RESERVED_PREFIX) and field.name not in built
+    }
 
 
 def text_of(image: Image) -> str:
@@ -588,7 +598,8 @@ def arrow_change_columns(
         names.RESCUED: pa.nulls(len(group)) if rescued is None else rescued,
         names.EPOCH: epochs_of(group),
     }
-    return {name: column.cast(schema.field(name).type) for name, column in every.items() if name in schema.names}
+    built = {name: column.cast(schema.field(name).type) for name, column in every.items() if name in schema.names}
+    return _unfilled_columns(len(group), schema, built) | built
 
 
 def _column_or(rows: pa.Table, name: str, default: str | None) -> pa.Array | pa.ChunkedArray:
