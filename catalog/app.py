@@ -16,7 +16,7 @@ from aiohttp import web
 
 from lakefeed.aio import Turns
 from lakefeed.catalog.config import MEMORY_DATABASE, CatalogConfig, Warehouse
-from lakefeed.catalog.errors import BadRequest, CatalogError, MethodNotAllowed, NoSuchRoute, StoreUnusable
+from lakefeed.catalog.errors import BadRequest, CatalogError, MethodNotAllowed, NoSuchRoute, StoreUnusable, error_model
 from lakefeed.catalog.json_fields import JsonObject
 from lakefeed.catalog.metadata.document import parse_document
 from lakefeed.catalog.metadata.views import parse_view_document
@@ -32,6 +32,7 @@ from lakefeed.catalog.service.views import Namespaces, Views
 from lakefeed.catalog.store.memory import MemoryStore
 from lakefeed.catalog.store.protocol import Store
 from lakefeed.catalog.store.sqlite import SqliteStore
+from lakefeed.contract.errors import LakefeedError
 from lakefeed.locations import Confinement
 from lakefeed.storage.local import Files, LocalFiles, S3Files
 
@@ -151,8 +152,8 @@ async def render_errors(request: web.Request, handler: Handler) -> web.StreamRes
     """Answer every error in Iceberg's shape; unknown ones without detail, which goes to the log."""
     try:
         return await handler(request)
-    except CatalogError as error:
-        if error.status >= CatalogError.status:
+    except LakefeedError as error:
+        if error_model(error).status >= CatalogError.status:
             _logger.exception("request_failed", extra=_request_facts(request))
         return _error_answer(error)
     except web.HTTPNotFound:
@@ -174,7 +175,8 @@ def _request_facts(request: web.Request) -> dict[str, str]:
     return {"method": request.method, "path": request.path}
 
 
-def _error_answer(error: CatalogError) -> web.Response:
-    answer = error_answer(error.status, error.type, str(error))
-    answer.headers.update(error.headers)
+def _error_answer(error: LakefeedError) -> web.Response:
+    model = error_model(error)
+    answer = error_answer(model.status, model.type, str(error))
+    answer.headers.update(model.headers)
     return answer

@@ -7,9 +7,19 @@ its compatibility kit assert on the text.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from lakefeed.contract.errors import LakefeedError
+from lakefeed.contract.errors import (
+    FileMissing,
+    LakefeedError,
+    LiteralInvalid,
+    LocationForbidden,
+    LocationInvalid,
+    ManifestUnreadable,
+    StorageError,
+    TooManyWaiting,
+)
 
 
 class CatalogError(LakefeedError):
@@ -39,13 +49,6 @@ class IllegalArgument(CatalogError):
 
     status = 400
     type = "IllegalArgumentException"
-
-
-class Forbidden(CatalogError):
-    """The request names a place that this catalog does not own."""
-
-    status = 403
-    type = "ForbiddenException"
 
 
 class NoSuchWarehouse(CatalogError):
@@ -95,13 +98,6 @@ class NoSuchPlanTask(CatalogError):
 
     status = 404
     type = "NoSuchPlanTaskException"
-
-
-class FileMissing(CatalogError):
-    """A metadata file is gone, though a table refers to it or a client asked to register it."""
-
-    status = 404
-    type = "NotFoundException"
 
 
 class NoSuchRoute(CatalogError):
@@ -167,14 +163,6 @@ class Unprocessable(CatalogError):
     type = "UnprocessableEntityException"
 
 
-class TooManyWaiting(CatalogError):
-    """Too many requests wait for one table or one key. Not 503: Java clients take that as an unknown commit outcome."""
-
-    status = 429
-    type = "TooManyRequestsException"
-    headers: ClassVar[Mapping[str, str]] = {"Retry-After": "1"}
-
-
 class TooManyPlans(CatalogError):
     """The scan plans that clients have under way fill their room."""
 
@@ -197,14 +185,7 @@ class StoreFailed(CatalogError):
     type = "ServiceUnavailableException"
 
 
-class StorageFailed(CatalogError):
-    """The object store or disk did not do what was asked."""
-
-    status = 503
-    type = "ServiceUnavailableException"
-
-
-class FileChanged(StorageFailed):
+class FileChanged(CatalogError, StorageError):
     """A metadata file has other content than was registered. Not 503: trying again does not help, a person has to look.
 
     Nor 4xx: Java clients take a 404 as a missing table, and a key would remember the refusal beyond the repair.
@@ -216,3 +197,33 @@ class FileChanged(StorageFailed):
 
 class StoreUnusable(CatalogError):
     """The database belongs to another version of the catalog: stop, a person has to look."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorModel:
+    """What clients see of an error besides its message: Iceberg's `ErrorModel` and the headers of the response."""
+
+    status: int
+    type: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+# Errors of the shared code, most special first.
+SHARED_ERRORS: tuple[tuple[type[LakefeedError], ErrorModel], ...] = (
+    (LocationInvalid, ErrorModel(400, "BadRequestException")),
+    (LiteralInvalid, ErrorModel(400, "ValidationException")),
+    (LocationForbidden, ErrorModel(403, "ForbiddenException")),
+    (FileMissing, ErrorModel(404, "NotFoundException")),
+    (ManifestUnreadable, ErrorModel(406, "UnsupportedOperationException")),  # the client may plan its scan itself
+    # Not 503: Java clients take that as an unknown commit outcome.
+    (TooManyWaiting, ErrorModel(429, "TooManyRequestsException", {"Retry-After": "1"})),
+    (StorageError, ErrorModel(503, "ServiceUnavailableException")),
+)
+
+
+def error_model(error: LakefeedError) -> ErrorModel:
+    """Return the HTTP status, Iceberg type and headers of an error, whichever package raised it."""
+    if isinstance(error, CatalogError):
+        return ErrorModel(error.status, error.type, error.headers)
+    shared = (model for kind, model in SHARED_ERRORS if isinstance(error, kind))
+    return next(shared, ErrorModel(CatalogError.status, CatalogError.type))

@@ -7,13 +7,16 @@ therefore cannot be part of a level; in messages they are joined by dots.
 from __future__ import annotations
 
 import hashlib
+import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from lakefeed.catalog.errors import BadRequest
-from lakefeed.catalog.json_fields import read_list, read_text
+from lakefeed.catalog.json_fields import parse_count, read_list, read_text
+from lakefeed.contract.properties import WRITE_DATA_PATH, WRITE_METADATA_PATH
+from lakefeed.locations import Confinement, OwnedDirectories, parse_location
 
 # --- catalog.names ----------------------------------------------------------------------------------------------------
 
@@ -152,3 +155,57 @@ def point_at(location: str, document: Mapping[str, Any], *, digest: str = "") ->
 def digest_of(raw: bytes) -> str:
     """Tell the content of a file from others."""
     return hashlib.sha256(raw).hexdigest()[:_DIGEST_CHARS]
+
+
+# Half of what file systems allow for one path component, so that the uuid fits beside it.
+_COMPONENT_MAX_CHARS = 120
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
+_VERSION = re.compile(r"([0-9]+)-")
+
+
+def namespace_location(warehouse: str, namespace: Namespace) -> str:
+    """Return the directory for a namespace's tables unless it has a `location` property."""
+    return "/".join((warehouse, *map(_component, namespace)))
+
+
+def entry_location(namespace_base: str, entry: EntryId, entry_uuid: str) -> str:
+    """Return the directory of a new table or view unless its client asks for one.
+
+    The uuid keeps tables apart for good: after a rename or a drop without purge, a new table of the old name must not
+    write among the other's files. The name is only there for people, so it is cut and cleaned.
+    """
+    return f"{namespace_base.rstrip('/')}/{_component(entry.name)}-{entry_uuid}"
+
+
+def metadata_location(document: Mapping[str, Any], *, version: int, file_uuid: str) -> str:
+    """Return the location of a table's next metadata file."""
+    return f"{metadata_directory(document)}/{version:05d}-{file_uuid}.metadata.json"
+
+
+def metadata_directory(document: Mapping[str, Any]) -> str:
+    """Return the directory of a table's metadata files."""
+    chosen = document["properties"].get(WRITE_METADATA_PATH)
+    return chosen.rstrip("/") if chosen else f"{document['location'].rstrip('/')}/metadata"
+
+
+def owned_directories(document: Mapping[str, Any], confinement: Confinement) -> OwnedDirectories:
+    """Return the directories whose files belong to a table.
+
+    Raises: LocationInvalid.
+    """
+    chosen = (document["properties"].get(name) for name in (WRITE_DATA_PATH, WRITE_METADATA_PATH))
+    directories = (document["location"], *filter(None, chosen))
+    return OwnedDirectories(confinement, tuple(map(parse_location, directories)))
+
+
+def next_version(location: str) -> int:
+    """Return the version after that of a metadata file; foreign names start over at 0, as in Iceberg."""
+    match = _VERSION.match(posixpath.basename(location))
+    version = parse_count(match[1]) if match else None
+    return 0 if version is None else version + 1
+
+
+def _component(name: str) -> str:
+    cleaned = _UNSAFE.sub("_", name)[:_COMPONENT_MAX_CHARS]
+    return cleaned if cleaned.strip(".") else "_" * len(cleaned)

@@ -26,8 +26,7 @@ from lakefeed.ingest.admission.auth import CLIENT_TOKEN_VARIABLE, AuthConfig
 from lakefeed.ingest.admission.budget import FRAGMENTS_OVERHEAD_BYTES
 from lakefeed.ingest.admission.limits import ConnectionLimits, MessageLimits, Patience
 from lakefeed.ingest.debezium.events import UNAVAILABLE_VALUE, DebeziumConfig, TableKeys
-from lakefeed.ingest.errors import ConfigError
-from lakefeed.settings import check
+from lakefeed.settings import SettingsError, check
 from lakefeed.storage.config import CLOUD_SCHEMES, MIB, StorageConfig
 from lakefeed.writer.config import IcebergConfig, LogConfig, WriterConfig
 from lakefeed.writer.rows.comments import read_notes
@@ -380,7 +379,7 @@ def known_keys() -> dict[str, type]:
 def load_config(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Loaded:
     """Read file, environment and flags (`section.key` -> value, None = not given) into one checked configuration.
 
-    Raises: ConfigError.
+    Raises: SettingsError.
     """
     given = _Given()
     _take_file(path, given)
@@ -398,21 +397,21 @@ def _take_file(path: Path | None, given: _Given) -> None:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read the configuration: file={path} error={error.strerror}") from error
+        raise SettingsError(f"cannot read the configuration: file={path} error={error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"not valid TOML: file={path} error={error}") from error
+        raise SettingsError(f"not valid TOML: file={path} error={error}") from error
     for section, table in document.items():
         if section == PIPELINE:
             continue
         if not isinstance(table, dict):
-            raise ConfigError(
+            raise SettingsError(
                 f"settings stand in sections: file={path} key={section}{_nearest(section, _as_keys(section))}"
             )
         if section == TABLES:
             _take_tables(table, path, given)
             continue
         if not table and section not in section_types():
-            raise ConfigError(f"unknown section: file={path} section={section}{_nearest(section, section_types())}")
+            raise SettingsError(f"unknown section: file={path} section={section}{_nearest(section, section_types())}")
         for name, value in table.items():
             key = f"{section}.{name}"
             given.put(key, _checked(key, value, where=str(path)), origin=str(path))
@@ -422,12 +421,12 @@ def _take_tables(document: Mapping[str, Any], path: Path, given: _Given) -> None
     kinds = per_table_keys()
     for pattern, table in document.items():
         if not isinstance(table, dict):
-            raise ConfigError(f"settings of tables stand in sections of theirs: file={path} key={TABLES}.{pattern}")
+            raise SettingsError(f"settings of tables stand in sections of theirs: file={path} key={TABLES}.{pattern}")
         section = given.tables.setdefault(pattern, {})
         for name, value in table.items():
             key = f'{TABLES}."{pattern}".{name}'
             if name not in kinds:
-                raise ConfigError(f"unknown setting of a table: key={key} in={path}{_nearest(name, kinds)}")
+                raise SettingsError(f"unknown setting of a table: key={key} in={path}{_nearest(name, kinds)}")
             section[name] = _checked_as(kinds[name], key, value, where=str(path))
             given.origins[key] = str(path)
 
@@ -440,7 +439,7 @@ def _take_environment(environ: Mapping[str, str], given: _Given) -> None:
         if variable.startswith(PIPELINE_PREFIX):
             continue
         if variable not in by_variable:
-            raise ConfigError(f"unknown setting: environment={variable}{_nearest(variable, by_variable)}")
+            raise SettingsError(f"unknown setting: environment={variable}{_nearest(variable, by_variable)}")
         key = by_variable[variable]
         given.put(key, _parsed(key, text, where=variable), origin=variable)
 
@@ -451,11 +450,11 @@ def _build(given: _Given) -> Config:
         try:
             sections[section] = cls(**given.values.get(section, {}))
         except ValueError as error:
-            raise ConfigError(f"{section}.{error}") from error
+            raise SettingsError(f"{section}.{error}") from error
     try:
         return Config(**sections, tables=TableSections(given.tables))
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        raise SettingsError(str(error)) from error
 
 
 def _checked(key: str, value: Any, *, where: str) -> Any:
@@ -470,7 +469,7 @@ def _checked_as(kind: type, key: str, value: Any, *, where: str) -> Any:
     if kind == TEXTS and isinstance(value, list) and all(isinstance(item, str) for item in value):
         return tuple(value)
     if type(value) is not kind:
-        raise ConfigError(f"wrong type: key={key} in={where} expected={_kind_name(kind)} got={type(value).__name__}")
+        raise SettingsError(f"wrong type: key={key} in={where} expected={_kind_name(kind)} got={type(value).__name__}")
     return value
 
 
@@ -484,7 +483,7 @@ def _parsed_as(kind: type, key: str, text: str, *, where: str) -> Any:
     try:
         return _PARSERS[kind](text)
     except ValueError as error:
-        raise ConfigError(f"wrong value: key={key} in={where} expected={_kind_name(kind)}") from error
+        raise SettingsError(f"wrong value: key={key} in={where} expected={_kind_name(kind)}") from error
 
 
 def _kind_name(kind: type) -> str:
@@ -494,7 +493,7 @@ def _kind_name(kind: type) -> str:
 def _kind_of(key: str, where: str) -> type:
     keys = known_keys()
     if key not in keys:
-        raise ConfigError(f"unknown setting: key={key} in={where}{_nearest(key, keys)}")
+        raise SettingsError(f"unknown setting: key={key} in={where}{_nearest(key, keys)}")
     return keys[key]
 
 

@@ -34,9 +34,5 @@ class ProtocolError(IngestError):
         self.correlation_id: str | None = None
 
 
-class ConfigError(IngestError):
-    """The configuration cannot be used: say what and where, and do not start."""
-
-
 class PushError(IngestError):
     """The service refused what was pushed, or went away: show the message and stop."""

@@ -33,7 +33,7 @@ from lakefeed.iceberg.layout import parse_partition
 from lakefeed.iceberg.types import Schema
 from lakefeed.ingest.admission.auth import Auth, auth_from, build_auth, is_loopback, load_tokens
 from lakefeed.ingest.config import Config
-from lakefeed.ingest.errors import ConfigError, IngestError
+from lakefeed.ingest.errors import IngestError
 from lakefeed.ingest.http.changes import ROUTES, HttpIngest, add_http_ingest
 from lakefeed.ingest.http.control import Parts, build_control_plane
 from lakefeed.ingest.http.gate import asking_for_token
@@ -43,6 +43,7 @@ from lakefeed.ingest.intake.intake import Intake
 from lakefeed.ingest.intake.sources import ResumePoints
 from lakefeed.ingest.metrics import IngestMetrics, SourceCollector
 from lakefeed.ingest.websocket.server import PATH, DataPlane
+from lakefeed.settings import SettingsError
 from lakefeed.storage.config import CLOUD_SCHEMES, S3Settings, StorageConfig
 from lakefeed.storage.local import Files
 from lakefeed.storage.store import open_store
@@ -330,7 +331,7 @@ def _check_partition(config: WriterConfig) -> None:
         columns = initial_columns(keep_before=config.keep_before)
         parse_partition(config.partition, Schema(0, columns))
     except ValueError as error:
-        raise ConfigError(f"writer.partition: {error}") from error
+        raise SettingsError(f"writer.partition: {error}") from error
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from lakefeed.catalog.errors import TooManyWaiting
+from lakefeed.contract.errors import TooManyWaiting
 
 # --- writer.parallel --------------------------------------------------------------------------------------------------
 #

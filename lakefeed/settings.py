@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lakefeed.pipeline.errors import ConfigError
+from lakefeed.contract.errors import LakefeedError
 
 # --- pipeline.settings ------------------------------------------------------------------------------------------------
 
@@ -29,6 +29,11 @@ from lakefeed.pipeline.errors import ConfigError
 DEFAULT_FILE = Path("lakefeed.toml")
 ENVIRONMENT_PREFIX = "LAKEFEED_PIPELINE_"
 TABLE = "pipeline"
+
+
+class SettingsError(LakefeedError):
+    """A setting is unknown or its value cannot work: the operator has to change it before anything starts."""
+
 
 # Every section there is, so that a misspelt one is found by whichever command reads the file.
 SECTIONS = ("spark", "mirror", "maintenance", "backfill", "verification")
@@ -47,7 +52,7 @@ _SWITCHES = {
 def load_section(path: Path | None, environ: Mapping[str, str], section: str, kind: type[_Section]) -> _Section:
     """Read one section of the file (lakefeed.toml if there is one and no other is named) and of the environment.
 
-    Raises: ConfigError.
+    Raises: SettingsError.
     """
     assert section in SECTIONS, f"unknown to {__name__}: {section}"
     where, document = read_file(path)
@@ -57,7 +62,7 @@ def load_section(path: Path | None, environ: Mapping[str, str], section: str, ki
     try:
         return kind(**values)
     except ValueError as error:
-        raise ConfigError(f"{TABLE}.{section}.{error}") from error
+        raise SettingsError(f"{TABLE}.{section}.{error}") from error
 
 
 # -- the file
@@ -66,7 +71,7 @@ def load_section(path: Path | None, environ: Mapping[str, str], section: str, ki
 def read_file(path: Path | None) -> tuple[str, Mapping[str, Any]]:
     """Read the file, whole, with its name for messages.
 
-    Raises: ConfigError.
+    Raises: SettingsError.
     """
     if path is None and not DEFAULT_FILE.exists():
         return "", {}
@@ -74,20 +79,20 @@ def read_file(path: Path | None) -> tuple[str, Mapping[str, Any]]:
     try:
         return str(path), tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read the configuration: file={path} error={error.strerror}") from error
+        raise SettingsError(f"cannot read the configuration: file={path} error={error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"not valid TOML: file={path} error={error}") from error
+        raise SettingsError(f"not valid TOML: file={path} error={error}") from error
 
 
 def _section_of(document: Mapping[str, Any], section: str, where: str) -> Mapping[str, Any]:
     sections = document.get(TABLE, {})
     if not isinstance(sections, Mapping):
-        raise ConfigError(f"settings stand in sections such as [{TABLE}.{section}]: file={where} key={TABLE}")
+        raise SettingsError(f"settings stand in sections such as [{TABLE}.{section}]: file={where} key={TABLE}")
     for name, values in sections.items():
         if name not in SECTIONS:
-            raise ConfigError(f"unknown section: file={where} section={TABLE}.{name}{_known(name, SECTIONS)}")
+            raise SettingsError(f"unknown section: file={where} section={TABLE}.{name}{_known(name, SECTIONS)}")
         if not isinstance(values, Mapping):
-            raise ConfigError(f"settings stand in sections: file={where} key={TABLE}.{name}")
+            raise SettingsError(f"settings stand in sections: file={where} key={TABLE}.{name}")
     found: Mapping[str, Any] = sections.get(section, {})
     return found
 
@@ -96,7 +101,7 @@ def _fields_from_file(kind: type, values: Mapping[str, Any], *, key: str, where:
     kinds = _field_kinds(kind)
     for name in values:
         if name not in kinds:
-            raise ConfigError(f"unknown setting: key={key}.{name} in={where}{_known(name, kinds)}")
+            raise SettingsError(f"unknown setting: key={key}.{name} in={where}{_known(name, kinds)}")
     return {name: _from_file(kinds[name], value, key=f"{key}.{name}", where=where) for name, value in values.items()}
 
 
@@ -114,22 +119,22 @@ def _from_file(kind: Any, value: Any, *, key: str, where: str) -> Any:
         return float(value)
     if isinstance(value, str) and kind is not bool and kind is not float:
         return _from_text(kind, value, key=key, where=where)
-    raise ConfigError(f"wrong type: key={key} in={where} expected={_name_of(kind)} got={type(value).__name__}")
+    raise SettingsError(f"wrong type: key={key} in={where} expected={_name_of(kind)} got={type(value).__name__}")
 
 
 def _mapping_from_file(kind: Any, value: Any, *, key: str, where: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"wrong type: key={key} in={where} expected=section got={type(value).__name__}")
+        raise SettingsError(f"wrong type: key={key} in={where} expected=section got={type(value).__name__}")
     return {name: _from_file(kind, each, key=f'{key}."{name}"', where=where) for name, each in value.items()}
 
 
 def _dataclass_from_file(kind: type, value: Any, *, key: str, where: str) -> Any:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"wrong type: key={key} in={where} expected=section got={type(value).__name__}")
+        raise SettingsError(f"wrong type: key={key} in={where} expected=section got={type(value).__name__}")
     try:
         return kind(**_fields_from_file(kind, value, key=key, where=where))
     except ValueError as error:
-        raise ConfigError(f"{key}.{error}") from error
+        raise SettingsError(f"{key}.{error}") from error
 
 
 # -- the environment
@@ -142,11 +147,11 @@ def _fields_from_environment(kind: type, environ: Mapping[str, str], section: st
         if not variable.startswith(ENVIRONMENT_PREFIX):
             continue
         if _section_in(variable) is None:
-            raise ConfigError(f"unknown setting: environment={variable}{_known(variable, map(_prefix_of, SECTIONS))}")
+            raise SettingsError(f"unknown setting: environment={variable}{_known(variable, map(_prefix_of, SECTIONS))}")
         if _section_in(variable) != section:
             continue
         if variable not in known:
-            raise ConfigError(f"unknown setting: environment={variable}{_known(variable, known)}")
+            raise SettingsError(f"unknown setting: environment={variable}{_known(variable, known)}")
         name = known[variable]
         found[name] = _from_text(_without_none(_field_kinds(kind)[name]), text, key=variable, where="environment")
     return found
@@ -176,7 +181,7 @@ def _from_text(kind: Any, text: str, *, key: str, where: str) -> Any:
         return _parser_of(kind)(text)
     except ValueError:
         # The value is not repeated: it may be a secret that stands at the wrong key.
-        raise ConfigError(f"wrong value: key={key} in={where} expected={_name_of(kind)}") from None
+        raise SettingsError(f"wrong value: key={key} in={where} expected={_name_of(kind)}") from None
 
 
 def _parser_of(kind: Any) -> Callable[[str], Any]:

@@ -9,10 +9,6 @@ class PipelineError(LakefeedError):
     """Base of the pipeline's errors."""
 
 
-class ConfigError(PipelineError):
-    """A setting is unknown or cannot work: whoever wrote it has to change it."""
-
-
 class SparkUnavailable(PipelineError):
     """Spark cannot start on this machine: a person has to install what the message names."""
 
@@ -23,7 +19,3 @@ class SparkFailed(PipelineError):
 
 class CatalogUnavailable(PipelineError):
     """The catalog does not answer, or not to us: a person has to start it, or to give its address and token."""
-
-
-class ConsumerError(PipelineError):
-    """A consumer cannot be registered as it was asked for."""

@@ -343,8 +343,6 @@ def check_uuid(text: str) -> str:
 
 FORMAT_VERSION = "format-version"
 COMPRESSION_CODEC = "write.parquet.compression-codec"
-DATA_PATH = "write.data.path"
-METADATA_PATH = "write.metadata.path"
 PREVIOUS_VERSIONS_MAX = "write.metadata.previous-versions-max"
 DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
 GC_ENABLED = "gc.enabled"

@@ -18,7 +18,7 @@ from typing import ParamSpec, TypeVar
 import orjson
 
 from lakefeed.catalog.config import CatalogConfig
-from lakefeed.catalog.errors import CatalogError, NoSuchPlan, NoSuchPlanTask, TooManyPlans, Unplannable
+from lakefeed.catalog.errors import CatalogError, NoSuchPlan, NoSuchPlanTask, TooManyPlans, Unplannable, error_model
 from lakefeed.catalog.json_fields import JsonObject, parse_count
 from lakefeed.catalog.names import TableId
 from lakefeed.catalog.planning.tasks import (
@@ -33,6 +33,7 @@ from lakefeed.catalog.planning.tasks import (
 )
 from lakefeed.catalog.service.tables import Tables
 from lakefeed.catalog.service.versions import Versions
+from lakefeed.contract.errors import LakefeedError
 from lakefeed.iceberg.manifest_reads import Entry, Manifest, decode_manifest_list
 from lakefeed.storage.local import Files
 
@@ -54,7 +55,7 @@ class Plan:
     table: TableId
     used_at: float
     prepared: PreparedScan | None = None
-    failure: CatalogError | None = None
+    failure: LakefeedError | None = None
     unread_pages: set[int] = field(default_factory=set)
 
     @property
@@ -205,7 +206,7 @@ class Planner:
 
         Cancelling gives the plan up, as does a failure: nobody knows its id yet.
 
-        Raises: NoSuchTable, BadRequest, ValidationFailed, Forbidden, FileMissing, TooManyPlans, Unplannable.
+        Raises: NoSuchTable, BadRequest, ValidationFailed, LocationForbidden, FileMissing, TooManyPlans, Unplannable.
         """
         stored = await self._tables.load(await self._tables.locate(table))
         scan = bind_scan(request, stored.document)
@@ -220,7 +221,7 @@ class Planner:
             if plan.failure is not None:
                 raise plan.failure
             return await self._first_page(plan, {"status": "completed", "plan-id": plan.plan_id})
-        except (CatalogError, asyncio.CancelledError):
+        except (LakefeedError, asyncio.CancelledError):
             self._give_up(plan)
             raise
 
@@ -234,7 +235,8 @@ class Planner:
         if plan.is_running:
             return orjson.dumps({"status": "submitted"})
         if plan.failure is not None:
-            error = {"message": str(plan.failure), "type": plan.failure.type, "code": plan.failure.status}
+            model = error_model(plan.failure)
+            error = {"message": str(plan.failure), "type": model.type, "code": model.status}
             return orjson.dumps({"status": "failed", "error": error})
         return await self._first_page(plan, {"status": "completed"})
 
@@ -288,7 +290,7 @@ class Planner:
             async with self._slots:
                 prepared = await self._prepare_scan(scan)
             self._plans.finish(plan, prepared)
-        except CatalogError as error:
+        except LakefeedError as error:
             plan.failure = error
         except Exception:
             _logger.exception("plan_failed", extra={"table": str(plan.table), "plan": plan.plan_id})

@@ -18,13 +18,14 @@ from typing import Any
 import orjson
 
 from lakefeed.catalog.config import CatalogConfig
-from lakefeed.catalog.errors import BadRequest, CatalogError
+from lakefeed.catalog.errors import BadRequest
 from lakefeed.catalog.json_fields import as_object, maybe_text, parse_object, read_int, read_text, read_text_map
 from lakefeed.catalog.metadata.document import check_document, parse_document
 from lakefeed.catalog.metadata.views import parse_view_document
 from lakefeed.catalog.names import EntryId, Namespace, Pointer, ViewId, check_name, namespace_from_json
 from lakefeed.catalog.service.metadata_cache import check_content, unpack
 from lakefeed.catalog.store.protocol import Contents, entry_of
+from lakefeed.contract.errors import LakefeedError
 from lakefeed.storage.local import Files
 
 # --- catalog.backup ---------------------------------------------------------------------------------------------------
@@ -108,7 +109,7 @@ async def find_problems(contents: Contents, files: Files, config: CatalogConfig)
                 raw = unpack(location, packed, config.metadata_max_bytes)
                 check_content(pointer, raw)
                 _check(entry, raw)
-            except CatalogError as error:
+            except LakefeedError as error:
                 return f"{entry.kind} {entry}: {error}: metadata_location={location}"
         return None
 

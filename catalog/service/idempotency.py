@@ -21,8 +21,9 @@ from typing import TypeVar
 
 from lakefeed.aio import Turns
 from lakefeed.catalog.config import CatalogConfig
-from lakefeed.catalog.errors import BadRequest, CatalogError, KeyTaken, StoreFailed, Unprocessable
+from lakefeed.catalog.errors import BadRequest, CatalogError, KeyTaken, StoreFailed, Unprocessable, error_model
 from lakefeed.catalog.store.protocol import MESSAGE_MAX_CHARS, Claim, Outcome, Refusal, Store, claiming
+from lakefeed.contract.errors import LakefeedError
 
 # Requests with one key that may wait for the first: a client repeats itself one by one.
 _WAITING_MAX = 16
@@ -107,9 +108,10 @@ class Idempotency:
                 return await do()
         except KeyTaken:
             raise
-        except CatalogError as error:
-            if error.status < CatalogError.status and error.status not in _TRANSIENT:
-                refusal = Refusal(error.status, error.type, str(error)[:MESSAGE_MAX_CHARS])
+        except LakefeedError as error:
+            model = error_model(error)
+            if model.status < CatalogError.status and model.status not in _TRANSIENT:
+                refusal = Refusal(model.status, model.type, str(error)[:MESSAGE_MAX_CHARS])
                 await self._store.record_outcome(claim, Outcome(refusal=refusal))
             raise
 

@@ -20,10 +20,11 @@ from dataclasses import dataclass
 import orjson
 
 from lakefeed.aio import SharedWork
-from lakefeed.catalog.errors import BadRequest, FileChanged, StorageFailed
+from lakefeed.catalog.errors import BadRequest, FileChanged
 from lakefeed.catalog.json_fields import JsonObject
 from lakefeed.catalog.metadata.document import Serialised, only_referenced_snapshots, serialise
 from lakefeed.catalog.names import Pointer, digest_of, point_at
+from lakefeed.contract.errors import StorageError
 from lakefeed.storage.local import Files, missing
 
 # --- catalog.metadata_files -------------------------------------------------------------------------------------------
@@ -76,7 +77,7 @@ class MetadataFiles:
     async def load(self, pointer: Pointer) -> StoredMetadata:
         """Return the document that a pointer stands for. What many ask for at once is read, and held, once.
 
-        Raises: FileMissing, FileChanged, StorageFailed; BadRequest if it is not what `parse` reads.
+        Raises: FileMissing, FileChanged, StorageError; BadRequest if it is not what `parse` reads.
         """
         version = _version(pointer)
         cached = self._cached.get(version)
@@ -88,14 +89,14 @@ class MetadataFiles:
     async def peek(self, pointer: Pointer) -> StoredMetadata:
         """Return the document that a pointer stands for, and leave the cache as it is: for who looks at many, once.
 
-        Raises: FileMissing, FileChanged, StorageFailed; BadRequest if it is not what `parse` reads.
+        Raises: FileMissing, FileChanged, StorageError; BadRequest if it is not what `parse` reads.
         """
         return self._cached.get(_version(pointer)) or await self._read(pointer.location, pointer.digest)
 
     async def load_anew(self, location: str) -> StoredMetadata:
         """Return the document that is in a file now, whatever was there before, with the digest of its content.
 
-        Raises: FileMissing, StorageFailed; BadRequest if it is not what `parse` reads.
+        Raises: FileMissing, StorageError; BadRequest if it is not what `parse` reads.
         """
         return await self._read_and_keep(location, None)
 
@@ -118,7 +119,7 @@ class MetadataFiles:
     async def check_exists(self, location: str) -> None:
         """Check that a file is there, whether or not its content is cached.
 
-        Raises: FileMissing, StorageFailed.
+        Raises: FileMissing, StorageError.
         """
         if not await self._files.exists(location):
             raise missing(location)
@@ -126,7 +127,7 @@ class MetadataFiles:
     async def write(self, location: str, document: JsonObject, *, base: StoredMetadata | None = None) -> StoredMetadata:
         """Write a document, made from that of `base`, under a new, unique location.
 
-        Raises: StorageFailed.
+        Raises: StorageError.
         """
         stored = StoredMetadata(point_at(location, document), serialise(document, base.content if base else None))
         await self._files.write(location, stored.raw)
@@ -140,7 +141,7 @@ class MetadataFiles:
 
         The document is not kept: that is for `keep`, once it is written.
 
-        Raises: StorageFailed.
+        Raises: StorageError.
         """
         stored = StoredMetadata(point_at(location, document), serialise(document, base.content))
         work = self._files.write_in_thread(location, stored.raw)
@@ -151,7 +152,7 @@ class MetadataFiles:
     async def delete(self, location: str) -> None:
         """Delete a file that nothing refers to.
 
-        Raises: StorageFailed.
+        Raises: StorageError.
         """
         self.forget(Pointer(location))
         await self._files.delete(location)
@@ -159,7 +160,7 @@ class MetadataFiles:
     async def prepare(self, directories: list[str]) -> None:
         """Make directories, where there are directories.
 
-        Raises: StorageFailed.
+        Raises: StorageError.
         """
         for directory in directories:
             await self._files.prepare(directory)
@@ -194,7 +195,7 @@ def check_content(pointer: Pointer, raw: bytes) -> None:
 def unpack(location: str, body: bytes, max_bytes: int) -> bytes:
     """Unpack a metadata file that other writers compressed, never beyond the limit.
 
-    Raises: BadRequest, StorageFailed.
+    Raises: BadRequest, StorageError.
     """
     if not location.endswith((".gz.metadata.json", ".metadata.json.gz")):
         return body
@@ -204,7 +205,7 @@ def unpack(location: str, body: bytes, max_bytes: int) -> bytes:
     except zlib.error as error:
         raise BadRequest(f"Malformed gzip in metadata file: {location}") from error
     if decompressor.unconsumed_tail:
-        raise StorageFailed(f"File is larger than {max_bytes} bytes: {location}")
+        raise StorageError(f"File is larger than {max_bytes} bytes: {location}")
     return unpacked
 
 

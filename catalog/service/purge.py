@@ -24,12 +24,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from lakefeed.catalog.errors import CatalogError, FileMissing
 from lakefeed.catalog.json_fields import JsonObject
-from lakefeed.catalog.names import Pointer, TableId
+from lakefeed.catalog.names import Pointer, TableId, owned_directories
 from lakefeed.catalog.service.metadata_cache import MetadataFiles
+from lakefeed.contract.errors import FileMissing, LakefeedError
 from lakefeed.iceberg.manifest_reads import live_files_of, manifests_of
-from lakefeed.locations import Confinement, OwnPlaces, own_places
+from lakefeed.locations import Confinement, OwnedDirectories
 from lakefeed.storage.local import Files
 
 # Each holds one manifest and its paths in memory; further ones wait with their tables still there.
@@ -100,9 +100,11 @@ class Purges:
         facts: dict[str, str | int] = {"table": str(table), "metadata_location": location}
         try:
             document = (await self._metadata_files.load(pointer)).document
-            purge = _Purge(self._files, own_places(document, self._confinement), file_max_bytes=self._file_max_bytes)
+            purge = _Purge(
+                self._files, owned_directories(document, self._confinement), file_max_bytes=self._file_max_bytes
+            )
             tally = await purge.run(document, location)
-        except CatalogError as error:
+        except LakefeedError as error:
             _logger.warning("purge_left_files", extra=facts | {"reason": str(error)})
         except asyncio.CancelledError:
             _logger.warning("purge_left_files", extra=facts | {"reason": "shutting down"})
@@ -122,7 +124,7 @@ class Purges:
 class _Purge:
     """One table's purge."""
 
-    def __init__(self, files: Files, own: OwnPlaces, *, file_max_bytes: int) -> None:
+    def __init__(self, files: Files, own: OwnedDirectories, *, file_max_bytes: int) -> None:
         self._files = files
         self._own = own
         self._file_max_bytes = file_max_bytes
@@ -155,21 +157,21 @@ class _Purge:
 
     async def _maybe_read(self, location: str, read: Callable[[bytes, str], list[str]]) -> list[str]:
         """Read which files a file names: none if it is gone, foreign or, which counts as a failure, not readable."""
-        if not self._own.hold(location):
+        if not self._own.contain(location):
             return []
         try:
             data = await self._files.read(location, max_bytes=self._file_max_bytes)
             return await asyncio.to_thread(read, data, location)
         except FileMissing:
             return []
-        except CatalogError as error:
+        except LakefeedError as error:
             self._fail(location, error)
             return []
 
     async def _delete_all(self, locations: Iterable[str]) -> None:
         own = []
         for location in locations:
-            if self._own.hold(location):
+            if self._own.contain(location):
                 own.append(location)
             else:
                 self._tally.foreign += 1
@@ -180,10 +182,10 @@ class _Purge:
         try:
             await self._files.delete(location)
             self._tally.deleted += 1
-        except CatalogError as error:
+        except LakefeedError as error:
             self._fail(location, error)
 
-    def _fail(self, location: str, error: CatalogError) -> None:
+    def _fail(self, location: str, error: LakefeedError) -> None:
         self._tally.failed += 1
         _logger.warning("purge_failed_on_file", extra={"location": location, "reason": str(error)})
 

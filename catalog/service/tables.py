@@ -12,14 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from lakefeed.aio import Turns
-from lakefeed.catalog.errors import (
-    AlreadyExists,
-    BadRequest,
-    CommitFailed,
-    FileMissing,
-    StorageFailed,
-    ValidationFailed,
-)
+from lakefeed.catalog.errors import AlreadyExists, BadRequest, CommitFailed, ValidationFailed
 from lakefeed.catalog.json_fields import JsonObject
 from lakefeed.catalog.metadata.document import check_document, is_same_table, may_be_purged
 from lakefeed.catalog.metadata.updates import (
@@ -32,12 +25,13 @@ from lakefeed.catalog.metadata.updates import (
     is_create,
     plan_create,
 )
-from lakefeed.catalog.names import Namespace, Pointer, TableId, ViewId
+from lakefeed.catalog.names import Namespace, Pointer, TableId, ViewId, metadata_directory
 from lakefeed.catalog.service.metadata_cache import MetadataFiles, StoredMetadata
 from lakefeed.catalog.service.purge import Purges
 from lakefeed.catalog.service.versions import Change, Versions
 from lakefeed.catalog.store.protocol import Store, name_is_taken, no_such_entry
-from lakefeed.locations import metadata_directory, parent_path
+from lakefeed.contract.errors import FileMissing, LocationInvalid, StorageError
+from lakefeed.locations import parent_path
 
 # --- catalog.twins ----------------------------------------------------------------------------------------------------
 #
@@ -64,7 +58,7 @@ _PARALLEL_READS = 6
 async def find_twin(table: TableId, stored: StoredMetadata, *, store: Store, files: MetadataFiles) -> TableId | None:
     """Find another name of a table.
 
-    Raises: StorageFailed, with the name of a table that may be a twin and cannot be read; StoreFailed.
+    Raises: StorageError, with the name of a table that may be a twin and cannot be read; StoreFailed.
     """
     uuid = stored.pointer.table_uuid
     found = await store.find_tables(table_uuid=uuid, directory=parent_path(stored.location))
@@ -96,21 +90,21 @@ async def _twin_in(
         if is_same_table(stored.document, each.document):
             return name
     for name, outcome in zip(group, outcomes, strict=True):
-        if isinstance(outcome, StorageFailed):
-            raise StorageFailed(
+        if isinstance(outcome, StorageError):
+            raise StorageError(
                 f"Cannot purge table: its files may also be those of {name}, whose metadata cannot be read;"
                 f" make it readable, or drop {table} without purge: {outcome}"
             ) from outcome
     return None
 
 
-async def _maybe_read(files: MetadataFiles, pointer: Pointer) -> StoredMetadata | StorageFailed | None:
+async def _maybe_read(files: MetadataFiles, pointer: Pointer) -> StoredMetadata | StorageError | None:
     """Read a table's metadata: None if there is none to be read, the error if it may be read another time."""
     try:
         return await files.peek(pointer)
-    except (FileMissing, BadRequest):
+    except (FileMissing, BadRequest, LocationInvalid):
         return None
-    except StorageFailed as error:
+    except StorageError as error:
         return error
 
 
@@ -173,21 +167,21 @@ class Tables:
     async def load(self, pointer: Pointer) -> StoredMetadata:
         """Return a located table's metadata.
 
-        Raises: FileMissing, StorageFailed.
+        Raises: FileMissing, StorageError.
         """
         return await self._files.load(pointer)
 
     async def recall(self, table: TableId, pointer: Pointer) -> StoredMetadata:
         """Return what a table was once, or what it is now if that version's file has been deleted since.
 
-        Raises: NoSuchTable, FileMissing, StorageFailed.
+        Raises: NoSuchTable, FileMissing, StorageError.
         """
         return await self._versions.recall(table, pointer)
 
     async def stage(self, table: TableId, request: CreateRequest) -> JsonObject:
         """Return the metadata that a create would start from, and make its directories; store nothing.
 
-        Raises: NoSuchNamespace, AlreadyExists, Forbidden, ValidationFailed.
+        Raises: NoSuchNamespace, AlreadyExists, LocationForbidden, ValidationFailed.
         """
         document = await self._new_document(table, request)
         await self._check_free(table)
@@ -197,7 +191,7 @@ class Tables:
     async def create(self, table: TableId, request: CreateRequest) -> StoredMetadata:
         """Create a table.
 
-        Raises: NoSuchNamespace, AlreadyExists, Forbidden, ValidationFailed; CommitStateUnknown.
+        Raises: NoSuchNamespace, AlreadyExists, LocationForbidden, ValidationFailed; CommitStateUnknown.
         """
         document = await self.stage(table, request)
         return await self._versions.insert(table, document)
@@ -205,7 +199,7 @@ class Tables:
     async def commit(self, table: TableId, commit: Commit) -> StoredMetadata:
         """Commit to a table, or create it if that is what the commit requires. Cancelling leaves the outcome open.
 
-        Raises: NoSuchTable, CommitFailed, ValidationFailed, Forbidden, TooManyWaiting; CommitStateUnknown.
+        Raises: NoSuchTable, CommitFailed, ValidationFailed, LocationForbidden, TooManyWaiting; CommitStateUnknown.
         """
         async with self._turns.turn(table):
             committed = await self._commit_in_turn(table, commit)
@@ -225,7 +219,7 @@ class Tables:
     async def plan(self, table: TableId, commit: Commit) -> PlannedCommit:
         """Check and apply a commit that is part of a transaction; store nothing.
 
-        Raises: NoSuchTable, NoSuchNamespace, CommitFailed, ValidationFailed, Forbidden.
+        Raises: NoSuchTable, NoSuchNamespace, CommitFailed, ValidationFailed, LocationForbidden.
         """
         pointer = await self._store.load_pointer(table)
         if pointer is None:
@@ -240,7 +234,7 @@ class Tables:
     async def register(self, table: TableId, location: str, *, overwrite: bool) -> StoredMetadata:
         """Make a table of a metadata file that exists, in place of the one of that name if so asked.
 
-        Raises: NoSuchNamespace, AlreadyExists, Forbidden, FileMissing, BadRequest, ValidationFailed.
+        Raises: NoSuchNamespace, AlreadyExists, LocationForbidden, FileMissing, BadRequest, ValidationFailed.
         """
         self._versions.confinement.check(location)
         await self._store.load_namespace(table.namespace)
@@ -259,7 +253,7 @@ class Tables:
     async def unregister(self, table: TableId) -> StoredMetadata:
         """Forget a table and return its last metadata, with which it can be registered elsewhere; its files stay.
 
-        Raises: NoSuchTable, FileMissing, StorageFailed.
+        Raises: NoSuchTable, FileMissing, StorageError.
         """
         async with self._turns.turn(table):
             pointer = await self._store.load_pointer(table)
@@ -287,7 +281,7 @@ class Tables:
     async def purge(self, table: TableId) -> None:
         """Forget a table and delete its files; deleting very many goes on after this returns.
 
-        Raises: NoSuchTable, ValidationFailed, StorageFailed.
+        Raises: NoSuchTable, ValidationFailed, StorageError.
         """
         await self._check_purgeable(table)
         await self._purges.run(table, drop=lambda: self._store.drop_entry(table))
@@ -298,7 +292,7 @@ class Tables:
             raise no_such_entry(table)
         try:
             stored = await self._files.load(pointer)
-        except (FileMissing, BadRequest):
+        except (FileMissing, BadRequest, LocationInvalid):
             return  # there is nothing to find its files by: only the name is left to drop
         if not may_be_purged(stored.document["properties"]):
             raise ValidationFailed("Cannot purge table: GC is disabled (deleting files may corrupt other tables)")
@@ -381,7 +375,7 @@ class Transactions:
     async def commit(self, commits: Mapping[TableId, Commit]) -> None:
         """Commit to all tables, creating those whose commits require that. Cancelling leaves the outcome open.
 
-        Raises: NoSuchTable, CommitFailed, ValidationFailed, Forbidden, TooManyWaiting; CommitStateUnknown.
+        Raises: NoSuchTable, CommitFailed, ValidationFailed, LocationForbidden, TooManyWaiting; CommitStateUnknown.
         """
         async with AsyncExitStack() as held:
             for table in sorted(commits):

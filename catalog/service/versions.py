@@ -16,19 +16,21 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lakefeed.catalog.errors import CatalogError, CommitStateUnknown, FileChanged, FileMissing, StoreFailed
+from lakefeed.catalog.errors import CommitStateUnknown, FileChanged, StoreFailed
 from lakefeed.catalog.json_fields import JsonObject
-from lakefeed.catalog.names import EntryId, Pointer
-from lakefeed.catalog.service.metadata_cache import MetadataFiles, StoredMetadata
-from lakefeed.catalog.store.protocol import Move, Store, current_claim, no_such_entry, outcome_at
-from lakefeed.locations import (
-    Confinement,
+from lakefeed.catalog.names import (
+    EntryId,
+    Pointer,
     entry_location,
     metadata_directory,
     metadata_location,
     namespace_location,
     next_version,
 )
+from lakefeed.catalog.service.metadata_cache import MetadataFiles, StoredMetadata
+from lakefeed.catalog.store.protocol import Move, Store, current_claim, no_such_entry, outcome_at
+from lakefeed.contract.errors import FileMissing, LakefeedError
+from lakefeed.locations import Confinement
 
 # The S3 client has ten connections, and commits need some.
 _PARALLEL_DELETES = 6
@@ -79,7 +81,7 @@ class Versions:
     def check_places(self, document: JsonObject) -> None:
         """Check that a document keeps to the places that clients may use.
 
-        Raises: BadRequest, Forbidden.
+        Raises: BadRequest, LocationForbidden.
         """
         self.confinement.check(document["location"])
         self.confinement.check(metadata_directory(document))
@@ -87,7 +89,7 @@ class Versions:
     async def insert(self, entry: EntryId, document: JsonObject) -> StoredMetadata:
         """Write the first version and create the entry.
 
-        Raises: AlreadyExists, NoSuchNamespace, StorageFailed; CommitStateUnknown.
+        Raises: AlreadyExists, NoSuchNamespace, StorageError; CommitStateUnknown.
         """
         location = metadata_location(document, version=0, file_uuid=self.new_uuid())
         stored = await self.files.write(location, document)
@@ -95,7 +97,7 @@ class Versions:
             await self.store.create_entry(entry, stored.pointer)
         except StoreFailed as error:
             await self._check_landed(entry, location, error)
-        except CatalogError:
+        except LakefeedError:
             await self.discard(location)
             raise
         return stored
@@ -113,7 +115,7 @@ class Versions:
     async def recall(self, entry: EntryId, pointer: Pointer) -> StoredMetadata:
         """Return a version that was current once, or the one that is now if its file is gone or another one since.
 
-        Raises: NoSuchTable, NoSuchView, FileMissing, FileChanged, StorageFailed.
+        Raises: NoSuchTable, NoSuchView, FileMissing, FileChanged, StorageError.
         """
         try:
             return await self.files.load(pointer)
@@ -123,7 +125,7 @@ class Versions:
     async def replace(self, entry: EntryId, base: StoredMetadata, document: JsonObject) -> StoredMetadata | None:
         """Write the version after `base` and move the pointer; None if somebody else moved it first.
 
-        Raises: StorageFailed; CommitStateUnknown.
+        Raises: StorageError; CommitStateUnknown.
         """
         if _places(document) != _places(base.document):
             self.check_places(document)
@@ -134,7 +136,7 @@ class Versions:
         except StoreFailed as error:
             await self._check_landed(entry, location, error)
             swapped = True
-        except CatalogError:
+        except LakefeedError:
             await self.discard(location)
             raise
         if not swapped:
@@ -147,7 +149,7 @@ class Versions:
     async def replace_all(self, changes: Sequence[Change]) -> bool:
         """Write the versions of several entries and move all their pointers at once; tell whether they were moved.
 
-        Raises: AlreadyExists, NoSuchNamespace, StorageFailed; CommitStateUnknown.
+        Raises: AlreadyExists, NoSuchNamespace, StorageError; CommitStateUnknown.
         """
         moves: list[Move] = []
         try:
@@ -158,7 +160,7 @@ class Versions:
             for move in moves:
                 await self._check_landed(move.entry, move.new.location, error)
             moved = True
-        except CatalogError:
+        except LakefeedError:
             await self._discard_moves(moves)
             raise
         if not moved:
@@ -209,7 +211,7 @@ class Versions:
         try:
             if self.confinement.allows(location):
                 await self.files.delete(location)
-        except CatalogError as error:
+        except LakefeedError as error:
             kept = {"metadata_location": location, "reason": str(error)}
             _logger.warning("metadata_file_kept", extra=kept)
 

@@ -58,21 +58,21 @@ class Views:
     async def load(self, view: ViewId) -> StoredMetadata:
         """Return a view's metadata.
 
-        Raises: NoSuchView, FileMissing, StorageFailed.
+        Raises: NoSuchView, FileMissing, StorageError.
         """
         return await self._versions.files.load(await self.locate(view))
 
     async def recall(self, view: ViewId, pointer: Pointer) -> StoredMetadata:
         """Return what a view was once, or what it is now if that version's file has been deleted since.
 
-        Raises: NoSuchView, FileMissing, StorageFailed.
+        Raises: NoSuchView, FileMissing, StorageError.
         """
         return await self._versions.recall(view, pointer)
 
     async def create(self, view: ViewId, request: CreateView) -> StoredMetadata:
         """Create a view.
 
-        Raises: NoSuchNamespace, AlreadyExists, Forbidden, ValidationFailed; CommitStateUnknown.
+        Raises: NoSuchNamespace, AlreadyExists, LocationForbidden, ValidationFailed; CommitStateUnknown.
         """
         view_uuid = self._versions.new_uuid()
         default = await self._versions.default_location(view, view_uuid)
@@ -84,7 +84,7 @@ class Views:
     async def commit(self, view: ViewId, commit: ViewCommit) -> StoredMetadata:
         """Commit to a view. Cancelling leaves the outcome open.
 
-        Raises: NoSuchView, CommitFailed, ValidationFailed, Forbidden, TooManyWaiting; CommitStateUnknown.
+        Raises: NoSuchView, CommitFailed, ValidationFailed, LocationForbidden, TooManyWaiting; CommitStateUnknown.
         """
         async with self._turns.turn(view):
             for _ in range(COMMIT_ATTEMPTS):
@@ -107,7 +107,7 @@ class Views:
     async def register(self, view: ViewId, location: str) -> StoredMetadata:
         """Make a view of a metadata file that exists.
 
-        Raises: NoSuchNamespace, AlreadyExists, Forbidden, FileMissing, BadRequest, ValidationFailed.
+        Raises: NoSuchNamespace, AlreadyExists, LocationForbidden, FileMissing, BadRequest, ValidationFailed.
         """
         self._versions.confinement.check(location)
         await self._store.load_namespace(view.namespace)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from lakefeed.ingest.errors import ConfigError
+from lakefeed.settings import SettingsError
 
 # --- ingest.auth ------------------------------------------------------------------------------------------------------
 
@@ -152,21 +152,21 @@ class AuthConfig:
 def load_tokens(config: AuthConfig) -> tuple[str, ...]:
     """Gather the tokens from the settings and the file.
 
-    Raises: ConfigError. A file without tokens is an error: whoever named one wants the doors shut.
+    Raises: SettingsError. A file without tokens is an error: whoever named one wants the doors shut.
     """
     if not config.tokens_file:
         return config.tokens
     try:
         lines = Path(config.tokens_file).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"auth.tokens_file cannot be read: file={config.tokens_file} error={error}") from error
+        raise SettingsError(f"auth.tokens_file cannot be read: file={config.tokens_file} error={error}") from error
     found = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not found:
-        raise ConfigError(f"auth.tokens_file has no token in it: file={config.tokens_file}")
+        raise SettingsError(f"auth.tokens_file has no token in it: file={config.tokens_file}")
     try:
         auth_from(found)
     except ValueError as error:
-        raise ConfigError(f"auth.tokens_file: {error}") from None
+        raise SettingsError(f"auth.tokens_file: {error}") from None
     return (*config.tokens, *found)
 
 

@@ -28,12 +28,12 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 @contextmanager
 def _readable_errors() -> Iterator[None]:
     """Show errors that a user can act on without a traceback, those of the catalog too."""
-    from lakefeed.catalog.errors import CatalogError  # noqa: PLC0415
+    from lakefeed.contract.errors import LakefeedError  # noqa: PLC0415
 
     with readable_errors():
         try:
             yield
-        except CatalogError as error:
+        except LakefeedError as error:
             raise click.ClickException(str(error)) from error
 
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import click
 
-from lakefeed.contract.errors import WriterError
-from lakefeed.ingest.errors import ConfigError, IngestError
+from lakefeed.contract.errors import LakefeedError
+from lakefeed.settings import SettingsError
 
 
 @contextmanager
@@ -19,9 +19,9 @@ def readable_errors() -> Iterator[None]:
     """Show errors that a user can act on without a traceback."""
     try:
         yield
-    except ConfigError as error:
+    except SettingsError as error:
         raise click.UsageError(str(error)) from error
-    except (IngestError, WriterError) as error:
+    except LakefeedError as error:
         raise click.ClickException(str(error)) from error
     except PermissionError as error:
         raise click.ClickException(f"no permission, run as the service's user: {error}") from error

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from lakefeed.contract.errors import ConsumerError
 from lakefeed.contract.properties import MAIN_BRANCH
-from lakefeed.pipeline.errors import ConsumerError
 
 # --- writer.iceberg.consumers -----------------------------------------------------------------------------------------
 #

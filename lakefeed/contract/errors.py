@@ -1,4 +1,4 @@
-"""Errors of the writer, by what the caller does next."""
+"""Errors of the shared code and of the writer, by what the caller does next."""
 
 from __future__ import annotations
 
@@ -9,6 +9,26 @@ from lakefeed.contract.changes import Position, SourceId, TableName
 
 class LakefeedError(Exception):
     """Base of all errors that Lakefeed raises on purpose. Commands show its message without a traceback."""
+
+
+class LocationInvalid(LakefeedError):
+    """A location cannot be parsed, or is of another kind of storage: its author has to change it."""
+
+
+class LocationForbidden(LakefeedError):
+    """A location is outside the warehouse: its author has to change it, or the operator has to allow it."""
+
+
+class LiteralInvalid(LakefeedError):
+    """A value is not one of its type: its author has to change it."""
+
+
+class TooManyWaiting(LakefeedError):
+    """Too many callers wait for one key: try again later."""
+
+
+class ConsumerError(LakefeedError):
+    """A consumer cannot be registered under this name or for this time: the caller has to change them."""
 
 
 class WriterError(LakefeedError):
@@ -49,6 +69,14 @@ class WalVersionUnknown(WriterError):
 
 class StorageError(WriterError):
     """The object store did not do what was asked: try again later."""
+
+
+class FileMissing(StorageError):
+    """The file does not exist."""
+
+
+class ManifestUnreadable(StorageError):
+    """A manifest or manifest list is damaged or encrypted."""
 
 
 class CatalogError(WriterError):

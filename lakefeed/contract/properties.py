@@ -193,3 +193,6 @@ class Reason:
 
 
 MAIN_BRANCH = "main"
+
+WRITE_DATA_PATH = "write.data.path"
+WRITE_METADATA_PATH = "write.metadata.path"

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import fastavro
 import orjson
 
-from lakefeed.catalog.errors import StorageFailed, Unplannable
+from lakefeed.contract.errors import ManifestUnreadable
 
 # --- catalog.manifest_records -----------------------------------------------------------------------------------------
 #
@@ -60,7 +60,7 @@ class Status(IntEnum):
 def manifests_of(manifest_list: bytes, location: str) -> list[str]:
     """Read where the manifests of a list are.
 
-    Raises: StorageFailed if it is damaged.
+    Raises: ManifestUnreadable if it is damaged.
     """
     try:
         return [record["manifest_path"] for record in read_records(manifest_list, _OF_LIST)]
@@ -71,7 +71,7 @@ def manifests_of(manifest_list: bytes, location: str) -> list[str]:
 def live_files_of(manifest: bytes, location: str) -> list[str]:
     """Read where the files of a manifest are, each once, but for those that it calls deleted.
 
-    Raises: StorageFailed if it is damaged.
+    Raises: ManifestUnreadable if it is damaged.
     """
     try:
         records = read_records(manifest, _OF_MANIFEST)
@@ -119,8 +119,8 @@ def _project(record: Any, wanted: _Wanted) -> dict[str, Any]:
     return {"type": "record", "name": record["name"], "fields": fields}
 
 
-def _damaged(location: str) -> StorageFailed:
-    return StorageFailed(f"File is not what its place says: {location}")
+def _damaged(location: str) -> ManifestUnreadable:
+    return ManifestUnreadable(f"Not an Avro manifest or manifest list: {location}")
 
 
 # --- catalog.planning.manifests ---------------------------------------------------------------------------------------
@@ -171,23 +171,23 @@ class Entry:
 def decode_manifest_list(data: bytes, location: str) -> list[Manifest]:
     """Read a manifest list.
 
-    Raises: Unplannable if it is damaged, or if a manifest in it is encrypted.
+    Raises: ManifestUnreadable if it is damaged, or if a manifest in it is encrypted.
     """
     try:
         return [_read_manifest(record) for record in read_records(data)]
     except UNREADABLE as error:
-        raise Unplannable(f"Cannot read manifest list: {location}") from error
+        raise ManifestUnreadable(f"Cannot read manifest list: {location}") from error
 
 
 def decode_entries(data: bytes, manifest: Manifest, read_tuple: ReadTuple) -> Iterator[Entry]:
     """Read the live entries of a manifest, in order. `read_tuple` reads partition tuples of the manifest's spec.
 
-    Raises: Unplannable if it is damaged.
+    Raises: ManifestUnreadable if it is damaged.
     """
     try:
         yield from _live_entries(read_records(data), manifest, read_tuple)
     except UNREADABLE as error:
-        raise Unplannable(f"Cannot read manifest: {manifest.location}") from error
+        raise ManifestUnreadable(f"Cannot read manifest: {manifest.location}") from error
 
 
 def column_value(file: Mapping[str, Any], name: str, field_id: int) -> Any:
@@ -197,7 +197,7 @@ def column_value(file: Mapping[str, Any], name: str, field_id: int) -> Any:
 
 def _read_manifest(record: Mapping[str, Any]) -> Manifest:
     if record.get("key_metadata") is not None:
-        raise Unplannable(f"Cannot read encrypted manifest: {record['manifest_path']}")
+        raise ManifestUnreadable(f"Cannot read encrypted manifest: {record['manifest_path']}")
     counts = [_first_of(record, names) for names in (_ADDED_SINCE, _EXISTING_SINCE)]
     return Manifest(
         location=record["manifest_path"],

@@ -18,16 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from lakefeed.catalog.json_fields import parse_count
 from lakefeed.iceberg.values import UNITS_PER_DAY
 
 TIME_KINDS = ("year", "month", "day", "hour")
 
-_TRANSFORM = re.compile(r"(identity|year|month|day|hour)|(bucket|truncate)\[(\d+)\]")
+_TRANSFORM = re.compile(r"(identity|year|month|day|hour)|(bucket|truncate)\[([0-9]{1,10})\]")
 _HASHED_AS_LONG = ("int", "long", "time", *UNITS_PER_DAY)
 _HASHED_AS_BYTES = ("string", "uuid", "binary")
 _TRUNCATED = ("int", "long", "string", "binary")
 _MASK = 0xFFFFFFFF
+_WIDTH_MAX = 2**31 - 1  # Java reads it as an int
 _NS_PER_US = 1000
 _HOURS_PER_DAY = 24
 _NUMPY_UNITS = {"year": "Y", "month": "M"}
@@ -63,8 +63,8 @@ def parse_transform(text: str) -> Transform | None:
         return None
     if match[1] is not None:
         return Transform(match[1])
-    width = parse_count(match[3])
-    return Transform(match[2], width) if width else None
+    width = int(match[3])
+    return Transform(match[2], width) if 0 < width <= _WIDTH_MAX else None
 
 
 def result_type(transform: Transform, source: str) -> str | None:

@@ -21,7 +21,7 @@ from uuid import UUID
 
 import numpy as np
 
-from lakefeed.catalog.errors import ValidationFailed
+from lakefeed.contract.errors import LiteralInvalid
 
 # --- writer.iceberg.single_values -------------------------------------------------------------------------------------
 #
@@ -181,7 +181,7 @@ def is_comparable(type_: str) -> bool:
 def parse_literal(type_: str, value: Any) -> Any:
     """Read a filter's literal as a value of a type, never rounding it, but to a float of the column's own width.
 
-    Raises: ValidationFailed.
+    Raises: LiteralInvalid.
     """
     try:
         if decimal := _DECIMAL.fullmatch(type_):
@@ -190,7 +190,7 @@ def parse_literal(type_: str, value: Any) -> Any:
             return _read_hex(value, size=int(fixed[1]))
         return _READERS[type_](value)
     except (KeyError, ValueError, TypeError, InvalidOperation) as error:
-        raise ValidationFailed(f"Invalid value for conversion to type {type_}: {value!r:.100}") from error
+        raise LiteralInvalid(f"Invalid value for conversion to type {type_}: {value!r:.100}") from error
 
 
 def decode_bound(type_: str, encoded: bytes | None) -> Any:

@@ -22,8 +22,7 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
 from botocore.exceptions import BotoCoreError, ClientError
 
-from lakefeed.catalog.errors import BadRequest, FileMissing, StorageFailed
-from lakefeed.contract.errors import StorageError
+from lakefeed.contract.errors import FileMissing, LocationInvalid, StorageError
 from lakefeed.locations import parse_location
 from lakefeed.storage.config import S3Settings
 
@@ -141,7 +140,7 @@ _T = TypeVar("_T")
 
 
 class Files(Protocol):
-    """Whole files by location. Every method raises StorageFailed when the store does not do what was asked."""
+    """Whole files by location. Every method raises StorageError when the store does not do what was asked."""
 
     async def open(self) -> None:
         """Start; nothing else may be called before."""
@@ -152,7 +151,7 @@ class Files(Protocol):
     async def read(self, location: str, *, max_bytes: int) -> bytes:
         """Read a file.
 
-        Raises: FileMissing; StorageFailed, also for a file larger than `max_bytes`.
+        Raises: FileMissing; StorageError, also for a file larger than `max_bytes`.
         """
 
     async def write(self, location: str, body: bytes) -> None:
@@ -161,7 +160,7 @@ class Files(Protocol):
     def write_in_thread(self, location: str, body: bytes) -> Callable[[], None] | None:
         """Return what writes a new file when it is run in a thread; None where writing needs no thread.
 
-        Raises, when it is run: StorageFailed.
+        Raises, when it is run: StorageError.
         """
 
     async def delete(self, location: str) -> None:
@@ -236,8 +235,8 @@ def _storage_errors(location: str) -> Iterator[None]:
         raise missing(location) from error
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:  # no disk would take it, so that it is the client's to change
-            raise BadRequest(f"Invalid location, longer than a path may be: {location}") from error
-        raise StorageFailed(f"Storage failed: {error.strerror}: {location}") from error
+            raise LocationInvalid(f"Invalid location, longer than a path may be: {location}") from error
+        raise StorageError(f"Storage failed: {error.strerror}: {location}") from error
 
 
 class S3Files:
@@ -274,7 +273,7 @@ class S3Files:
             answer = await self._client.get_object(Bucket=bucket, Key=key)
             async with answer["Body"] as stream:
                 if answer["ContentLength"] > max_bytes:
-                    raise StorageFailed(f"File is larger than {max_bytes} bytes: {location}")
+                    raise StorageError(f"File is larger than {max_bytes} bytes: {location}")
                 body: bytes = await stream.read()
                 return body
 
@@ -315,9 +314,9 @@ class S3Files:
             code = error.response.get("Error", {}).get("Code", "")
             if code in _NOT_FOUND:
                 raise missing(location) from error
-            raise StorageFailed(f"Storage failed: {code}: {location}") from error
+            raise StorageError(f"Storage failed: {code}: {location}") from error
         except (BotoCoreError, aiohttp.ClientError, OSError) as error:  # a body that breaks off is aiohttp's
-            raise StorageFailed(f"Storage failed: {type(error).__name__}: {location}") from error
+            raise StorageError(f"Storage failed: {type(error).__name__}: {location}") from error
 
 
 def _client_config(settings: S3Settings) -> AioConfig:
@@ -352,7 +351,7 @@ def _read(path: Path, max_bytes: int) -> bytes:
     except IsADirectoryError as error:
         raise FileNotFoundError(path) from error
     if len(body) > max_bytes:
-        raise StorageFailed(f"File is larger than {max_bytes} bytes: {path}")
+        raise StorageError(f"File is larger than {max_bytes} bytes: {path}")
     return body
 
 

@@ -24,11 +24,10 @@ from lakefeed.pipeline.backfill.inputs import (
     shown,
 )
 from lakefeed.pipeline.backfill.settings import BackfillConfig
-from lakefeed.pipeline.errors import ConfigError
 from lakefeed.pipeline.spark.options import opened_session, spark_options
 from lakefeed.pipeline.spark.settings import JobKind
 from lakefeed.pipeline.spark.tables import TableName, catalog_of
-from lakefeed.settings import load_section
+from lakefeed.settings import SettingsError, load_section
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -108,24 +107,24 @@ def _config(options: dict[str, Any]) -> BackfillConfig:
     try:
         return replace(config, **{name: value for name, value in given.items() if value is not None})
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        raise SettingsError(str(error)) from error
 
 
 def make_input(spark: SparkSession, address: str, options: dict[str, Any]) -> Input:
     """Build the input from the command's options.
 
-    Raises: ConfigError.
+    Raises: SettingsError.
     """
     reader_options = check_options(options["reader_options"])
     is_jdbc = options["kind"] == JDBC
     for name in ("dbtable", "user", "driver", "split_by", "chunk_rows"):
         if options[name] is not None and not is_jdbc:
-            raise ConfigError(f"--{name.replace('_', '-')} is for --from jdbc")
+            raise SettingsError(f"--{name.replace('_', '-')} is for --from jdbc")
     if is_jdbc:
         return _jdbc_input(address, options, reader_options)
     declared = options["schema_ddl"]
     if declared and options["kind"] == "parquet":
-        raise ConfigError("--schema is for csv and jsonl: Parquet has types of its own")
+        raise SettingsError("--schema is for csv and jsonl: Parquet has types of its own")
     # Spark's own paths are URLs; a path of this machine is told from here.
     path = address if "://" in address else str(Path(address).absolute())
     return FileInput(
@@ -138,9 +137,9 @@ def make_input(spark: SparkSession, address: str, options: dict[str, Any]) -> In
 
 def _jdbc_input(address: str, options: dict[str, Any], reader_options: dict[str, str]) -> JdbcInput:
     if not options["dbtable"]:
-        raise ConfigError("--from jdbc needs --dbtable")
+        raise SettingsError("--from jdbc needs --dbtable")
     if options["schema_ddl"]:
-        raise ConfigError("--schema is for csv and jsonl: a database has types of its own")
+        raise SettingsError("--schema is for csv and jsonl: a database has types of its own")
     keys = options["keys"]
     login = {name: options[name] for name in ("user", "password", "driver") if options[name]}
     column = options["split_by"] or (keys[0] if len(keys) == 1 else "")
@@ -157,7 +156,7 @@ def _parse_schema(spark: SparkSession, text: str) -> Any:
     try:
         return spark.createDataFrame([], text).schema
     except Exception as error:
-        raise ConfigError(f"--schema is no list of columns and types: {text}") from error
+        raise SettingsError(f"--schema is no list of columns and types: {text}") from error
 
 
 # -- what is shown

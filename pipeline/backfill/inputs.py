@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lakefeed.contract.changes import Position
 from lakefeed.pipeline.backfill.settings import BackfillConfig
-from lakefeed.pipeline.errors import ConfigError, PipelineError
+from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.spark.failures import is_spark_error
 from lakefeed.pipeline.spark.tables import quoted
+from lakefeed.settings import SettingsError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -285,11 +286,11 @@ def _all_text(columns: StructType) -> StructType:
 def check_options(options: Sequence[str]) -> dict[str, str]:
     """Read NAME=VALUE options.
 
-    Raises: ConfigError.
+    Raises: SettingsError.
     """
     pairs = [option.partition("=") for option in options]
     if wrong := [option for option, (name, equals, _) in zip(options, pairs, strict=True) if not name or not equals]:
-        raise ConfigError(f"--option is written NAME=VALUE: {wrong[0]}")
+        raise SettingsError(f"--option is written NAME=VALUE: {wrong[0]}")
     return {name: value for name, _, value in pairs}
 
 
@@ -458,12 +459,12 @@ class ReadAs:
         """Give the position of rows that are read now.
 
         Raises:
-            ConfigError: changes that are not committed yet would lose against rows of the backfill.
+            SettingsError: changes that are not committed yet would lose against rows of the backfill.
         """
         if self.position is None:
             return mark or BEFORE_ALL
         if self.position > (mark or BEFORE_ALL):
-            raise ConfigError(
+            raise SettingsError(
                 "the table has not come to this position, wait until it has:"
                 f" position={shown(self.position)} mark={shown(mark)}"
             )
@@ -473,7 +474,7 @@ class ReadAs:
 def parse_read_as(text: str) -> ReadAs:
     """Read `mark`, `start` or a position.
 
-    Raises: ConfigError.
+    Raises: SettingsError.
     """
     if text == "mark":
         return ReadAs()
@@ -481,7 +482,7 @@ def parse_read_as(text: str) -> ReadAs:
         return ReadAs(BEFORE_ALL)
     match = _POSITION.fullmatch(text)
     if match is None:
-        raise ConfigError(f"--position is mark, start or EPOCH:SEQUENCE: {text}")
+        raise SettingsError(f"--position is mark, start or EPOCH:SEQUENCE: {text}")
     return ReadAs(Position(int(match[1] or 0), int(match[2])))
 
 

@@ -26,8 +26,8 @@ from pyspark.sql import functions as sql
 from lakefeed.contract import changes as cdc
 from lakefeed.contract.changes import Operation, Position
 from lakefeed.pipeline.backfill.types import FittedColumn, read_text, type_text
-from lakefeed.pipeline.errors import ConfigError
 from lakefeed.pipeline.spark.tables import quoted
+from lakefeed.settings import SettingsError
 
 # --- pipeline.backfill.row_ids ----------------------------------------------------------------------------------------
 
@@ -190,14 +190,14 @@ def _rescued(columns: Sequence[FittedColumn]) -> Column:
 def key_columns(columns: Sequence[FittedColumn], key: Sequence[str]) -> list[FittedColumn]:
     """Find the columns of the input that name a row.
 
-    Raises: ConfigError.
+    Raises: SettingsError.
     """
     by_name = {name.lower(): column for column in columns for name in (column.given, column.name)}
     missing = [name for name in key if name.lower() not in by_name]
     if missing:
         have = ", ".join(column.given for column in columns)
-        raise ConfigError(f"the input has no such column: key={','.join(missing)} columns={have}")
+        raise SettingsError(f"the input has no such column: key={','.join(missing)} columns={have}")
     found = [by_name[name.lower()] for name in key]
     if nested := [column.given for column in found if isinstance(column.type, _NESTED)]:
-        raise ConfigError(f"a key is made of single values: key={','.join(nested)}")
+        raise SettingsError(f"a key is made of single values: key={','.join(nested)}")
     return found

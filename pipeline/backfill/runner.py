@@ -41,10 +41,11 @@ from lakefeed.pipeline.backfill.target import (
     look_for_chunk,
 )
 from lakefeed.pipeline.backfill.types import Fitting, fit_columns, type_sql
-from lakefeed.pipeline.errors import ConfigError, PipelineError
+from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.spark import tables
 from lakefeed.pipeline.spark.failures import is_spark_error, message_of, root_cause_of
 from lakefeed.pipeline.spark.tables import current_fields
+from lakefeed.settings import SettingsError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -123,7 +124,7 @@ class Backfill:
         Raises:
             InputUnreadable: the input is not what it was said to be.
             NotFitting: its columns do not fit the table.
-            ConfigError: what was asked for cannot be done.
+            SettingsError: what was asked for cannot be done.
         """
         target, request = self._target, self._request
         is_new = not target.exists()
@@ -132,7 +133,7 @@ class Backfill:
         run = request.run or default_run(table=str(target.name), source=request.source, address=self._input.address)
         record = None if is_new else target.load_record(run)
         if record is not None and record.source != request.source:
-            raise ConfigError(f"the run is of another source, give it another name: run={run} source={record.source}")
+            raise SettingsError(f"the run is of another source, give it another name: run={run} source={record.source}")
         facts = None if record is None else record.facts
         plan = self._input.plan(target.spark, request.config, facts)
         given = self._input.columns(target.spark, plan)
@@ -156,7 +157,7 @@ class Backfill:
         key = key_columns(fitting.columns, self._request.key)
         names = tuple(column.given for column in key)
         if record is not None and record.key not in (None, names):
-            raise ConfigError(
+            raise SettingsError(
                 "the run was begun with another key, so that its rows have other ids: name that one, or start another"
                 f" run with --run: run={record.run} begun_with={','.join(record.key or ())} key={','.join(names)}"
             )
@@ -169,7 +170,7 @@ class Backfill:
         mark = None if is_new else self._target.mark(self._request.source)
         position = read_as.position_for(mark)
         if position == BEFORE_ALL and mark is not None and self._target.has_truncates(self._request.source):
-            raise ConfigError(
+            raise SettingsError(
                 "the source has truncated the table, which would take away rows from before all changes: say with"
                 f" --position when the input was read: mark={mark.epoch}:{mark.sequence}"
             )
@@ -178,7 +179,7 @@ class Backfill:
         """Do all chunks that are not done.
 
         Raises:
-            ConfigError: another process has taken over the run.
+            SettingsError: another process has taken over the run.
             PipelineError: a chunk could not be committed; running it again goes on with it.
         """
         record = self._begin(prepared)

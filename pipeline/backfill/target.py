@@ -34,7 +34,7 @@ from lakefeed.contract.progress import as_hex, as_number, as_object, decode_obje
 from lakefeed.contract.properties import UPKEEP_PROPERTIES
 from lakefeed.pipeline.backfill.rows import Reading, as_changes, form_problem, shown
 from lakefeed.pipeline.backfill.types import FittedColumn, type_sql
-from lakefeed.pipeline.errors import ConfigError, PipelineError
+from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.mirrors.marker import MIRROR_KEY
 from lakefeed.pipeline.mirrors.settings import MirrorMode, MirrorSettings, mirror_names
 from lakefeed.pipeline.mirrors.table import plan_layout
@@ -49,6 +49,7 @@ from lakefeed.pipeline.spark.tables import (
     text_literal,
 )
 from lakefeed.pipeline.verification.scan import facts_of, tally_rows
+from lakefeed.settings import SettingsError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -328,11 +329,11 @@ class Target:
     def check_own(self, record: RunRecord) -> None:
         """Check that nobody else has taken over the run.
 
-        Raises: ConfigError.
+        Raises: SettingsError.
         """
         stored = self.load_record(record.run)
         if stored is not None and stored.owner != record.owner:
-            raise ConfigError(f"another process goes on with this run, this one stops: run={record.run}")
+            raise SettingsError(f"another process goes on with this run, this one stops: run={record.run}")
 
 
 def _property_list(properties: dict[str, str]) -> str:
@@ -462,7 +463,7 @@ def _checksum(facts: Facts) -> int:
 def check_forms(target: Target, key: Sequence[FittedColumn]) -> None:
     """Check that ids are those of live changes, where somebody goes by them.
 
-    Raises: ConfigError.
+    Raises: SettingsError.
     """
     found = ((column, form_problem(column)) for column in key)
     problems = [f"{shown(column)}: {problem}" for column, problem in found if problem is not None]
@@ -470,12 +471,12 @@ def check_forms(target: Target, key: Sequence[FittedColumn]) -> None:
         return
     facts = f"table={target.name}: {'; '.join(problems)}"
     if plan_layout(target.columns(), MirrorSettings()).key_is_row_id:
-        raise ConfigError(
+        raise SettingsError(
             "ids of rows would not be those that live changes have: declare the key as the table's identifier, so that"
             f" mirrors go by its columns: {facts}"
         )
     if mirrors := _mirrors_by_row_id(target):
-        raise ConfigError(
+        raise SettingsError(
             "ids of rows would not be those that live changes have, by which a mirror goes: drop it, so that it is"
             f" built anew by the key that is declared: mirror={','.join(mirrors)} {facts}"
         )

@@ -12,12 +12,13 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from lakefeed.contract.errors import ConsumerError
 from lakefeed.pipeline.consumers.registry import consumers as load_consumers
 from lakefeed.pipeline.consumers.registry import drop as drop_consumer
-from lakefeed.pipeline.errors import ConfigError, ConsumerError
 from lakefeed.pipeline.spark.options import opened_session, spark_options
 from lakefeed.pipeline.spark.settings import JobKind
 from lakefeed.pipeline.spark.tables import TableName, all_tables, catalog_of
+from lakefeed.settings import SettingsError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -108,4 +109,4 @@ def _table_name(text: str) -> TableName:
     try:
         return TableName.parse(text)
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        raise SettingsError(str(error)) from error

@@ -20,7 +20,7 @@ from lakefeed.contract.consumers import (
     retain_minutes,
     tag_of,
 )
-from lakefeed.pipeline.errors import ConsumerError
+from lakefeed.contract.errors import ConsumerError
 from lakefeed.pipeline.spark.failures import repeat_on_conflict
 from lakefeed.pipeline.spark.tables import quoted
 

@@ -16,12 +16,11 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lakefeed.pipeline.errors import ConfigError
 from lakefeed.pipeline.maintenance.settings import MaintenanceConfig, Step
 from lakefeed.pipeline.spark.options import opened_session, spark_options
 from lakefeed.pipeline.spark.settings import JobKind
 from lakefeed.pipeline.spark.tables import TableName, catalog_of, exists
-from lakefeed.settings import load_section
+from lakefeed.settings import SettingsError, load_section
 
 if TYPE_CHECKING:
     from lakefeed.pipeline.maintenance.runner import Maintenance, OnStep, TableReport
@@ -58,7 +57,7 @@ def maintain(tables: Sequence[str], *, only: str | None, dry_run: bool, as_json:
         catalog = catalog_of(spark)
         for name in named:
             if not exists(spark, name.sql(catalog)):
-                raise ConfigError(f"no such table: {name}")
+                raise SettingsError(f"no such table: {name}")
         maintenance = Maintenance(spark, catalog, config, only=steps, is_dry_run=dry_run)
         reports = _run(maintenance, named or maintenance.choose_tables())
     _show(reports, as_json=as_json, is_dry_run=dry_run)
@@ -69,7 +68,7 @@ def maintain(tables: Sequence[str], *, only: str | None, dry_run: bool, as_json:
 def read_steps(text: str | None) -> frozenset[Step]:
     """Read the steps that --only names; all without it.
 
-    Raises: ConfigError.
+    Raises: SettingsError.
     """
     if text is None:
         return frozenset(Step)
@@ -77,7 +76,7 @@ def read_steps(text: str | None) -> frozenset[Step]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in known]
     if unknown or not names:
-        raise ConfigError(f"--only takes {', '.join(known)}: {text}")
+        raise SettingsError(f"--only takes {', '.join(known)}: {text}")
     return frozenset(known[name] for name in names)
 
 
@@ -85,7 +84,7 @@ def _table_name(text: str) -> TableName:
     try:
         return TableName.parse(text)
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        raise SettingsError(str(error)) from error
 
 
 def _run(maintenance: Maintenance, names: Sequence[TableName]) -> list[TableReport]:

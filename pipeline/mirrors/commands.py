@@ -18,12 +18,12 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lakefeed.logs import set_up_logging
-from lakefeed.pipeline.errors import ConfigError, PipelineError
+from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.mirrors.settings import MirrorConfig
 from lakefeed.pipeline.spark.options import driver_options, opened_session, spark_options, spark_settings
 from lakefeed.pipeline.spark.settings import JobKind
 from lakefeed.pipeline.spark.tables import TableName, catalog_of, change_tables, is_change_table, properties
-from lakefeed.settings import load_section
+from lakefeed.settings import SettingsError, load_section
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,7 +61,7 @@ def run_command(tables: tuple[str, ...], *, once: bool, checkpoints: str | None,
     if checkpoints is not None:
         config = dataclasses.replace(config, checkpoints=checkpoints)
     if remote := spark_settings(options).remote:
-        raise ConfigError(
+        raise SettingsError(
             "mirrors need a driver of their own, which Spark Connect has not, set a master and no remote in "
             f"[pipeline.spark] or use spark-submit: remote={remote}"
         )

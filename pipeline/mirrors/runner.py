@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lakefeed.pipeline.errors import PipelineError
+from lakefeed.contract.errors import LakefeedError
 from lakefeed.pipeline.mirrors.follower import Follower, FollowOptions
 from lakefeed.pipeline.mirrors.marker import Marker, Version, load_lineage
 from lakefeed.pipeline.mirrors.merge import Merged, TwoApplications
@@ -110,14 +110,14 @@ class MirrorRun:
         self._on_merge(names, merged)
 
     def _report(self, table: TableName, error: Exception) -> None:
-        foreseen = isinstance(error, PipelineError) or is_spark_error(error)
+        foreseen = isinstance(error, LakefeedError) or is_spark_error(error)
         self.failures[str(table)] = _reason(error)
         facts = {"table": str(table), "reason": self.failures[str(table)]}
         _log.error("mirror_failed", extra=facts, exc_info=None if foreseen else error)
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, PipelineError):
+    if isinstance(error, LakefeedError):
         return str(error)
     if not is_spark_error(error):
         return f"{type(error).__name__}: {error}"

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lakefeed.pipeline.errors import CatalogUnavailable, ConfigError, PipelineError, SparkFailed
+from lakefeed.contract.errors import LakefeedError
+from lakefeed.pipeline.errors import CatalogUnavailable, SparkFailed
 from lakefeed.pipeline.spark.failures import is_spark_error, message_of
 from lakefeed.pipeline.spark.session import (
     build_session,
@@ -38,7 +39,7 @@ from lakefeed.pipeline.spark.session import (
     stop_session,
 )
 from lakefeed.pipeline.spark.settings import CatalogConfig, JobKind, SessionConfig, SparkSettings
-from lakefeed.settings import load_section
+from lakefeed.settings import SettingsError, load_section
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -105,9 +106,9 @@ def readable_errors() -> Iterator[None]:
     """Show errors that a user can act on without a traceback."""
     try:
         yield
-    except ConfigError as error:
+    except SettingsError as error:
         raise click.UsageError(str(error)) from error
-    except PipelineError as error:
+    except LakefeedError as error:
         raise click.ClickException(str(error)) from error
     except Exception as error:
         if not is_spark_error(error):
@@ -184,14 +185,14 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def session_config(options: Mapping[str, Any], *, job_kind: JobKind, app_name: str = "lakefeed") -> SessionConfig:
     """Build a session's settings from a command's options; those of others among them are passed over.
 
-    Raises: ConfigError.
+    Raises: SettingsError.
     """
     settings = spark_settings(options)
     s3 = load_s3_settings(options.get("config_path"), os.environ)
     try:
         return _session_config(settings, s3, job_kind=job_kind, app_name=app_name)
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        raise SettingsError(str(error)) from error
 
 
 @contextmanager
@@ -200,7 +201,7 @@ def opened_session(
 ) -> Iterator[SparkSession]:
     """Open a session on the catalog for as long as the block lasts.
 
-    Raises: ConfigError, CatalogUnavailable, SparkUnavailable, SparkFailed for what Spark raises in the block.
+    Raises: SettingsError, CatalogUnavailable, SparkUnavailable, SparkFailed for what Spark raises in the block.
     """
     config = session_config(options, job_kind=job_kind, app_name=app_name)
     if not config.remote and not config.is_submitted:
@@ -221,7 +222,7 @@ def opened_session(
 def spark_settings(options: Mapping[str, Any]) -> SparkSettings:
     """Read [pipeline.spark] from file and environment, and lay the options over it.
 
-    Raises: ConfigError.
+    Raises: SettingsError.
     """
     settings = load_section(options.get("config_path"), os.environ, "spark", SparkSettings)
     texts = ("url", "token", "warehouse", "catalog_name", "master", "remote")
@@ -237,7 +238,7 @@ def spark_settings(options: Mapping[str, Any]) -> SparkSettings:
 def _key_and_value(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise ConfigError(f"--conf is written KEY=VALUE: {text}")
+        raise SettingsError(f"--conf is written KEY=VALUE: {text}")
     return key, value
 
 

@@ -63,7 +63,7 @@ _TEMPORARY_KEYS = "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider"
 def load_s3_settings(path: Path | None, environ: Mapping[str, str]) -> dict[str, str]:
     """Read what the service's settings say of S3; empty where its files are elsewhere or AWS's own chain is used.
 
-    Raises: ConfigError.
+    Raises: SettingsError.
     """
     section = read_file(path)[1].get(_SECTION, {})
     in_file = section if isinstance(section, Mapping) else {}

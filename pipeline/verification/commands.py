@@ -13,9 +13,10 @@ from rich.console import Console
 
 from lakefeed.contract.errors import WriterError
 from lakefeed.contract.verification import report_document, report_lines
-from lakefeed.pipeline.errors import ConfigError, PipelineError
+from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.spark.options import cluster_options, opened_session, readable_errors, spark_options
 from lakefeed.pipeline.spark.settings import JobKind
+from lakefeed.settings import SettingsError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -100,7 +101,7 @@ def _writer_errors() -> Iterator[None]:
 
 def _verified(selection: Selection, options: Mapping[str, Any]) -> list[Report]:
     if len(selection.tables) != 1 and selection.is_range:
-        raise ConfigError("--from and --to are snapshots of one table: name it")
+        raise SettingsError("--from and --to are snapshots of one table: name it")
     with opened_session(options, job_kind=JobKind.LONG, app_name="lakefeed verify") as spark, _steps() as on_step:
         return verify_all(spark, selection, options, on_step=on_step)
 

@@ -14,11 +14,12 @@ import pytest
 
 from lakefeed.catalog.app import build_catalog
 from lakefeed.catalog.config import CatalogConfig, Warehouse
-from lakefeed.catalog.errors import BadRequest, FileChanged, FileMissing, Forbidden, StorageFailed
+from lakefeed.catalog.errors import BadRequest, FileChanged
 from lakefeed.catalog.metadata.document import parse_document
-from lakefeed.catalog.names import Pointer, TableId
+from lakefeed.catalog.names import Pointer, TableId, entry_location, namespace_location, next_version
 from lakefeed.catalog.service.metadata_cache import MetadataFiles, unpack
-from lakefeed.locations import Confinement, entry_location, namespace_location, next_version, parse_location
+from lakefeed.contract.errors import FileMissing, LocationForbidden, LocationInvalid, StorageError
+from lakefeed.locations import Confinement, parse_location
 from lakefeed.storage.config import S3Settings
 from lakefeed.storage.local import LocalFiles
 from tests.catalog.conftest import Server
@@ -37,7 +38,7 @@ def test_spellings_of_a_local_place_are_one_place(location: str):
     "location", ["", "a/b", "http://x/y", "file://host/a", "s3://", "file:///a/../b", "/a/./b", "/a\0"]
 )
 def test_location_that_could_mean_anything_is_refused(location: str):
-    with pytest.raises(BadRequest):
+    with pytest.raises(LocationInvalid):
         parse_location(location)
 
 
@@ -45,9 +46,9 @@ def test_confinement_goes_by_directories_not_by_letters():
     rule = Confinement("s3://bucket/lake", allow_any=False)
     rule.check("s3a://bucket/lake/db/t")
     for outside in ("s3://bucket/lake2/t", "s3://bucket/lake", "s3://other/lake/t"):
-        with pytest.raises(Forbidden):
+        with pytest.raises(LocationForbidden):
             rule.check(outside)
-    with pytest.raises(BadRequest):
+    with pytest.raises(LocationInvalid):
         Confinement("s3://bucket/lake", allow_any=True).check("file:///x")
 
 
@@ -78,7 +79,7 @@ async def test_local_write_makes_its_directory_and_leaves_nothing_beside_the_fil
     await files.write(location, b"{}")
     assert await files.read(location, max_bytes=10) == b"{}"
     assert os.listdir(tmp_path / "new/metadata") == ["00000-a.metadata.json"]  # noqa: PTH208 - in a coroutine
-    with pytest.raises(StorageFailed):
+    with pytest.raises(StorageError):
         await files.read(location, max_bytes=1)
     await files.delete(location)
     await files.delete(location)
@@ -96,7 +97,7 @@ def taken(tmp_path: Path) -> Path:
 
 async def test_failed_local_write_leaves_no_file(taken: Path, tmp_path: Path):
     files = LocalFiles()
-    with pytest.raises(StorageFailed):
+    with pytest.raises(StorageError):
         await files.write(f"file://{taken}", b"{}")
     assert os.listdir(tmp_path) == ["taken"]  # noqa: PTH208 - in a coroutine
     await files.close()
@@ -165,7 +166,7 @@ class HungFiles(LocalFiles):
         self.reads += 1
         await self.gate.wait()
         if self.fails:
-            raise StorageFailed("storage does not answer")
+            raise StorageError("storage does not answer")
         return await super().read(location, max_bytes=max_bytes)
 
 
@@ -178,7 +179,7 @@ async def test_those_who_wait_for_one_document_all_get_the_error_of_the_one_try(
     await asyncio.sleep(0)
     files.gate.set()
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [StorageFailed] * 20
+    assert [type(outcome) for outcome in outcomes] == [StorageError] * 20
     assert files.reads == 1
     await files.close()
 
@@ -234,7 +235,7 @@ async def test_two_pointers_at_one_file_do_not_drive_each_other_out_of_the_cache
 def test_gzip_bomb_is_cut_off_at_the_limit():
     location = "file:///x/00000-a.gz.metadata.json"
     packed = gzip.compress(b" " * 1_000_000)
-    with pytest.raises(StorageFailed):
+    with pytest.raises(StorageError):
         unpack(location, packed, 1000)
     with pytest.raises(BadRequest):
         unpack(location, b"not gzip", 1000)

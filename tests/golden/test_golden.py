@@ -25,7 +25,7 @@ import msgspec
 import prometheus_client
 import pytest
 
-from lakefeed.catalog.errors import CatalogError
+from lakefeed.catalog.errors import SHARED_ERRORS, CatalogError
 from lakefeed.ingest.admission.auth import SUBPROTOCOL, Refusal
 from lakefeed.ingest.admission.limits import CloseCode, Closing, LoadLevel, TurnAwayReason
 from lakefeed.ingest.cli.main import main
@@ -278,7 +278,8 @@ def _wire() -> Iterator[str]:
     closings = [each for each in vars(sys.modules[Closing.__module__]).values() if isinstance(each, Closing)]
     yield from sorted(f"close reason {each.code.value} {each.reason}" for each in closings)
     yield from (f"http ingest {status} {reason}" for reason, status in sorted(STATUS_OF_REASON.items()))
-    yield from sorted({f"catalog error {kind.status} {kind.type}" for kind in _catalog_errors(CatalogError)})
+    kinds = (*_catalog_errors(CatalogError), *(model for _, model in SHARED_ERRORS))
+    yield from sorted({f"catalog error {kind.status} {kind.type}" for kind in kinds})
 
 
 def _values(title: str, kind: type[enum.Enum]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lakefeed.ingest.config import Config, Loaded, known_keys, load_config, section_types
-from lakefeed.ingest.errors import ConfigError
+from lakefeed.settings import SettingsError
 from lakefeed.storage.config import MIB
 
 NO_ENVIRONMENT: dict[str, str] = {}
@@ -27,7 +27,7 @@ def load(text: str = "", environ: dict[str, str] | None = None, **flags: object)
 
 
 def complaint(text: str = "", environ: dict[str, str] | None = None) -> str:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(SettingsError) as caught:
         load(text, environ)
     return str(caught.value)
 
@@ -125,14 +125,14 @@ def test_wrong_value_in_the_environment_is_named_but_not_repeated(variable, valu
 
 @pytest.mark.parametrize("path", ["missing.toml", "."])
 def test_file_that_cannot_be_read_is_named(path):
-    with pytest.raises(ConfigError, match="cannot read the configuration: file="):
+    with pytest.raises(SettingsError, match="cannot read the configuration: file="):
         load_config(Path(path), NO_ENVIRONMENT)
 
 
 def test_file_that_is_no_toml_is_named_with_the_place():
     assert complaint("[server\n").startswith("not valid TOML: file=settings.toml error=")
     Path("settings.toml").write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match="not valid TOML"):
+    with pytest.raises(SettingsError, match="not valid TOML"):
         load_config(Path("settings.toml"), NO_ENVIRONMENT)
 
 

@@ -13,9 +13,10 @@ from websockets.asyncio.client import connect
 
 from lakefeed.contract.errors import WriterError
 from lakefeed.ingest.config import Config
-from lakefeed.ingest.errors import ConfigError, IngestError
+from lakefeed.ingest.errors import IngestError
 from lakefeed.ingest.intake.intake import Intake
 from lakefeed.ingest.service import listen, load_node_id, serving, warehouse_location
+from lakefeed.settings import SettingsError
 from lakefeed.storage.config import StorageConfig
 from tests.ingest.conftest import small_config
 from tests.ingest.talking import talking
@@ -49,7 +50,7 @@ async def test_port_in_use_is_named_with_its_setting_and_leaves_nothing_open(tmp
 
 
 async def test_partition_that_no_table_could_have_is_refused_at_the_start(tmp_path):
-    with pytest.raises(ConfigError, match=r"writer.partition: "):
+    with pytest.raises(SettingsError, match=r"writer.partition: "):
         async with serving(small_config(tmp_path, partition="day(nowhere)")):
             pass
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from lakefeed.ingest.cli.main import main
 from lakefeed.ingest.config import Loaded, load_config
-from lakefeed.ingest.errors import ConfigError
+from lakefeed.settings import SettingsError
 from lakefeed.storage.config import MIB
 
 SECTIONS = """
@@ -36,7 +36,7 @@ def load(text: str) -> Loaded:
 
 
 def complaint(text: str) -> str:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(SettingsError) as caught:
         load(text)
     return str(caught.value)
 

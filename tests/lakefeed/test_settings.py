@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from lakefeed.ingest.config import load_config
-from lakefeed.pipeline.errors import ConfigError
 from lakefeed.pipeline.spark.settings import SparkSettings
-from lakefeed.settings import SECTIONS, load_section, variable_of
+from lakefeed.settings import SECTIONS, SettingsError, load_section, variable_of
 
 
 class Mode(enum.Enum):
@@ -114,7 +113,7 @@ def test_other_sections_and_other_variables_are_left_alone():
     ],
 )
 def test_unknown_key_in_the_file_is_an_error_that_names_it_and_the_known_ones(text, words):
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(SettingsError, match=words):
         load(text)
 
 
@@ -126,7 +125,7 @@ def test_unknown_key_in_the_file_is_an_error_that_names_it_and_the_known_ones(te
     ],
 )
 def test_unknown_variable_is_an_error_that_names_it_and_the_known_ones(variable, words):
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(SettingsError, match=words):
         load(**{variable: "1"})
 
 
@@ -144,12 +143,12 @@ def test_unknown_variable_is_an_error_that_names_it_and_the_known_ones(variable,
     ],
 )
 def test_value_that_does_not_fit_is_named_with_what_is_expected(text, words):
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(SettingsError, match=words):
         load(f"[pipeline.mirror]\n{text}")
 
 
 def test_value_of_the_environment_that_does_not_fit_is_not_repeated():
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(SettingsError) as caught:
         load(LAKEFEED_PIPELINE_MIRROR_LIMIT_BYTES="hunter2")
 
     assert "LAKEFEED_PIPELINE_MIRROR_LIMIT_BYTES" in str(caught.value)
@@ -157,7 +156,7 @@ def test_value_of_the_environment_that_does_not_fit_is_not_repeated():
 
 
 def test_file_that_was_named_and_is_not_there_is_an_error():
-    with pytest.raises(ConfigError, match=r"cannot read the configuration: file=absent\.toml"):
+    with pytest.raises(SettingsError, match=r"cannot read the configuration: file=absent\.toml"):
         load_section(Path("absent.toml"), {}, "mirror", Settings)
 
 

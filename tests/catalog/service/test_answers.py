@@ -9,10 +9,10 @@ from collections.abc import Callable
 import orjson
 import pytest
 
-from lakefeed.catalog.errors import StorageFailed
 from lakefeed.catalog.metadata.document import serialise
 from lakefeed.catalog.names import Pointer
 from lakefeed.catalog.service.metadata_cache import ALL, GZIP_MIN_BYTES, REFS, Key, LoadAnswers, StoredMetadata
+from lakefeed.contract.errors import StorageError
 from tests.catalog.conftest import Client, Server
 from tests.catalog.documents import append, create_body, new_table
 from tests.catalog.routes.test_http import Connect
@@ -84,7 +84,7 @@ async def test_those_who_wait_for_one_answer_all_get_the_error_of_the_one_try():
     async def fail() -> StoredMetadata:
         tries.append(1)
         await gate.wait()
-        raise StorageFailed("storage does not answer")
+        raise StorageError("storage does not answer")
 
     answers = LoadAnswers({}, max_bytes=10**6)
     waiting = [
@@ -93,7 +93,7 @@ async def test_those_who_wait_for_one_answer_all_get_the_error_of_the_one_try():
     await asyncio.sleep(0)
     gate.set()
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [StorageFailed] * 20
+    assert [type(outcome) for outcome in outcomes] == [StorageError] * 20
     assert len(tries) == 1
 
 

@@ -13,9 +13,10 @@ import pytest
 from lakefeed.aio import Turns
 from lakefeed.catalog.app import build_app
 from lakefeed.catalog.config import CatalogConfig, Warehouse
-from lakefeed.catalog.errors import StoreFailed, TooManyWaiting
+from lakefeed.catalog.errors import StoreFailed
 from lakefeed.catalog.names import Pointer, TableId
 from lakefeed.catalog.store.sqlite import SqliteStore
+from lakefeed.contract.errors import TooManyWaiting
 from lakefeed.storage.local import LocalFiles
 from tests.catalog.conftest import Client, Server
 from tests.catalog.documents import append, create_body, require_main

@@ -19,10 +19,11 @@ from pyiceberg.table import Table
 
 from lakefeed.catalog.app import build_app, build_catalog
 from lakefeed.catalog.config import CatalogConfig, Warehouse
-from lakefeed.catalog.errors import StorageFailed
+from lakefeed.catalog.names import owned_directories
 from lakefeed.catalog.service import purge
 from lakefeed.catalog.store.memory import MemoryStore
-from lakefeed.locations import Confinement, own_places
+from lakefeed.contract.errors import StorageError
+from lakefeed.locations import Confinement
 from lakefeed.storage.config import S3Settings
 from lakefeed.storage.local import LocalFiles
 from tests.catalog.conftest import Client, Server
@@ -108,12 +109,12 @@ def test_paths_that_the_table_chose_are_its_own(db: RestCatalog, root: Path):
     assert files_below(root) == set()
 
 
-def test_own_places_are_inside_the_warehouse_whatever_the_table_says():
+def test_owned_directories_are_inside_the_warehouse_whatever_the_table_says():
     document = new_table(location="file:///lake/db/t", properties={"write.data.path": "file:///home/me"})
-    places = own_places(document, Confinement("file:///lake", allow_any=False))
+    places = owned_directories(document, Confinement("file:///lake", allow_any=False))
     own = ["/lake/db/t/data/f", "file:/lake/db/t/metadata/m"]
     foreign = ["/home/me/f", "/lake/db/t2/f", "/lake/db/t", "s3://lake/db/t/f", "gs://x/y", "/lake/db/t/../u/f", ""]
-    assert [places.hold(location) for location in own + foreign] == [True] * 2 + [False] * 7
+    assert [places.contain(location) for location in own + foreign] == [True] * 2 + [False] * 7
 
 
 def test_table_that_shares_its_files_is_not_purged_but_can_be_dropped(db: RestCatalog, root: Path):
@@ -251,7 +252,7 @@ class SlowFiles(LocalFiles):
         finally:
             self.waiting -= 1
         if self.failing and self.failing in location:
-            raise StorageFailed(f"injected: {location}")
+            raise StorageError(f"injected: {location}")
         await super().delete(location)
 
 

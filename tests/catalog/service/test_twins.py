@@ -7,12 +7,12 @@ from pathlib import Path
 import orjson
 import pytest
 
-from lakefeed.catalog.errors import StorageFailed
 from lakefeed.catalog.metadata.document import parse_document
 from lakefeed.catalog.names import Pointer, TableId
 from lakefeed.catalog.service.metadata_cache import MetadataFiles, StoredMetadata
 from lakefeed.catalog.service.tables import find_twin
 from lakefeed.catalog.store.memory import MemoryStore
+from lakefeed.contract.errors import StorageError
 from lakefeed.storage.local import LocalFiles
 from tests.catalog.documents import new_table
 
@@ -33,7 +33,7 @@ class CountedFiles(LocalFiles):
         name = location.rsplit("/", 1)[1]
         self.read_names.append(name)
         if name == self.refused_name:
-            raise StorageFailed(f"Access denied: {location}")
+            raise StorageError(f"Access denied: {location}")
         return await super().read(location, max_bytes=max_bytes)
 
 
@@ -108,7 +108,7 @@ async def test_table_that_cannot_be_read_is_named_and_those_read_with_it_are_kno
     stored = await catalog.fill()
     catalog.disk.refused_name = "t1.metadata.json"
     with pytest.raises(
-        StorageFailed, match=r"db\.t1, .*make it readable, or drop db\.purged without purge.*Access denied"
+        StorageError, match=r"db\.t1, .*make it readable, or drop db\.purged without purge.*Access denied"
     ):
         await catalog.find_twin(stored)
     known = await catalog.store.load_pointer(OTHERS[0])

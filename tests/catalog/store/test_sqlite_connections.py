@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from lakefeed.catalog.errors import AlreadyExists, StorageFailed, StoreFailed
+from lakefeed.catalog.errors import AlreadyExists, StoreFailed
 from lakefeed.catalog.store.sqlite_connections import GROUP_MAX, WriteLine, connect
+from lakefeed.contract.errors import StorageError
 
 HELD_MAX_S = 20.0
 
@@ -125,7 +126,7 @@ async def test_what_has_to_be_done_first_is_done_before_the_transaction_and_fail
         seen.append(stored(tmp_path / "numbers.db"))
 
     def fail() -> None:
-        raise StorageFailed("disk full")
+        raise StorageError("disk full")
 
     held = await line.hold()
     firsts = (look, fail, None, look)
@@ -134,10 +135,10 @@ async def test_what_has_to_be_done_first_is_done_before_the_transaction_and_fail
     line.gate.set()
     await held
     answers = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [type(answer) for answer in answers] == [int, StorageFailed, int, int]
+    assert [type(answer) for answer in answers] == [int, StorageError, int, int]
     assert seen == [[], []]
     assert stored(tmp_path / "numbers.db") == [0, 2, 3]
-    with pytest.raises(StorageFailed):
+    with pytest.raises(StorageError):
         await line.run(insert(4), fail)
     assert stored(tmp_path / "numbers.db") == [0, 2, 3]
 

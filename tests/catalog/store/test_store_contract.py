@@ -18,7 +18,6 @@ from lakefeed.catalog.errors import (
     NoSuchNamespace,
     NoSuchTable,
     NoSuchView,
-    StorageFailed,
     StoreUnusable,
 )
 from lakefeed.catalog.names import Pointer, TableId, ViewId
@@ -27,6 +26,7 @@ from lakefeed.catalog.store.memory import MemoryStore
 from lakefeed.catalog.store.postgres import PostgresStore
 from lakefeed.catalog.store.protocol import Claim, Contents, Move, Outcome, Refusal, Remembered, Store, claiming
 from lakefeed.catalog.store.sqlite import SqliteStore
+from lakefeed.contract.errors import StorageError
 
 DB = ("db",)
 TABLE, OTHER, VIEW = TableId(DB, "t"), TableId(DB, "u"), ViewId(DB, "v")
@@ -37,9 +37,9 @@ async def test_pointer_moves_after_what_has_to_be_done_first_and_not_without_it(
     done: list[int] = []
 
     def fail() -> None:
-        raise StorageFailed("disk full")
+        raise StorageError("disk full")
 
-    with pytest.raises(StorageFailed):
+    with pytest.raises(StorageError):
         await store.swap_pointer(TABLE, expected=Pointer("one"), new=Pointer("two"), first=fail)
     assert await store.load_pointer(TABLE) == Pointer("one")
     assert await store.swap_pointer(TABLE, expected=Pointer("one"), new=Pointer("two"), first=lambda: done.append(1))

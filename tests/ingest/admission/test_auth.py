@@ -23,8 +23,8 @@ from lakefeed.ingest.admission.auth import (
     load_tokens,
 )
 from lakefeed.ingest.cli.main import main
-from lakefeed.ingest.errors import ConfigError
 from lakefeed.ingest.service import Addresses, serving
+from lakefeed.settings import SettingsError
 from tests.clients import open_duckdb, open_pyiceberg
 from tests.ingest.conftest import small_config
 from tests.ingest.talking import DEADLINE_S, talking
@@ -100,7 +100,7 @@ def test_file_that_shuts_no_door_is_refused_at_the_start(tmp_path, content, word
     file = tmp_path / "tokens"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(SettingsError, match=words):
         load_tokens(AuthConfig(tokens_file=str(file)))
 
 

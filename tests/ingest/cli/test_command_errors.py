@@ -7,13 +7,14 @@ import pytest
 
 from lakefeed.contract.errors import WriterError
 from lakefeed.ingest.cli.output import readable_errors
-from lakefeed.ingest.errors import ConfigError, PushError
+from lakefeed.ingest.errors import PushError
+from lakefeed.settings import SettingsError
 
 
 @pytest.mark.parametrize(
     ("error", "shown", "exit_code"),
     [
-        (ConfigError("unknown setting: key=a.b"), "unknown setting: key=a.b", 2),
+        (SettingsError("unknown setting: key=a.b"), "unknown setting: key=a.b", 2),
         (PushError("refused"), "refused", 1),
         (WriterError("log is damaged"), "log is damaged", 1),
         (PermissionError(13, "Permission denied"), "no permission, run as the service's user: ", 1),

@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 
 from lakefeed.ingest.config import load_config
-from lakefeed.ingest.errors import ConfigError, ProtocolError
+from lakefeed.ingest.errors import ProtocolError
 from lakefeed.ingest.protocol.messages import Connect, decode_message
 from lakefeed.ingest.protocol.session import Session
 from lakefeed.ingest.service import serving
+from lakefeed.settings import SettingsError
 from lakefeed.writer.rows.declaration import DECLARATIONS_MAX_BYTES
 from lakefeed.writer.wire.json_batch import BatchHead
 from tests.clients import open_duckdb
@@ -154,6 +155,6 @@ def test_the_configuration_declares_columns_in_the_same_form(tmp_path):
 def test_columns_that_break_a_rule_stop_the_start_with_their_place(tmp_path, text, message):
     path = tmp_path / "lakefeed.toml"
     path.write_text(f'[tables."sales.orders"]\n{text}\n')
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(SettingsError) as error:
         load_config(path, {})
     assert str(error.value).startswith(message)

@@ -23,7 +23,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from lakefeed.catalog.errors import ValidationFailed
+from lakefeed.contract.errors import LiteralInvalid
 from lakefeed.iceberg.transforms import apply_transform, parse_transform, result_type
 from lakefeed.iceberg.values import decode_bound, decode_stored, parse_literal, show_value
 
@@ -115,7 +115,7 @@ def test_literal_is_read_in_every_form_that_clients_send(type_: str, literal: An
     ],
 )
 def test_literal_that_does_not_fit_is_refused(type_: str, literal: Any):
-    with pytest.raises(ValidationFailed, match="Invalid value for conversion"):
+    with pytest.raises(LiteralInvalid, match="Invalid value for conversion"):
         parse_literal(type_, literal)
 
 

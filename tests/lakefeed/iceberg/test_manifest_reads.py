@@ -9,9 +9,9 @@ from typing import Any
 import fastavro
 import pytest
 
-from lakefeed.catalog.errors import Unplannable
 from lakefeed.catalog.planning.evaluate import Spec
 from lakefeed.catalog.planning.tasks import FILE_PATH_ID, DeleteIndex, show_delete_file
+from lakefeed.contract.errors import ManifestUnreadable
 from lakefeed.iceberg.manifest_reads import Content, Entry, Manifest, Status, decode_entries, decode_manifest_list
 from tests.catalog.planning.scans import make_spec
 
@@ -90,7 +90,7 @@ def test_partition_beyond_pythons_calendar_is_read():
 
 
 def test_partition_tuple_of_another_length_than_its_spec_is_told():
-    with pytest.raises(Unplannable, match=r"Cannot read manifest: m\.avro"):
+    with pytest.raises(ManifestUnreadable, match=r"Cannot read manifest: m\.avro"):
         list(decode_entries(manifest_bytes({}), MANIFEST, UNPARTITIONED.read_tuple))
 
 
@@ -113,7 +113,7 @@ def test_manifest_list_of_the_first_format_is_read_with_the_defaults_of_the_spec
 
 def test_encrypted_manifest_cannot_be_planned():
     record = {"manifest_path": "m", "partition_spec_id": 0, "key_metadata": b"k"}
-    with pytest.raises(Unplannable, match="encrypted"):
+    with pytest.raises(ManifestUnreadable, match="encrypted"):
         decode_manifest_list(avro("manifest_file", LIST_FIELDS, [record]), "list")
 
 

@@ -11,8 +11,8 @@ from lakefeed.contract.changes import Position
 from lakefeed.contract.ledger import BACKFILL_KEY, ChunkMark, Ledger, count_backfilled
 from lakefeed.pipeline.backfill.inputs import BEFORE_ALL, ReadAs, parse_read_as
 from lakefeed.pipeline.backfill.target import Fate, RunRecord, look_for_chunk, record_from_text
-from lakefeed.pipeline.errors import ConfigError
 from lakefeed.pipeline.spark.tables import Snapshot
+from lakefeed.settings import SettingsError
 
 NOW = dt.datetime(2026, 11, 16, tzinfo=dt.UTC)
 RECORD = RunRecord(
@@ -92,7 +92,7 @@ def test_rows_are_as_of_the_mark_or_as_of_what_was_noted_but_never_ahead_of_the_
     assert parse_read_as("1:20").position_for(mark) == Position(1, 20)
     assert parse_read_as("20") == ReadAs(Position(0, 20))
     for ahead in ("1:51", "2:0"):
-        with pytest.raises(ConfigError, match="has not come to this position"):
+        with pytest.raises(SettingsError, match="has not come to this position"):
             parse_read_as(ahead).position_for(mark)
-    with pytest.raises(ConfigError, match="EPOCH:SEQUENCE"):
+    with pytest.raises(SettingsError, match="EPOCH:SEQUENCE"):
         parse_read_as("yesterday")

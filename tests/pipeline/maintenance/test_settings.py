@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from lakefeed.pipeline.errors import ConfigError
 from lakefeed.pipeline.maintenance.commands import read_steps
 from lakefeed.pipeline.maintenance.plan import SharedLocation, check_location_is_own, places_of
 from lakefeed.pipeline.maintenance.settings import MaintenanceConfig, Step
-from lakefeed.settings import load_section
+from lakefeed.settings import SettingsError, load_section
 
 
 def load(tmp_path: Path, text: str, **environ: str) -> MaintenanceConfig:
@@ -52,7 +51,7 @@ def test_a_tables_own_settings_lie_over_those_of_all(tmp_path: Path) -> None:
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_with_its_rule(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(SettingsError, match=said):
         load(tmp_path, f"[pipeline.maintenance]\n{text}")
 
 
@@ -60,7 +59,7 @@ def test_steps_are_chosen_by_name() -> None:
     assert read_steps(None) == frozenset(Step)
     assert read_steps("expire, compact") == {Step.EXPIRE, Step.COMPACT}
     for wrong in ("", "compress", "compact,"[:0], "expire;orphans"):
-        with pytest.raises(ConfigError, match="--only takes compact"):
+        with pytest.raises(SettingsError, match="--only takes compact"):
             read_steps(wrong)
 
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lakefeed.pipeline.errors import ConfigError
 from lakefeed.pipeline.mirrors.follower import tidy_every_s
 from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode, MirrorSettings, RowsWithoutKey, TableMirror
-from lakefeed.settings import load_section
+from lakefeed.settings import SettingsError, load_section
 
 PAGE = Path(__file__).parents[3] / "docs" / "mirrors.md"
 FILE = """
@@ -54,7 +53,7 @@ def test_a_tables_own_settings_lie_over_those_of_all(tmp_path: Path) -> None:
 )
 def test_a_setting_that_cannot_work_is_refused_by_name(tmp_path: Path, wrong: str) -> None:
     name = wrong.rpartition("\n")[2].split(" ")[0]
-    with pytest.raises(ConfigError, match=name):
+    with pytest.raises(SettingsError, match=name):
         load(tmp_path, f"[pipeline.mirror]\n{wrong}")
 
 

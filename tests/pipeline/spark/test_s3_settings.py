@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lakefeed.pipeline.errors import ConfigError
 from lakefeed.pipeline.spark.session import DEFAULT_REGION, catalog_properties, hadoop_conf, load_s3_settings
+from lakefeed.settings import SettingsError
 from lakefeed.storage.config import StorageConfig
 
 
@@ -61,5 +61,5 @@ def test_names_and_default_are_those_of_the_service():
 
 
 def test_file_that_is_named_and_missing_is_told(tmp_path):
-    with pytest.raises(ConfigError, match="cannot read the configuration"):
+    with pytest.raises(SettingsError, match="cannot read the configuration"):
         load_s3_settings(tmp_path / "absent.toml", {})

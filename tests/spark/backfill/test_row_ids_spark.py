@@ -25,8 +25,8 @@ from lakefeed.pipeline.backfill.inputs import FileInput, JdbcInput
 from lakefeed.pipeline.backfill.rows import form_problem, row_id
 from lakefeed.pipeline.backfill.runner import NotFitting
 from lakefeed.pipeline.backfill.types import FittedColumn, fit_columns
-from lakefeed.pipeline.errors import ConfigError
 from lakefeed.pipeline.mirrors.marker import MIRROR_KEY
+from lakefeed.settings import SettingsError
 from tests.ingest.debezium.envelopes import envelope
 from tests.spark.backfill.feeding import CATALOG, Derby, Pusher, backfill, check_sound, request, rows_of, target
 
@@ -230,9 +230,9 @@ def test_keys_whose_live_form_the_input_does_not_tell_are_refused_until_an_ident
     pq.write_table(pa.table({"id": [0.5, 1.5], "note": ["old", "older"]}), tmp_path / "in.parquet")
     source = FileInput(format="parquet", path=str(tmp_path / "in.parquet"))
     into = target(spark, CATALOG, "measured")
-    with pytest.raises(ConfigError, match=r"identifier.*table=default\.measured: id double: floating point"):
+    with pytest.raises(SettingsError, match=r"identifier.*table=default\.measured: id double: floating point"):
         backfill(into, source, request(position="start"))
-    with pytest.raises(ConfigError, match="identifier"):
+    with pytest.raises(SettingsError, match="identifier"):
         backfill(into, source, request(position="start", key=("note", "id")))
     assert len(rows_of(into)) == 1
     spark.sql(f"ALTER TABLE {into.sql} ALTER COLUMN id COMMENT 'key'")
@@ -240,7 +240,7 @@ def test_keys_whose_live_form_the_input_does_not_tell_are_refused_until_an_ident
     key = json.dumps(["_cdc_row_id"])
     mirror = f"{CATALOG}.default.measured_current"
     spark.sql(f"CREATE TABLE {mirror} (id DOUBLE) USING iceberg TBLPROPERTIES ('{MIRROR_KEY}' = '{key}')")
-    with pytest.raises(ConfigError, match=r"drop it.*mirror=default\.measured_current"):
+    with pytest.raises(SettingsError, match=r"drop it.*mirror=default\.measured_current"):
         backfill(into, source, request(position="start"))
     spark.sql(f"DROP TABLE {mirror}")
     assert backfill(into, source, request(position="start")).rows == 2

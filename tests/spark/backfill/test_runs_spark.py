@@ -22,7 +22,8 @@ from lakefeed.pipeline.backfill import commands, runner
 from lakefeed.pipeline.backfill.inputs import Chunk, FileInput, JdbcInput
 from lakefeed.pipeline.backfill.runner import Backfill, NotFitting
 from lakefeed.pipeline.backfill.target import ChunkWriter, Staged, Written
-from lakefeed.pipeline.errors import ConfigError, PipelineError
+from lakefeed.pipeline.errors import PipelineError
+from lakefeed.settings import SettingsError
 from tests.fault_proxy import Answer, fault_proxy
 from tests.seeds import choose_seed
 from tests.service_process import ServiceProcess
@@ -209,7 +210,7 @@ def test_rows_without_a_key_and_runs_that_another_process_has_taken_over_stop(
             assert record is not None
             into.save_record(replace(record, owner="somebody else"))
 
-    with pytest.raises(ConfigError, match="another process goes on with this run"):
+    with pytest.raises(SettingsError, match="another process goes on with this run"):
         backfill(into, files, wanted, on_chunk=take_over)
     assert len(rows_of(into)) == 4
     assert backfill(into, files, wanted).rows == 6
@@ -226,12 +227,12 @@ def test_a_run_goes_on_only_with_the_key_that_it_began_with(spark: SparkSession,
     with pytest.raises(Killed):
         backfill(into, source, request(position="start", chunk_max_bytes=1), on_chunk=die)
     for key in (("name",), ("id", "name")):
-        with pytest.raises(ConfigError, match=f"begun with another key.*begun_with=id key={','.join(key)}"):
+        with pytest.raises(SettingsError, match=f"begun with another key.*begun_with=id key={','.join(key)}"):
             backfill(into, source, request(position="start", chunk_max_bytes=1, key=key))
     # The same column, however it is written.
     assert backfill(into, source, request(position="start", chunk_max_bytes=1, key=("ID",))).rows == 6
     assert sorted(row["_cdc_row_id"] for row in rows_of(into)) == [*"012345"]
-    with pytest.raises(ConfigError, match="begun with another key"):
+    with pytest.raises(SettingsError, match="begun with another key"):
         backfill(into, source, request(position="start", chunk_max_bytes=1, key=("name",)))
 
 
@@ -246,7 +247,7 @@ def test_a_run_that_is_taken_over_while_it_reads_commits_nothing(spark: SparkSes
             return super().read(spark, chunk, columns)
 
     (tmp_path / "in.json").write_text('{"id": 1}\n', encoding="utf-8")
-    with pytest.raises(ConfigError, match="another process goes on with this run"):
+    with pytest.raises(SettingsError, match="another process goes on with this run"):
         backfill(
             into,
             SlowInput(format="jsonl", path=str(tmp_path / "in.json")),
@@ -278,7 +279,7 @@ def test_a_table_that_its_source_has_truncated_needs_a_position(
     pusher.push("emptied", "TRUNCATE", {"id": 1})
     source = write_parquet(tmp_path / "in", 1, 3)
     into = target(spark, CATALOG, "emptied")
-    with pytest.raises(ConfigError, match=f"has truncated the table.*mark=0:{pusher.sequence}"):
+    with pytest.raises(SettingsError, match=f"has truncated the table.*mark=0:{pusher.sequence}"):
         backfill(into, source, request(position="start"))
     backfill(into, source, request(position=f"0:{pusher.sequence}"))
     assert sum(row["_cdc_operation"] == "READ" for row in rows_of(into)) == 3

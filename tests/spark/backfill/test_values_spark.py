@@ -14,7 +14,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from lakefeed.pipeline.backfill.inputs import FileInput, InputUnreadable
-from lakefeed.pipeline.errors import ConfigError, PipelineError
+from lakefeed.pipeline.errors import PipelineError
+from lakefeed.settings import SettingsError
 from tests import every_type
 from tests.service_process import LAKEFEED, ServiceProcess
 from tests.spark.backfill.feeding import (
@@ -146,7 +147,7 @@ def test_json_lines_are_fitted_to_the_table_that_is_there(pusher: Pusher, spark:
         backfill(into, wrong, request(position="mark"))
     with pytest.raises(InputUnreadable, match="no JSON objects"):
         backfill(into, FileInput(format="jsonl", path=str(tmp_path / "broken.json")), request(position="mark"))
-    with pytest.raises(ConfigError, match="no such column: key=nothing"):
+    with pytest.raises(SettingsError, match="no such column: key=nothing"):
         backfill(into, source, request(position="mark", key=("nothing",), run="another"))
     assert len(rows_of(into)) == len(before)
     check_sound(spark, "notes")
