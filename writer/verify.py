@@ -50,7 +50,8 @@ from lakefeed.contract.verification import (
     read_history,
     sources_of_one_epoch,
 )
-from lakefeed.iceberg.types import FIELD_ID_KEY, schema_from_json
+from lakefeed.iceberg.arrow import FIELD_ID_KEY
+from lakefeed.iceberg.types import schema_from_json
 from lakefeed.storage.config import StorageConfig
 from lakefeed.storage.store import ObjectStore, open_store
 from lakefeed.writer.commit.rest_catalog import open_foreign_catalog

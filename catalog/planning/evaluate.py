@@ -37,7 +37,8 @@ from lakefeed.catalog.planning.expressions import (
     join,
 )
 from lakefeed.iceberg.manifest_reads import column_value
-from lakefeed.iceberg.transforms import IDENTITY, TIME_KINDS, Transform, apply_transform, parse_transform, result_type
+from lakefeed.iceberg.terms import IDENTITY, Transform, parse_transform
+from lakefeed.iceberg.transforms import TIME_UNITS, apply_transform, result_type, wraps
 from lakefeed.iceberg.values import decode_bound, decode_stored, is_nan
 
 # --- catalog.planning.facts -------------------------------------------------------------------------------------------
@@ -58,8 +59,6 @@ NOT_COMPARED = FALSE | UNKNOWN
 Order: TypeAlias = int
 LESS, EQUAL, GREATER = 1, 2, 4
 EVERY_ORDER = LESS | EQUAL | GREATER
-
-_GREATEST = {"int": 2**31 - 1, "long": 2**63 - 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +99,10 @@ def make_range(type_: str, transform: Transform, lower: Any, upper: Any) -> tupl
     # Writers order uuids in two ways, by signed and by unsigned bytes: only two equal bounds mean the same to all.
     if type_ == "uuid" and lower != upper:
         return ()
-    # Near the least number of its type, truncating wraps around to the greatest.
-    if (
-        transform.kind == "truncate"
-        and type_ in _GREATEST
-        and (upper is None or upper > _GREATEST[type_] - transform.width)
-    ):
+    if wraps(transform, type_, lower, upper):
         return ()
     # Early versions of Iceberg rounded times before 1970 up, not down.
-    if transform.kind in TIME_KINDS and lower is not None and lower <= 0:
+    if transform.kind in TIME_UNITS and lower is not None and lower <= 0:
         lower -= 1
     return (Range(transform, lower, upper),)
 
@@ -360,7 +354,6 @@ def _settled(outcomes: Outcomes, residual: Any) -> Judgement:
 
 FindColumn: TypeAlias = Callable[[int], Column | None]
 
-_VOID = "void"
 # Of the values of a transform that we do not know, whose kind only its inventor knows.
 _UNKNOWN_TYPE = "string"
 _METRICS = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
@@ -446,12 +439,13 @@ def _read_field(field: Mapping[str, Any], find_column: FindColumn) -> PartitionF
     source_type = source.type_ if source is not None else _UNKNOWN_TYPE
     transform = parse_transform(name) if len(sources) == 1 else None
     type_ = result_type(transform, source_type) if transform is not None else None
+    is_void = name == "void"
     return PartitionField(
         source_id=sources[0],
         source_type=source_type,
-        transform=transform if type_ is not None else None,
-        type_=type_ or (source_type if name == _VOID else _UNKNOWN_TYPE),
-        is_void=name == _VOID,
+        transform=None if type_ is None or is_void else transform,
+        type_=type_ or (source_type if is_void else _UNKNOWN_TYPE),
+        is_void=is_void,
     )
 
 

@@ -24,7 +24,8 @@ from typing import Any, TypeAlias
 
 from lakefeed.catalog.errors import BadRequest, ValidationFailed
 from lakefeed.catalog.json_fields import JsonObject, as_int, as_list, as_object, as_text, read_list, read_text
-from lakefeed.iceberg.transforms import IDENTITY, Transform, parse_transform, result_type
+from lakefeed.iceberg.terms import IDENTITY, Transform, parse_transform
+from lakefeed.iceberg.transforms import result_type
 from lakefeed.iceberg.values import is_comparable, parse_literal
 
 # --- catalog.planning.columns -----------------------------------------------------------------------------------------
@@ -385,7 +386,7 @@ def _own_function(function: Any) -> str | None:
 
 def _with_transform(term: _Term, name: str) -> _Term:
     transform = parse_transform(name)
-    if transform is None or not term.transform.is_identity:
+    if transform is None or transform.is_void or not term.transform.is_identity:
         raise _Beyond
     return _Term(term.column, transform)
 

@@ -1,10 +1,10 @@
-"""The settings `partition` and `sort` as terms, before any table is known. Owns their grammar, no column types.
+"""Grammar of transforms and of the settings `partition` and `sort`, before any table is known. Owns no column types.
 
     partition:   none | term {, term}           term:   transform(column)          day(_cdc_timestamp)
     sort:        empty | key {, key}            key:    (column | term) [asc | desc] [nulls first | nulls last]
 
 A transform is spelled as in table metadata: identity, void, year, month, day, hour, bucket[16], truncate[4]. A column
-inside a struct is a path: address.zip. Standard library only: settings are read by commands that need no Arrow.
+inside a struct is a path: address.zip. Standard library only, because commands that need no Arrow read settings.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ PLAIN_TRANSFORMS = ("identity", "void", "year", "month", "day", "hour")
 WIDE_TRANSFORMS = ("bucket", "truncate")
 WIDTH_MAX = 2**31 - 1  # an int in every implementation
 
-_TRANSFORM = re.compile(r"([a-z]+)(?:\[(\d+)\])?")
+# Bounded digits: Python refuses to read a number of more than 4,300.
+_TRANSFORM = re.compile(r"([a-z]+)(?:\[([0-9]{1,10})\])?")
 _TERM = re.compile(r"(\w+(?:\[\d+\])?)\(([^()]+)\)")
 _KEY = re.compile(
     r"(?:(?P<transform>\w+(?:\[\d+\])?)\((?P<source>[^()]+)\)|(?P<column>[^()\s]+))"
@@ -45,6 +46,24 @@ class Transform:
     kind: str
     width: int = 0
 
+    @property
+    def is_identity(self) -> bool:
+        """Return whether every value is its own image."""
+        return self.kind == "identity"
+
+    @property
+    def is_void(self) -> bool:
+        """Return whether every image is null, as of a field that was dropped from a spec of format 1."""
+        return self.kind == "void"
+
+    @property
+    def keeps_order(self) -> bool:
+        """Return whether a smaller value never has a greater image."""
+        return self.kind != "bucket"
+
+
+IDENTITY = Transform("identity")
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionTerm:
@@ -65,26 +84,22 @@ class SortTerm:
 
 
 @lru_cache(maxsize=256)
-def parse_transform(text: str) -> Transform:
-    """Read a transform as table metadata spells it.
-
-    Raises:
-        PartitionRejected: it is not one that we can compute.
-    """
+def parse_transform(text: str) -> Transform | None:
+    """Read a transform as table metadata spells it; None for one that the specification does not define."""
     match = _TRANSFORM.fullmatch(text)
     kind, width = (match[1], match[2]) if match else ("", None)
     if kind in PLAIN_TRANSFORMS and width is None:
         return Transform(kind)
     if kind in WIDE_TRANSFORMS and 0 < int(width or 0) <= WIDTH_MAX:
         return Transform(kind, int(width or 0))
-    raise PartitionRejected(f"partition transform is not known: transform={text}")
+    return None
 
 
 def parse_partition_terms(text: str) -> tuple[PartitionTerm, ...]:
     """Read the setting `partition`.
 
     Raises:
-        PartitionRejected: a term is not understood, or comes twice.
+        PartitionRejected: a term cannot be parsed, or comes twice.
     """
     if text.strip() == NO_PARTITION:
         return ()
@@ -98,7 +113,8 @@ def _parse_partition_term(term: str) -> PartitionTerm:
     match = _TERM.fullmatch(term)
     if match is None:
         raise PartitionRejected(f"partition must be `none` or transform(column): term={term}")
-    parse_transform(match[1])
+    if parse_transform(match[1]) is None:
+        raise PartitionRejected(f"partition transform is not known: transform={match[1]}")
     return PartitionTerm(match[1], match[2].strip())
 
 
@@ -106,7 +122,7 @@ def parse_sort_terms(text: str) -> tuple[SortTerm, ...]:
     """Read the setting `sort`; empty means no order.
 
     Raises:
-        SortRejected: a key is not understood.
+        SortRejected: a key cannot be parsed.
     """
     return tuple(_parse_sort_term(term.strip()) for term in text.split(",")) if text.strip() else ()
 
@@ -116,10 +132,8 @@ def _parse_sort_term(term: str) -> SortTerm:
     if match is None:
         raise SortRejected(f"sort must be columns with asc or desc behind them: term={term}")
     transform = match["transform"] or "identity"
-    try:
-        parse_transform(transform)
-    except PartitionRejected as error:
-        raise SortRejected(f"sort transform is not known: term={term}") from error
+    if parse_transform(transform) is None:
+        raise SortRejected(f"sort transform is not known: term={term}")
     is_descending = (match["direction"] or "asc").lower() == "desc"
     nulls_first = match["nulls"].lower() == "first" if match["nulls"] else not is_descending
     return SortTerm(transform, (match["source"] or match["column"]).strip(), is_descending, nulls_first)

@@ -1,66 +1,54 @@
-"""Iceberg types, fields and schemas as values. Owns their JSON form and their Arrow form, and nothing of evolution.
+"""Iceberg types, fields and schemas as values, and their JSON form in table metadata.
 
-A primitive is its Iceberg name ("long", "decimal(10,2)"); nested types are the classes below. Field ids live in
-fields, as in the table metadata; Arrow fields carry them as PARQUET:field_id so that files and tables agree.
+A primitive is its Iceberg name ("long", "decimal(10,2)"); nested types are the classes below. Field ids live in fields,
+as in table metadata. Code that goes through nested types uses `children`, `walk` and `map_type`: a list has one child
+named "element", a map has the children "key" and "value".
+
+Metadata may hold keys that this version does not know. They are kept as JSON text in `extra` and written back, so that
+a schema change does not drop what another writer stored.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import pyarrow as pa
-
 from lakefeed.contract.errors import TypeUnknown
-
-# --- writer.types -----------------------------------------------------------------------------------------------------
-
-
-FIELD_ID_KEY = b"PARQUET:field_id"
 
 # The id of a field that no table has numbered yet.
 UNNUMBERED = 0
 
-_DEFAULTS = ("initial-default", "write-default")
+DECIMAL_MAX_PRECISION = 38
 
-_DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
-_FIXED = re.compile(r"fixed\[(\d+)\]")
+# Primitive types without parameters.
+PRIMITIVES = (
+    *("boolean", "int", "long", "float", "double", "date", "time"),
+    *("timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns", "string", "uuid", "binary"),
+)
 
-# Primitive types that have no parameters, and the Arrow types of their values in files.
-PRIMITIVES: Mapping[str, pa.DataType] = {
-    "boolean": pa.bool_(),
-    "int": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "date": pa.date32(),
-    "time": pa.time64("us"),
-    "timestamp": pa.timestamp("us"),
-    "timestamptz": pa.timestamp("us", tz="UTC"),
-    "timestamp_ns": pa.timestamp("ns"),
-    "timestamptz_ns": pa.timestamp("ns", tz="UTC"),
-    "string": pa.string(),
-    "uuid": pa.binary(16),
-    "binary": pa.binary(),
-}
+_DECIMAL = re.compile(r"decimal\(\s*([0-9]+)\s*,\s*([0-9]+)\s*\)")
+_FIXED = re.compile(r"fixed\[\s*([0-9]+)\s*\]")
+_PROMOTIONS = {("int", "long"), ("float", "double")}
+
+_FIELD_KEYS = frozenset({"id", "name", "required", "type", "doc"})
+_LIST_KEYS = frozenset({"type", "element-id", "element", "element-required"})
+_MAP_KEYS = frozenset({"type", "key-id", "key", "value-id", "value", "value-required"})
+_SCHEMA_KEYS = frozenset({"type", "fields", "schema-id", "identifier-field-ids"})
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One named field of a struct. `doc` is its comment, in which rows/column_notes.py remembers things.
-
-    `defaults` are what others have said its values are where files or rows have none: kept as JSON text, for them.
-    """
+    """One named field of a struct. `doc` is its comment."""
 
     id: int
     name: str
     type: Type
     required: bool = False
     doc: str | None = None
-    defaults: str | None = None
+    extra: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +69,7 @@ class ListType:
     element_id: int
     element: Type
     element_required: bool = False
+    extra: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +81,7 @@ class MapType:
     value_id: int
     value: Type
     value_required: bool = False
+    extra: str | None = None
 
 
 Type: TypeAlias = str | StructType | ListType | MapType
@@ -101,12 +91,83 @@ Type: TypeAlias = str | StructType | ListType | MapType
 class Schema:
     """A table's columns under the id that the catalog gave this version of them.
 
-    Of the key that others may have declared we only see to it that it stays.
+    The identifier fields belong to other writers; Lakefeed only keeps them.
     """
 
     schema_id: int
     columns: StructType
     identifier_ids: tuple[int, ...] = ()
+    extra: str | None = None
+
+
+def decimal_parts(type_: str) -> tuple[int, int] | None:
+    """Return precision and scale of a decimal type, None for another type."""
+    match = _DECIMAL.fullmatch(type_)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def fixed_length(type_: str) -> int | None:
+    """Return the length of a fixed type, None for another type."""
+    match = _FIXED.fullmatch(type_)
+    return int(match[1]) if match else None
+
+
+def promotes(from_: str, to: str) -> bool:
+    """Return whether Iceberg, in every format version, may change a column's type so."""
+    if (from_, to) in _PROMOTIONS:
+        return True
+    old, new = decimal_parts(from_), decimal_parts(to)
+    return old is not None and new is not None and old[1] == new[1] and old[0] < new[0]
+
+
+def children(type_: Type) -> tuple[Field, ...]:
+    """Return the fields one level down."""
+    match type_:
+        case StructType(fields):
+            return fields
+        case ListType(element_id, element, required):
+            return (Field(element_id, "element", element, required),)
+        case MapType(key_id, key, value_id, value, required):
+            return (Field(key_id, "key", key, required=True), Field(value_id, "value", value, required))
+        case str():
+            return ()
+
+
+def walk(type_: Type) -> Iterator[tuple[Field, ...]]:
+    """Yield every field at any depth as its path: the fields around it, outermost first, then the field."""
+    for field in children(type_):
+        yield (field,)
+        for path in walk(field.type):
+            yield (field, *path)
+
+
+def map_type(type_: Type, change: Callable[[Field], Field]) -> Type:
+    """Rebuild a type with `change` applied to each field one level down."""
+    match type_:
+        case StructType(fields):
+            return StructType(tuple(change(field) for field in fields))
+        case ListType():
+            (element,) = map(change, children(type_))
+            return ListType(element.id, element.type, element.required, type_.extra)
+        case MapType():
+            key, value = map(change, children(type_))
+            return MapType(key.id, key.type, value.id, value.type, value.required, type_.extra)
+        case str():
+            return type_
+
+
+def written_fields(columns: StructType) -> tuple[Field, ...]:
+    """Return the columns that data files of a table have.
+
+    An optional column of an unknown type, at any depth, is left out: readers then show null.
+    """
+    return tuple(field for field in columns.fields if field.required or _is_known(field.type))
+
+
+def _is_known(type_: Type) -> bool:
+    if isinstance(type_, str):
+        return type_ in PRIMITIVES or decimal_parts(type_) is not None or fixed_length(type_) is not None
+    return all(_is_known(field.type) for field in children(type_))
 
 
 def type_to_json(type_: Type) -> Any:
@@ -116,15 +177,15 @@ def type_to_json(type_: Type) -> Any:
             return type_
         case StructType(fields):
             return {"type": "struct", "fields": [_field_to_json(field) for field in fields]}
-        case ListType(element_id, element, required):
-            return {
+        case ListType(element_id, element, required, extra):
+            document: dict[str, Any] = {
                 "type": "list",
                 "element-id": element_id,
                 "element": type_to_json(element),
                 "element-required": required,
             }
-        case MapType(key_id, key, value_id, value, required):
-            return {
+        case MapType(key_id, key, value_id, value, required, extra):
+            document = {
                 "type": "map",
                 "key-id": key_id,
                 "key": type_to_json(key),
@@ -132,17 +193,22 @@ def type_to_json(type_: Type) -> Any:
                 "value": type_to_json(value),
                 "value-required": required,
             }
+    return _with_extra(document, extra)
 
 
 def _field_to_json(field: Field) -> dict[str, Any]:
     document = {"id": field.id, "name": field.name, "required": field.required, "type": type_to_json(field.type)}
     if field.doc is not None:
         document["doc"] = field.doc
-    return document if field.defaults is None else document | json.loads(field.defaults)
+    return _with_extra(document, field.extra)
 
 
 def type_from_json(document: Any) -> Type:
-    """Read a type from table metadata."""
+    """Read a type from table metadata.
+
+    Raises:
+        TypeUnknown: a nested type is of a later format.
+    """
     if isinstance(document, str):
         return document
     match document["type"]:
@@ -150,7 +216,8 @@ def type_from_json(document: Any) -> Type:
             return StructType(tuple(_field_from_json(field) for field in document["fields"]))
         case "list":
             element = type_from_json(document["element"])
-            return ListType(document["element-id"], element, document["element-required"])
+            extra = _extra_of(document, _LIST_KEYS)
+            return ListType(document["element-id"], element, document["element-required"], extra)
         case "map":
             return MapType(
                 document["key-id"],
@@ -158,100 +225,42 @@ def type_from_json(document: Any) -> Type:
                 document["value-id"],
                 type_from_json(document["value"]),
                 document["value-required"],
+                _extra_of(document, _MAP_KEYS),
             )
-    raise TypeUnknown(f"type in table metadata is not known here: type={document['type']}")
+    raise TypeUnknown(f"type in table metadata is not known to this version: type={document['type']}")
 
 
 def _field_from_json(document: Mapping[str, Any]) -> Field:
-    defaults = {key: document[key] for key in _DEFAULTS if key in document}
     return Field(
         document["id"],
         document["name"],
         type_from_json(document["type"]),
         document["required"],
         document.get("doc"),
-        json.dumps(defaults) if defaults else None,
+        _extra_of(document, _FIELD_KEYS),
     )
 
 
 def schema_to_json(schema: Schema) -> dict[str, Any]:
     """Render a schema as the REST catalog takes it."""
     document = {**type_to_json(schema.columns), "schema-id": schema.schema_id}
-    return document | {"identifier-field-ids": list(schema.identifier_ids)} if schema.identifier_ids else document
+    if schema.identifier_ids:
+        document["identifier-field-ids"] = list(schema.identifier_ids)
+    return _with_extra(document, schema.extra)
 
 
 def schema_from_json(document: Mapping[str, Any]) -> Schema:
     """Read a schema from table metadata."""
-    columns = type_from_json({"type": "struct", "fields": document["fields"]})
-    assert isinstance(columns, StructType)
-    return Schema(document["schema-id"], columns, tuple(document.get("identifier-field-ids") or ()))
+    columns = StructType(tuple(_field_from_json(field) for field in document["fields"]))
+    identifier_ids = tuple(document.get("identifier-field-ids") or ())
+    return Schema(document["schema-id"], columns, identifier_ids, _extra_of(document, _SCHEMA_KEYS))
 
 
-def written_fields(columns: StructType) -> tuple[Field, ...]:
-    """Give the columns that files of a table have.
-
-    An optional one of a type that is not known here, at any depth, is left out: readers then show null.
-    """
-    return tuple(field for field in columns.fields if field.required or _is_known(field.type))
+def _extra_of(document: Mapping[str, Any], known: frozenset[str]) -> str | None:
+    if known.issuperset(document):
+        return None
+    return json.dumps({key: value for key, value in document.items() if key not in known})
 
 
-def _is_known(type_: Type) -> bool:
-    match type_:
-        case StructType(fields):
-            return all(_is_known(field.type) for field in fields)
-        case ListType(_, element, _):
-            return _is_known(element)
-        case MapType(_, key, _, value, _):
-            return _is_known(key) and _is_known(value)
-        case str():
-            return any((type_ in PRIMITIVES, _DECIMAL.fullmatch(type_), _FIXED.fullmatch(type_)))
-
-
-def to_arrow_schema(schema: Schema) -> pa.Schema:
-    """Build the Arrow schema of a table's files, field ids included."""
-    return pa.schema([to_arrow_field(field) for field in written_fields(schema.columns)])
-
-
-def to_arrow_field(field: Field) -> pa.Field:
-    """Build an Arrow field that carries its Iceberg field id."""
-    return _arrow_field(field.name, field.id, to_arrow_type(field.type), required=field.required)
-
-
-def to_arrow_type(type_: Type) -> pa.DataType:
-    """Map an Iceberg type to the Arrow type that Parquet files of the table use."""
-    match type_:
-        case StructType(fields):
-            return pa.struct([to_arrow_field(field) for field in fields])
-        case ListType(element_id, element, required):
-            return pa.list_(_arrow_field("element", element_id, to_arrow_type(element), required=required))
-        case MapType(key_id, key, value_id, value, required):
-            return pa.map_(
-                _arrow_field("key", key_id, to_arrow_type(key), required=True),
-                _arrow_field("value", value_id, to_arrow_type(value), required=required),
-            )
-        case str():
-            return _primitive_to_arrow(type_)
-
-
-def _primitive_to_arrow(name: str) -> pa.DataType:
-    if name in PRIMITIVES:
-        return PRIMITIVES[name]
-    if decimal := _DECIMAL.fullmatch(name):
-        return pa.decimal128(int(decimal[1]), int(decimal[2]))
-    if fixed := _FIXED.fullmatch(name):
-        return pa.binary(int(fixed[1]))
-    raise TypeUnknown(f"type is not known here: type={name}")
-
-
-def _arrow_field(name: str, field_id: int, type_: pa.DataType, *, required: bool) -> pa.Field:
-    return pa.field(name, type_, nullable=not required, metadata={FIELD_ID_KEY: str(field_id).encode()})
-
-
-DECIMAL_MAX_PRECISION = 38
-_DECIMAL_TYPE = re.compile(r"decimal\((\d+),\s*(\d+)\)")
-
-
-def decimal_parts(type_: str) -> tuple[int, int] | None:
-    """Give precision and scale of a decimal type, None for another type."""
-    match = _DECIMAL_TYPE.fullmatch(type_)
-    return (int(match[1]), int(match[2])) if match else None
+def _with_extra(document: dict[str, Any], extra: str | None) -> dict[str, Any]:
+    return document if extra is None else document | json.loads(extra)

@@ -65,9 +65,9 @@ def encode_single_value(type_: str, value: Any) -> bytes:
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, Decimal):
-        return _shortest_signed(unscaled(type_, value))
+        return shortest_signed(unscaled(type_, value))
     if isinstance(value, int):
-        return _shortest_signed(value)
+        return shortest_signed(value)
     return bytes(value)
 
 
@@ -87,7 +87,8 @@ def unscaled(type_: str, value: Decimal) -> int:
     return int(value.scaleb(int(decimal[1]), _SINGLE_VALUES_EXACT))
 
 
-def _shortest_signed(value: int) -> bytes:
+def shortest_signed(value: int) -> bytes:
+    """Encode an integer as the shortest big-endian two's complement."""
     # One bit more than the magnitude, for the sign; -128 needs one byte, 128 needs two.
     bits = (value if value >= 0 else ~value).bit_length() + 1
     return value.to_bytes((bits + 7) // 8, "big", signed=True)

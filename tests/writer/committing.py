@@ -7,7 +7,7 @@ import uuid
 from dataclasses import replace
 
 from lakefeed.contract.changes import Position, SourceId, Span, TableName
-from lakefeed.iceberg.layout import split_by_partition
+from lakefeed.iceberg.arrow import split_by_partition
 from lakefeed.storage.store import open_store
 from lakefeed.writer.commit.committer import Committer
 from lakefeed.writer.commit.plan import Flush

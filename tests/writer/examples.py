@@ -7,7 +7,8 @@ from decimal import Decimal
 
 import pyarrow as pa
 
-from lakefeed.iceberg.types import Field, ListType, MapType, Schema, StructType, to_arrow_schema
+from lakefeed.iceberg.arrow import to_arrow_schema
+from lakefeed.iceberg.types import Field, ListType, MapType, Schema, StructType
 
 NESTED = Schema(
     0,

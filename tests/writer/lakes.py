@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from lakefeed.contract.changes import TableName
 from lakefeed.contract.properties import MAIN_BRANCH
 from lakefeed.contract.verification import Report
-from lakefeed.iceberg.layout import split_by_partition
+from lakefeed.iceberg.arrow import split_by_partition, to_arrow_schema
 from lakefeed.iceberg.manifests import (
     ListHeader,
     ManifestFile,
@@ -24,7 +24,6 @@ from lakefeed.iceberg.manifests import (
     encode_manifest,
     encode_manifest_list,
 )
-from lakefeed.iceberg.types import to_arrow_schema
 from lakefeed.storage.store import open_store
 from lakefeed.writer.commit.manifests import decode_entries
 from lakefeed.writer.commit.plan import Request

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from lakefeed.iceberg.arrow import to_arrow_schema
 from lakefeed.iceberg.layout import Partition
 from lakefeed.iceberg.manifests import DataFile
-from lakefeed.iceberg.types import ListType, MapType, Schema, StructType, Type, to_arrow_schema, written_fields
+from lakefeed.iceberg.types import ListType, MapType, Schema, StructType, Type, written_fields
 from lakefeed.iceberg.values import (
     encode_single_value,
     lower_binary_bound,

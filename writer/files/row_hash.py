@@ -31,7 +31,7 @@ import pyarrow.types as pt
 from lakefeed.contract import changes as cdc
 from lakefeed.contract.changes import SourceId
 from lakefeed.contract.ledger import RowFacts, join_facts
-from lakefeed.iceberg.types import FIELD_ID_KEY
+from lakefeed.iceberg.arrow import FIELD_ID_KEY
 from lakefeed.writer.files.xxh64 import (
     LEAD_BYTES,
     TRAIL_BYTES,

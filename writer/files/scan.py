@@ -24,8 +24,9 @@ from lakefeed.contract import changes as cdc
 from lakefeed.contract.changes import Operation, SourceId
 from lakefeed.contract.errors import CatalogError, WriterError
 from lakefeed.contract.ledger import RowFacts, join_facts
+from lakefeed.iceberg.arrow import FIELD_ID_KEY, to_arrow_type
 from lakefeed.iceberg.manifests import ManifestFile, decode_avro, decode_manifest_list
-from lakefeed.iceberg.types import FIELD_ID_KEY, Field, to_arrow_type
+from lakefeed.iceberg.types import Field
 from lakefeed.iceberg.values import comparable_bound, encode_single_value
 from lakefeed.storage.store import ObjectStore
 from lakefeed.writer.commit.state import TableState

@@ -13,10 +13,10 @@ import pyarrow as pa
 from lakefeed.aio import map_parallel, or_raise
 from lakefeed.contract.changes import SourceId, Span
 from lakefeed.contract.ledger import Ledger
-from lakefeed.iceberg.layout import UNSORTED, Partition, SortOrder, apply_order, check_order, split_by_partition
+from lakefeed.iceberg.arrow import apply_order, split_by_partition, to_arrow_schema
+from lakefeed.iceberg.layout import UNSORTED, Partition, SortOrder, check_order
 from lakefeed.iceberg.manifests import DataFile, TableShape
 from lakefeed.iceberg.terms import SortRejected
-from lakefeed.iceberg.types import to_arrow_schema
 from lakefeed.writer.commit.state import TableState, data_location
 from lakefeed.writer.config import WriterConfig
 from lakefeed.writer.files.parquet import write_data_file

@@ -18,17 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from lakefeed.iceberg.types import (
-    Field,
-    ListType,
-    MapType,
-    Schema,
-    StructType,
-    Type,
-    decimal_parts,
-    to_arrow_schema,
-    to_arrow_type,
-)
+from lakefeed.iceberg.arrow import to_arrow_schema, to_arrow_type
+from lakefeed.iceberg.types import Field, ListType, MapType, Schema, StructType, Type, decimal_parts
 from lakefeed.writer.rows.comments import ELEMENT, VALUE, Path, former_names, is_json, name_in
 from lakefeed.writer.rows.declaration import declare_fields
 from lakefeed.writer.rows.evolution import Room, StructWatch, still_required, type_has_required

@@ -25,18 +25,8 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from lakefeed.contract import changes as names
-from lakefeed.iceberg.types import (
-    Field,
-    ListType,
-    MapType,
-    Schema,
-    StructType,
-    Type,
-    decimal_parts,
-    to_arrow_schema,
-    to_arrow_type,
-    written_fields,
-)
+from lakefeed.iceberg.arrow import to_arrow_schema, to_arrow_type
+from lakefeed.iceberg.types import Field, ListType, MapType, Schema, StructType, Type, decimal_parts, written_fields
 from lakefeed.writer.rows.comments import ELEMENT, KEY, VALUE, Path, is_json
 from lakefeed.writer.rows.groups import ChangeGroup, Image, change_columns
 from lakefeed.writer.rows.values import Misfit, double_holds, floats_hold, is_text_type, read_texts

@@ -17,17 +17,8 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from lakefeed.contract.changes import fold
-from lakefeed.iceberg.types import (
-    Field,
-    ListType,
-    MapType,
-    Schema,
-    StructType,
-    Type,
-    to_arrow_schema,
-    to_arrow_type,
-    written_fields,
-)
+from lakefeed.iceberg.arrow import to_arrow_schema, to_arrow_type
+from lakefeed.iceberg.types import Field, ListType, MapType, Schema, StructType, Type, written_fields
 from lakefeed.writer.rows.comments import as_key, former_names, is_json, is_key, name_in, with_former_names
 
 # --- writer.merge -----------------------------------------------------------------------------------------------------

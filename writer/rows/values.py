@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 
 from lakefeed.contract.changes import TIMESTAMP_MAX_MS, TIMESTAMP_MIN_MS
 from lakefeed.contract.errors import WriterError
-from lakefeed.iceberg.types import decimal_parts, to_arrow_type
+from lakefeed.iceberg.arrow import to_arrow_type
+from lakefeed.iceberg.types import decimal_parts
 
 # --- writer.rows.exact_numbers ----------------------------------------------------------------------------------------
 

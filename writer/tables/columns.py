@@ -237,7 +237,8 @@ class TableColumns:
         """Give the table's schema with our columns. A key that others have declared stays, unless it may be null."""
         columns = self.expected.columns
         never_null = frozenset(required_ids(columns))
-        return Schema(now.schema_id + 1, columns, tuple(each for each in now.identifier_ids if each in never_null))
+        identifier_ids = tuple(each for each in now.identifier_ids if each in never_null)
+        return replace(now, schema_id=now.schema_id + 1, columns=columns, identifier_ids=identifier_ids)
 
     async def _agree_on_layout(self, state: TableState) -> TableState:
         """Let the table's partitions, order and properties follow changed settings; what cannot be followed is told."""

@@ -39,7 +39,8 @@ from lakefeed.contract import properties
 from lakefeed.contract.changes import Operation, Position, SourceId, TableName
 from lakefeed.contract.errors import CatalogError, CatalogUnavailable, TableMissing
 from lakefeed.contract.properties import Kind, Reason, moved_marks, quarantine_of
-from lakefeed.iceberg.types import Schema, to_arrow_schema
+from lakefeed.iceberg.arrow import to_arrow_schema
+from lakefeed.iceberg.types import Schema
 from lakefeed.writer.rows.groups import (
     ArrowGroup,
     ChangeGroup,

@@ -8,23 +8,10 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pyiceberg.conversions import to_bytes
-from pyiceberg.transforms import parse_transform as pyiceberg_transform
-from pyiceberg.types import (
-    BinaryType,
-    DateType,
-    DecimalType,
-    FixedType,
-    LongType,
-    StringType,
-    TimestampType,
-    UUIDType,
-)
+from pyiceberg.types import DecimalType, LongType
 
 from lakefeed.contract.errors import LiteralInvalid
-from lakefeed.iceberg.transforms import apply_transform, parse_transform, result_type
 from lakefeed.iceberg.values import decode_bound, decode_stored, parse_literal, show_value
 
 _UUID = "eb26bdb1-a1d8-4aa6-990e-da940875492c"
@@ -141,44 +128,6 @@ def test_bound_is_read_also_from_before_its_column_was_widened_and_says_nothing_
     assert decode_bound(type_, encoded) == value
 
 
-_SOURCES: dict[str, tuple[Any, Any]] = {
-    "long": (LongType(), st.integers(-(2**62), 2**62)),
-    "date": (DateType(), st.integers(-700_000, 2_900_000)),
-    "timestamp": (TimestampType(), st.integers(-(2**55), 2**55)),
-    "string": (StringType(), st.text(max_size=20)),
-    "binary": (BinaryType(), st.binary(max_size=20)),
-    "fixed[16]": (FixedType(16), st.binary(min_size=16, max_size=16)),
-    "uuid": (UUIDType(), st.binary(min_size=16, max_size=16)),
-    "decimal(30,4)": (DecimalType(30, 4), st.integers(-(10**29), 10**29)),
-}
-
-
-@given(
-    drawn=st.sampled_from(list(_SOURCES)).flatmap(lambda type_: st.tuples(st.just(type_), _SOURCES[type_][1])),
-    transform=st.sampled_from(["identity", "bucket[16]", "truncate[7]", "year", "month", "day", "hour"]),
-)
-def test_transforms_agree_with_pyicebergs(drawn: tuple[str, Any], transform: str):
-    type_, value = drawn
-    parsed, theirs = parse_transform(transform), pyiceberg_transform(transform)
-    source = _SOURCES[type_][0]
-    assert parsed is not None
-    assert (result_type(parsed, type_) is not None) == theirs.can_transform(source)
-    if not theirs.can_transform(source):
-        return
-    given_to_them = Decimal(value).scaleb(-4) if type_.startswith("decimal") else value
-    expected = theirs.transform(source)(UUID(bytes=value) if type_ == "uuid" else given_to_them)
-    if isinstance(expected, UUID):
-        expected = expected.bytes
-    if isinstance(expected, Decimal):
-        expected = int(expected.scaleb(4))
-    assert apply_transform(parsed, type_, value) == expected
-
-
 def test_stored_decimal_is_its_unscaled_number():
     assert decode_stored("decimal(9,2)", b"\xff\x6a") == -150
     assert decode_stored("binary", b"\xff\x6a") == b"\xff\x6a"
-
-
-@pytest.mark.parametrize("unknown", ["void", "bucket[0]", "truncate", "zorder[3]", "bucket[99999999999]"])
-def test_other_transforms_tell_nothing(unknown: str):
-    assert parse_transform(unknown) is None

@@ -13,7 +13,8 @@ from pyiceberg.manifest import (
     write_manifest_list,
 )
 
-from lakefeed.iceberg.layout import parse_partition, split_by_partition
+from lakefeed.iceberg.arrow import split_by_partition
+from lakefeed.iceberg.layout import parse_partition
 from lakefeed.iceberg.manifests import (
     ListHeader,
     ManifestList,

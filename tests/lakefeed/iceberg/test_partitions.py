@@ -6,6 +6,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
+from lakefeed.iceberg.arrow import split_by_partition, to_arrow_schema
 from lakefeed.iceberg.layout import (
     PartitionField,
     PartitionSpec,
@@ -15,11 +16,10 @@ from lakefeed.iceberg.layout import (
     same_partitioning,
     spec_from_json,
     spec_to_json,
-    split_by_partition,
     with_known_ids,
 )
 from lakefeed.iceberg.terms import PartitionRejected
-from lakefeed.iceberg.types import Field, Schema, StructType, to_arrow_schema
+from lakefeed.iceberg.types import Field, Schema, StructType
 from tests.writer.examples import MIDNIGHT, NESTED, nested_rows
 
 DAY = parse_partition("day(_cdc_timestamp)", NESTED)

@@ -8,17 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakefeed.iceberg.layout import (
-    UNSORTED,
-    SortField,
-    SortOrder,
-    apply_order,
-    order_from_json,
-    order_to_json,
-    parse_sort,
-)
+from lakefeed.iceberg.arrow import apply_order, to_arrow_type
+from lakefeed.iceberg.layout import UNSORTED, SortField, SortOrder, order_from_json, order_to_json, parse_sort
 from lakefeed.iceberg.terms import SortRejected
-from lakefeed.iceberg.types import Field, Schema, StructType, to_arrow_type
+from lakefeed.iceberg.types import Field, Schema, StructType
 from tests.writer.examples import NESTED, nested_rows
 
 SCHEMA = Schema(0, StructType((Field(1, "a", "double"), Field(2, "b", "string"), Field(3, "n", "long"))))

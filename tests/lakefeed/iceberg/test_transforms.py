@@ -1,10 +1,11 @@
-"""Transforms against the specification's own values, and against PyIceberg's, value by value."""
+"""Transforms of single values and of columns: against the specification's own values, PyIceberg's, and each other."""
 
 from __future__ import annotations
 
 import datetime as dt
 import uuid
 from decimal import Context, Decimal, localcontext
+from typing import Any
 
 import mmh3
 import numpy as np
@@ -27,9 +28,11 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from lakefeed.iceberg.terms import PartitionRejected, parse_transform
-from lakefeed.iceberg.transform_arrays import _hashes, apply_transform, hash_longs, hash_slices, result_type
-from lakefeed.iceberg.types import to_arrow_type
+from lakefeed.iceberg.arrow import _hash_longs, _hashes, to_arrow_type, transform_column
+from lakefeed.iceberg.layout import transform_for
+from lakefeed.iceberg.terms import PartitionRejected, Transform, parse_transform
+from lakefeed.iceberg.transforms import apply_transform, result_type, wraps
+from lakefeed.iceberg.values import unscaled
 
 EXACT = Context(prec=60)  # the usual context rounds to 28 digits
 EPOCH = dt.datetime(1970, 1, 1)
@@ -72,8 +75,25 @@ def arrow_array(type_: str, values: list[object]) -> pa.Array:
     return pa.array(values, pa.int32()).cast(arrow) if pa.types.is_date32(arrow) else pa.array(values, arrow)
 
 
-def transformed(text: str, type_: str, values: list[object]) -> list[object]:
-    return apply_transform(parse_transform(text), type_, arrow_array(type_, values)).to_pylist()
+def known(text: str) -> Transform:
+    transform = parse_transform(text)
+    assert transform is not None
+    return transform
+
+
+def transformed(text: str, type_: str, values: list[Any]) -> list[Any]:
+    """Transform a column, and each value by itself; both must agree wherever stored results do not wrap around."""
+    column = transform_column(known(text), type_, arrow_array(type_, values)).to_pylist()
+    for value, image in zip(values, column, strict=True):
+        stored = plain(type_, image)
+        if value is not None and not wraps(known(text), type_, stored, stored):
+            assert apply_transform(known(text), type_, plain(type_, value)) == stored
+    return column
+
+
+def plain(type_: str, value: Any) -> Any:
+    """Return a value as single values are: decimals as their unscaled integer."""
+    return unscaled(type_, value) if isinstance(value, Decimal) else value
 
 
 def hash_of(type_: str, value: object) -> int:
@@ -178,28 +198,17 @@ def test_times_are_those_of_pyiceberg(text, type_, data):
     assert transformed(text, type_, values) == [peer(value) for value in values]
 
 
-@given(values=st.lists(st.binary(max_size=300), max_size=60), start=st.integers(0, 5))
+@given(values=st.lists(st.none() | st.binary(max_size=300), max_size=60), start=st.integers(0, 5))
 @settings(deadline=None)
-def test_hashes_of_many_values_at_once_are_those_of_each(values, start):
-    array = pa.array([b"before"] * start + values, pa.large_binary()).slice(start)
-    offsets = np.frombuffer(array.buffers()[1], np.int64)[start : start + len(values) + 1]
-    data = np.frombuffer(array.buffers()[2] or b"", np.uint8)
-    hashes = hash_slices(data, offsets[:-1], np.diff(offsets)).view(np.int32)
-    assert hashes.tolist() == [mmh3.hash(value) for value in values]
-
-
-def test_value_that_is_much_longer_than_the_others_hashes_right():
-    values = [b"short"] * 100 + [b"long" * 5_000]
-    data = np.frombuffer(b"".join(values), np.uint8)
-    lengths = np.array([len(value) for value in values])
-    hashes = hash_slices(data, np.cumsum(lengths) - lengths, lengths).view(np.int32)
-    assert hashes.tolist() == [mmh3.hash(value) for value in values]
+def test_slice_of_a_binary_column_hashes_as_its_values(values, start):
+    array = pa.array([b"before"] * start + values, pa.binary()).slice(start)
+    assert _hashes("binary", array).view(np.int32).tolist() == [mmh3.hash(value or b"") for value in values]
 
 
 @given(st.lists(LONG))
 @settings(deadline=None)
 def test_longs_hash_as_their_eight_bytes(values):
-    hashes = hash_longs(np.array(values, np.int64)).view(np.int32)
+    hashes = _hash_longs(np.array(values, np.int64)).view(np.int32)
     assert hashes.tolist() == [mmh3.hash(value.to_bytes(8, "little", signed=True)) for value in values]
 
 
@@ -207,7 +216,7 @@ def test_longs_hash_as_their_eight_bytes(values):
 def test_slice_of_a_column_gives_the_values_of_its_rows(text, type_):
     values = ["a", None, "bcdefg", "h"] if type_ == "string" else [Decimal("1.11"), None, Decimal("-9.99"), Decimal(0)]
     whole = transformed(text, type_, values)
-    part = apply_transform(parse_transform(text), type_, arrow_array(type_, values).slice(1, 3))
+    part = transform_column(known(text), type_, arrow_array(type_, values).slice(1, 3))
     assert part.to_pylist() == whole[1:]
 
 
@@ -231,4 +240,42 @@ def test_slice_of_a_column_gives_the_values_of_its_rows(text, type_):
 )
 def test_transform_that_the_specification_does_not_have_is_refused(text, type_):
     with pytest.raises(PartitionRejected, match="transform="):
-        result_type(text, type_)
+        transform_for(text, type_)
+    transform = parse_transform(text)
+    assert transform is None or result_type(transform, type_) is None
+
+
+@pytest.mark.parametrize("text", [f"bucket[{'9' * 5000}]", "bucket[٣]", "truncate[-1]", "", "bucket[]"])
+def test_text_that_is_no_transform_is_not_parsed(text):
+    assert parse_transform(text) is None
+
+
+@pytest.mark.parametrize("text", ["year", "month", "day", "hour"])
+@pytest.mark.parametrize(
+    ("type_", "ends"),
+    [
+        ("date", (-(2**31), 2**31 - 1)),
+        ("timestamp", (-(2**63), 2**63 - 1)),
+        ("timestamp_ns", (-(2**63), 2**63 - 1)),
+    ],
+)
+def test_times_at_the_ends_of_a_type_fit_32_bits_as_in_java(text, type_, ends):
+    if (text, type_) == ("hour", "date"):
+        return
+    for value, image in zip(ends, transformed(text, type_, list(ends)), strict=True):
+        exact = apply_transform(known(text), type_, value)
+        assert image == (exact + 2**31) % 2**32 - 2**31
+        assert (image == exact) or wraps(known(text), type_, image, image)
+
+
+def test_hours_wrap_around_only_where_a_timestamp_is_beyond_32_bits_of_them():
+    hour_us, hour = 3_600_000_000, known("hour")
+    first_wrapped = 2**31
+    assert transformed("hour", "timestamp", [(first_wrapped - 1) * hour_us]) == [2**31 - 1]
+    assert transformed("hour", "timestamp", [first_wrapped * hour_us]) == [-(2**31)]
+    # Images of the earliest and the latest timestamp bound those that may be wrapped ones.
+    latest, earliest = (transformed("hour", "timestamp", [value])[0] for value in (2**63 - 1, -(2**63)))
+    assert wraps(hour, "timestamp", latest, latest)
+    assert wraps(hour, "timestamp", earliest, earliest)
+    assert not wraps(hour, "timestamp", latest + 2, earliest - 1)
+    assert not wraps(hour, "timestamp_ns", None, None)

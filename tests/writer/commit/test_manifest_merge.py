@@ -5,7 +5,8 @@ import io
 import fastavro
 import pytest
 
-from lakefeed.iceberg.layout import parse_partition, split_by_partition
+from lakefeed.iceberg.arrow import split_by_partition
+from lakefeed.iceberg.layout import parse_partition
 from lakefeed.iceberg.manifests import (
     ManifestList,
     ManifestUnreadable,

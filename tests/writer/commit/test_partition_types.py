@@ -13,7 +13,8 @@ import pytest
 from pyiceberg.expressions import EqualTo, IsNull
 
 from lakefeed.contract.changes import Position, SourceId, Span, TableName
-from lakefeed.iceberg.types import Field, Schema, StructType, to_arrow_schema
+from lakefeed.iceberg.arrow import to_arrow_schema
+from lakefeed.iceberg.types import Field, Schema, StructType
 from lakefeed.writer.commit.plan import Flush
 from lakefeed.writer.commit.state import data_location
 from lakefeed.writer.config import WriterConfig

@@ -14,7 +14,8 @@ from pyiceberg.io.pyarrow import (
 )
 from pyiceberg.schema import Schema as PyIcebergSchema
 
-from lakefeed.iceberg.types import FIELD_ID_KEY, Field, ListType, Schema, StructType, schema_to_json, to_arrow_schema
+from lakefeed.iceberg.arrow import FIELD_ID_KEY, to_arrow_schema
+from lakefeed.iceberg.types import Field, ListType, Schema, StructType, schema_to_json
 from lakefeed.writer.config import WriterConfig
 from lakefeed.writer.files.parquet import repeating_columns, write_data_file
 from tests.writer.examples import NESTED, nested_rows

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lakefeed.iceberg.types import Field, ListType, MapType, Schema, StructType, to_arrow_schema
+from lakefeed.iceberg.arrow import to_arrow_schema
+from lakefeed.iceberg.types import Field, ListType, MapType, Schema, StructType
 from lakefeed.writer.files.row_hash import BLOCK_ROWS, hash_rows
 from lakefeed.writer.files.xxh64 import LEAD_BYTES, TRAIL_BYTES, Scratch, hash_longs, hash_short_slices, hash_texts
 from tests.writer.files.reference import made_up, row_hash, x64, xxh64

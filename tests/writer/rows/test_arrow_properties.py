@@ -14,7 +14,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lakefeed.iceberg.types import Field, ListType, MapType, StructType, Type, to_arrow_type
+from lakefeed.iceberg.arrow import to_arrow_type
+from lakefeed.iceberg.types import Field, ListType, MapType, StructType, Type
 from lakefeed.writer.rows.comments import JSON_DOC
 from lakefeed.writer.rows.groups import split_frames
 from lakefeed.writer.rows.json_exact import initial_columns

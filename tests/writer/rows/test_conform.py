@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakefeed.iceberg.types import Field, ListType, MapType, Schema, StructType, Type, to_arrow_schema
+from lakefeed.iceberg.arrow import to_arrow_schema
+from lakefeed.iceberg.types import Field, ListType, MapType, Schema, StructType, Type
 from lakefeed.writer.rows.merge import conform
 
 DAY = dt.date(2026, 11, 16)

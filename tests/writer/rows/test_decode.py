@@ -6,7 +6,8 @@ import pyarrow as pa
 import pytest
 
 from lakefeed.contract import changes as names
-from lakefeed.iceberg.types import FIELD_ID_KEY, Field, ListType, MapType, Schema, StructType, to_arrow_schema
+from lakefeed.iceberg.arrow import FIELD_ID_KEY, to_arrow_schema
+from lakefeed.iceberg.types import Field, ListType, MapType, Schema, StructType
 from lakefeed.writer.rows.groups import split_frames
 from lakefeed.writer.rows.json_exact import initial_columns
 from lakefeed.writer.rows.json_strict import decode_group

@@ -24,7 +24,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from pyiceberg.types import IcebergType, ListType, MapType, StructType
 
-from lakefeed.iceberg.types import FIELD_ID_KEY
+from lakefeed.iceberg.arrow import FIELD_ID_KEY
 from tests.every_type import plain
 from tests.writer.feeding import WAIT_S, Running, running_feed
 from tests.writer.schema_histories import Batch, History, histories
