@@ -1,47 +1,53 @@
-"""A WebSocket client that sends a file of rows or changes. Owns reading lines, numbering, the window and the tally.
+"""Command `lakefeed push`: a WebSocket client that sends a file of rows or changes.
 
-Line N of the input is sequence N of its source. So a push that is repeated under the same source name sends only what
-the service does not have yet, and a push under a fresh name sends everything.
+Line N of the input is sequence N of its source. A push that is repeated under the same source name therefore sends only
+what the service does not have yet. A push under a new name sends everything.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO
 
+import click
 import msgspec
 import orjson
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
+from lakefeed.command_line import progress_bar, readable_errors, token_option
 from lakefeed.ingest.admission.auth import bearer_headers
+from lakefeed.ingest.cli.control import print_flushed
 from lakefeed.ingest.errors import PushError
 
+DEFAULT_WS_URL = "ws://127.0.0.1:8182/ws"
 BATCH_MAX_CHANGES = 1_000
 BATCH_MAX_BYTES = 1024 * 1024
 WINDOW_BATCHES = 16
 OPEN_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 120.0
 
-# Where a refusal names no delay of its own.
+# For a refusal without a delay of its own.
 RETRY_DELAY_MS = 200
 
 OPERATIONS = tuple(msgspec.Raw(b'"%s"' % name) for name in (b"INSERT", b"UPDATE", b"DELETE"))
 
 _NULL = msgspec.Raw(b"null")
 
-# Rows are passed on as they were written: decoding and encoding them would round numbers that JSON has no bounds for.
+# Rows are sent as they were written: decoding and encoding them would round large numbers.
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
 class PushRequest:
-    """What to send, and as whom."""
+    """Where to send the lines, and the name of their source."""
 
     url: str
     source: str
@@ -53,7 +59,7 @@ class PushRequest:
 
 @dataclass(slots=True)
 class PushReport:
-    """What came of it. `tables` maps a table to its flush: snapshot id and rows committed."""
+    """Counts of a push. `tables` maps each table to its flush: snapshot id and committed rows."""
 
     lines: int = 0
     skipped: int = 0
@@ -74,7 +80,48 @@ class _Batch:
 Progress = Callable[[int, int], None]
 
 
-async def push(request: PushRequest, lines: Iterable[bytes], progress: Progress) -> PushReport:
+@click.command()
+@click.argument("file", type=click.File("rb"))
+@click.option("--table", help="Table of every line that does not name one itself.")
+@click.option("--source", help="Name of this source. Pushing again under the same name sends only new lines.")
+@click.option("--key", default="id", show_default=True, help="Column that identifies a row, for `_cdc_row_id`.")
+@click.option("--url", default=DEFAULT_WS_URL, show_default=True, help="WebSocket address of the service.")
+@token_option
+@click.option("--flush/--no-flush", default=True, show_default=True, help="Wait until everything is committed.")
+def push(file: BinaryIO, *, source: str | None, **options: Any) -> None:
+    """Send a file of JSON lines to the service.
+
+    FILE is a path, or - for standard input. A line with an `operation` and an `after` or `before` is a change; any
+    other object is a row to insert. The command ends when every line is durable and, with --flush, committed.
+
+    \b
+      lakefeed push users.ndjson --table users
+      lakefeed push changes.ndjson --source shop-db     # run it again: only new lines are sent
+    """
+    request = PushRequest(source=source or f"push-{uuid.uuid4()}", **options)
+    sent = 0
+    with readable_errors(), progress_bar("pushing", _size_of(file), in_bytes=True, keep=True) as bar:
+
+        def on_acked(changes: int, input_bytes: int) -> None:
+            nonlocal sent
+            sent += changes
+            bar.advance(input_bytes, description=f"{sent:,} changes acked")
+
+        report = asyncio.run(push_lines(request, file, on_acked))
+    click.echo(f"acked {report.acked:,} changes ({report.duplicates:,} duplicates, {report.skipped:,} lines skipped)")
+    print_flushed(report.tables)
+    if request.flush and not report.committed:
+        raise click.ClickException("all changes are durable, but not all are committed yet: see `lakefeed status`")
+
+
+def _size_of(file: BinaryIO) -> int | None:
+    try:
+        return os.fstat(file.fileno()).st_size or None
+    except OSError:
+        return None
+
+
+async def push_lines(request: PushRequest, lines: Iterable[bytes], progress: Progress) -> PushReport:
     """Send all lines; `progress(changes, input_bytes)` is called as they are acked.
 
     Raises: PushError.
@@ -124,11 +171,11 @@ async def _connect(socket: ClientConnection, request: PushRequest) -> int:
 async def _settle_first(
     socket: ClientConnection, in_flight: deque[_Batch], report: PushReport, progress: Progress
 ) -> None:
-    """Wait until the oldest batch is acked. One that is refused for now is sent again, and those behind it after it."""
+    """Wait until the oldest batch is acked. If it is refused for now, send it and all batches after it again."""
     answer = await _receive(socket, "ack", "nack")
     while answer["type"] == "nack":
         if answer["shouldRetry"]:
-            for _ in range(len(in_flight) - 1):  # nothing overtakes a refused batch: these are refused as well
+            for _ in range(len(in_flight) - 1):  # the batches after a refused one are refused as well
                 await _receive(socket, "ack", "nack")
         await _wait_to_retry(answer)
         for batch in in_flight:
@@ -162,7 +209,7 @@ async def _receive(socket: ClientConnection, *kinds: str) -> dict[str, Any]:
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             message = orjson.loads(await socket.recv())
-            while message.get("status") == "persisted":  # told by the flush response too
+            while message.get("status") == "persisted":  # the flush response says the same
                 message = orjson.loads(await socket.recv())
     except TimeoutError as error:
         raise PushError(f"no answer: waited_for={kinds[0]} seconds={ANSWER_TIMEOUT_S:g}") from error
@@ -174,9 +221,9 @@ async def _receive(socket: ClientConnection, *kinds: str) -> dict[str, Any]:
 
 
 async def _wait_to_retry(nack: dict[str, Any]) -> None:
-    """Wait as long as a refusal asks for.
+    """Wait for as long as a refusal says.
 
-    Raises: PushError if sending it again cannot help.
+    Raises: PushError if a retry cannot succeed.
     """
     if not nack["shouldRetry"]:
         raise _refused(nack)
@@ -216,7 +263,7 @@ def _batch(request: PushRequest, number: int, events: list[msgspec.Raw], input_b
 
 
 def read_line(line: bytes, line_number: int, *, table: str | None, key: str) -> msgspec.Raw:
-    """Read one line: a change if it has an operation and a row image, else a row to insert. Rows stay as they are.
+    """Return a line as a change: as it is if it has an operation and a row image, else as a row to insert.
 
     Raises: PushError.
     """
@@ -247,7 +294,7 @@ def _read_fields(line: bytes, line_number: int) -> dict[str, msgspec.Raw]:
 
 
 def _row_id(change: Mapping[str, msgspec.Raw], key: str) -> str:
-    """Find the key's value in the row, as text."""
+    """Return the key's value in the row, as text."""
     image = next((change[name] for name in ("after", "before") if bytes(change.get(name, _NULL))[:1] == b"{"), b"{}")
     value = _decode_fields(image).get(key, _NULL)
     if value == _NULL:

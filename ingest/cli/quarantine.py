@@ -1,158 +1,141 @@
-"""`lakefeed quarantine`: rows that their tables could not take. Owns options, questions and exit codes.
-
-writer/quarantine does the work; quarantine_report.py prints. Both are imported where they are used: no other command
-needs them.
-"""
+"""Command `lakefeed quarantine`: list, show, replay and drop changes that their tables refused."""
 
 from __future__ import annotations
 
 import asyncio
 import datetime as dt
 import functools
-import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import asdict
+from typing import Any
 
 import click
+import msgspec
+import pyarrow as pa
 
-from lakefeed.contract.changes import TableName, table_name_of
-from lakefeed.ingest.admission.auth import CLIENT_TOKEN_VARIABLE
-from lakefeed.ingest.cli.output import readable_errors
-from lakefeed.ingest.config import Config, load_config
-from lakefeed.writer.config import IcebergConfig
+from lakefeed.command_line import (
+    json_option,
+    print_json,
+    print_table,
+    progress_bar,
+    readable_errors,
+    time_text,
+    with_options,
+)
+from lakefeed.contract import changes as cdc
+from lakefeed.contract import properties
+from lakefeed.contract.changes import TableName
+from lakefeed.contract.properties import Kind
+from lakefeed.ingest.cli.lake import Lake, lake_options, load_lake
+from lakefeed.writer.quarantine import store as quarantine_store
+from lakefeed.writer.quarantine.replay import RecordReplay, Replay, ReplayReport
+from lakefeed.writer.quarantine.store import (
+    Contents,
+    Filter,
+    OpenLake,
+    Quarantine,
+    apply_filter,
+    change_ids,
+    concat,
+    count_changes,
+    files_with,
+    find_id,
+    open_quarantines,
+    summarise,
+    with_ids,
+)
+from lakefeed.writer.rows.groups import UNREADABLE_TABLE
 
-if TYPE_CHECKING:
-    from lakefeed.writer.quarantine.store import Contents, Filter, OpenLake, Quarantine
-
-
-DEFAULT_URL = "http://127.0.0.1:8181"
 LIST_LIMIT = 100
 
 # Resolutions in one commit of `drop`.
 DROP_MAX_ROWS = 100_000
 
-# Exit code of `replay` when changes are still refused, apart from click's own 1 and 2.
+# Exit code of `replay` when changes are still refused. click itself uses 1 and 2.
 STILL_REFUSED = 3
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+# Commands take any start of an id that names a single change.
+ID_SHOWN_CHARS = 12
+
+_IMAGES = (properties.ROW, properties.BEFORE, properties.METADATA)
+_LISTED = (
+    *(quarantine_store.ID, properties.TABLE_NAME, properties.SOURCE, properties.EPOCH, properties.SEQUENCE),
+    *(properties.REASON, properties.RECORDED_AT),
+)
 
 _TIME = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"])
 
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where a command looks: the catalog, and the settings for the store behind it."""
-
-    iceberg: IcebergConfig
-    config: Config
-
-
-def _where(command: _F) -> _F:
-    """Add the options that say where the quarantine is."""
-    options = (
-        click.option("--url", help=f"Iceberg REST catalog, before /v1  [iceberg.uri, or {DEFAULT_URL}]"),
-        click.option(
-            "--token",
-            default="",
-            envvar=CLIENT_TOKEN_VARIABLE,
-            show_envvar=True,
-            help="Bearer token, where the catalog asks for one.",
-        ),
-        click.option(
-            "--config",
-            "config_path",
-            type=click.Path(path_type=Path),
-            help="Settings file, for storage, tables and catalog  [lakefeed.toml if it exists]",
-        ),
-        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def _which(command: _F) -> _F:
-    """Add the options that choose changes."""
-    options = (
-        click.option("--source", help="Only changes of this source."),
-        click.option("--reason", help="Only changes refused for this reason, as `list` names it."),
-        click.option(
-            "--since",
-            type=_TIME,
-            metavar="TIME",
-            help="Only those quarantined at or after, as 2026-11-16T05:28:00 (UTC), or a day.",
-        ),
-        click.option("--until", type=_TIME, metavar="TIME", help="Only those quarantined before this time."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+_lake_options = with_options(lake_options, json_option)
+_filter_options = with_options(
+    click.option("--source", help="Only changes of this source."),
+    click.option("--reason", help="Only changes refused for this reason, as `list` names it."),
+    click.option(
+        "--since",
+        type=_TIME,
+        metavar="TIME",
+        help="Only changes quarantined at or after this time, as 2026-11-16T05:28:00 (UTC) or 2026-11-16.",
+    ),
+    click.option("--until", type=_TIME, metavar="TIME", help="Only changes quarantined before this time."),
+)
 
 
 @click.group()
 def quarantine() -> None:
-    """Look at rows that their tables could not take, and replay or drop them.
+    """List, replay or drop refused changes.
 
-    A change that was acked is never lost: what its table cannot take is kept whole in the table
+    An acked change is never lost: if its table cannot take it, the whole change is kept in the table
     `lakefeed_quarantine` of the same namespace, with the reason. See docs/quarantine.md.
 
     \b
-      lakefeed quarantine list                        # what is there, by table and reason
-      lakefeed quarantine list --changes              # one by one, with their ids
-      lakefeed quarantine show 5f0c9a                 # one change whole; the start of its id is enough
-      lakefeed quarantine replay default.users        # append to the table, after the cause is gone
+      lakefeed quarantine list                        # counts by table and reason
+      lakefeed quarantine list --changes              # single changes with their ids
+      lakefeed quarantine show 5f0c9a                 # one whole change; the start of its id is enough
+      lakefeed quarantine replay default.users        # append to the table, after the cause is fixed
       lakefeed quarantine drop default.users --yes    # give up on them; they stay readable
     """
 
 
 @quarantine.command("list")
-@_where
-@_which
+@_lake_options
+@_filter_options
 @click.option("--table", help="Only changes of this table.")
 @click.option("--changes", is_flag=True, help="List single changes instead of counts.")
-@click.option("--limit", default=LIST_LIMIT, show_default=True, help="With --changes: at most so many.")
+@click.option("--limit", default=LIST_LIMIT, show_default=True, help="Maximum number of changes, with --changes.")
 def list_command(*, as_json: bool, table: str | None, changes: bool, limit: int, **options: Any) -> None:
-    """Show what is in quarantine and neither replayed nor dropped."""
-    from lakefeed.ingest.cli import quarantine_report as show  # noqa: PLC0415  (see above)
-    from lakefeed.writer.quarantine.store import apply_filter, concat, summarise  # noqa: PLC0415
+    """Show changes that were neither replayed nor dropped."""
 
-    async def run() -> None:
-        where, which = _split(options)
-        target = _target(**where)
-        name = _table_name(target, table) if table else None
-        async with _open(target, name) as lake:
-            loaded = [contents.entries for _, contents in await _load(lake)]
-            entries = apply_filter(concat(loaded), _filter(name, **which))
-        if changes:
-            show.print_changes(entries, limit=limit, as_json=as_json)
-        else:
-            show.print_summaries(summarise(entries), as_json=as_json)
+    async def run() -> pa.Table:
+        lake, wanted = _split(options)
+        name = lake.table_name(table) if table else None
+        async with _open(lake, name) as opened:
+            entries = concat([contents.entries for _, contents in await _load(opened)])
+        return apply_filter(entries, _filter(name, **wanted))
 
     with readable_errors():
-        asyncio.run(run())
+        entries = asyncio.run(run())
+    if changes:
+        _print_changes(entries, limit=limit, as_json=as_json)
+    else:
+        _print_summaries(entries, as_json=as_json)
 
 
 @quarantine.command()
 @click.argument("id_", metavar="ID")
-@_where
-def show(id_: str, *, as_json: bool, **where: Any) -> None:
-    """Show one change whole; ID is its id or the start of it."""
-    from lakefeed.ingest.cli.quarantine_report import print_change  # noqa: PLC0415  (see above)
-    from lakefeed.writer.quarantine.store import concat, files_with, find_id, with_ids  # noqa: PLC0415
+@_lake_options
+def show(id_: str, *, as_json: bool, **options: Any) -> None:
+    """Show one whole change. ID is its id or the start of it."""
 
     async def run() -> None:
-        async with _open(_target(**where), None) as lake:
-            found = await _load(lake)
+        async with _open(load_lake(**options), None) as opened:
+            found = await _load(opened)
             full_id = find_id(concat([contents.entries for _, contents in found]), id_)
             for store, contents in found:
                 entries = with_ids(contents.entries, [full_id])
                 for file in files_with(entries):
                     for row in (await store.read(contents, entries, file=file)).to_pylist():
-                        print_change(row, as_json=as_json)
+                        _print_change(row, as_json=as_json)
 
     with readable_errors():
         asyncio.run(run())
@@ -161,115 +144,93 @@ def show(id_: str, *, as_json: bool, **where: Any) -> None:
 @quarantine.command()
 @click.argument("table")
 @click.argument("ids", nargs=-1)
-@_where
-@_which
+@_lake_options
+@_filter_options
 @click.option(
     "--not-in-log",
     is_flag=True,
-    help="For lakefeed_unreadable: the service's log has these records no more, see docs/quarantine.md.",
+    help="For lakefeed_unreadable: confirm that the service's log no longer has these records, see docs/quarantine.md.",
 )
 def replay(table: str, ids: tuple[str, ...], *, as_json: bool, not_in_log: bool, **options: Any) -> None:
-    """Append changes to their TABLE: all that are open, those of the IDS, or those of the options.
+    """Append quarantined changes to TABLE: all of them, those of the IDS, or those that the options select.
 
-    They go the way of every change, so columns may be added for them, and keep their source, sequence, operation and
-    times. Each is appended once, even if the command is killed at any moment and run again. What the table still
-    refuses stays in quarantine, is listed with the reason, and makes the exit code 3.
+    The changes are handled like new ones, so columns may be added for them. They keep their source, sequence, operation
+    and times. Each is appended once, even if the command is killed and run again. Changes that the table still refuses
+    stay in quarantine and are listed with the reason; the exit code is then 3.
 
-    Records of the log that could not be read whole are the table `lakefeed_unreadable`: a version that can read them
-    takes them apart and appends their changes to their tables.
+    Records of the log that could not be read are in the table `lakefeed_unreadable`. A version that can read them
+    appends their changes to their tables.
     """
-    from lakefeed.ingest.cli import quarantine_report as show  # noqa: PLC0415  (see above)
-    from lakefeed.writer.quarantine.replay import (  # noqa: PLC0415
-        RecordReplay,
-        Replay,
-        ReplayReport,
-    )
-    from lakefeed.writer.quarantine.store import apply_filter, count_changes  # noqa: PLC0415
-    from lakefeed.writer.rows.groups import UNREADABLE_TABLE  # noqa: PLC0415
 
-    async def run() -> bool:
-        where, which = _split(options)
-        target = _target(**where)
-        name = _table_name(target, table)
-        is_of_records = name.name == UNREADABLE_TABLE
-        make = functools.partial(RecordReplay, not_in_log=not_in_log) if is_of_records else Replay
+    async def run() -> tuple[TableName, ReplayReport]:
+        lake, wanted = _split(options)
+        name = lake.table_name(table)
+        make = functools.partial(RecordReplay, not_in_log=not_in_log) if name.name == UNREADABLE_TABLE else Replay
         report = ReplayReport()
-        async with _open(target, name) as lake:
-            wanted = _filter(name, ids=ids, **which)
-            for _, contents in await _load(lake):
-                assert lake is not None
-                total = count_changes(apply_filter(contents.entries, wanted))
-                with show.progress("changes", total) as advance:
-                    work = make(name, contents, lake.context, now_us=_now_us, on_changes=advance)
-                    report = await work.run(wanted)
-        show.print_replay(str(name), report, as_json=as_json)
-        return report.failed > 0
+        async with _open(lake, name) as opened:
+            chosen = _filter(name, ids=ids, **wanted)
+            for _, contents in await _load(opened):
+                assert opened is not None
+                with progress_bar("changes", count_changes(apply_filter(contents.entries, chosen))) as bar:
+                    work = make(name, contents, opened.context, now_us=_now_us, on_changes=bar.advance)
+                    report = await work.run(chosen)
+        return name, report
 
     with readable_errors():
-        is_refused = asyncio.run(run())
-    if is_refused:
+        name, report = asyncio.run(run())
+    _print_replay(str(name), report, as_json=as_json)
+    if report.failed:
         click.get_current_context().exit(STILL_REFUSED)
 
 
 @quarantine.command()
 @click.argument("table")
 @click.argument("ids", nargs=-1)
-@_where
-@_which
-@click.option("--yes", is_flag=True, help="Do it without asking.")
+@_lake_options
+@_filter_options
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def drop(table: str, ids: tuple[str, ...], *, as_json: bool, yes: bool, **options: Any) -> None:
-    """Give up on changes of TABLE: all that are open, those of the IDS, or those of the options.
+    """Drop quarantined changes of TABLE: all of them, those of the IDS, or those that the options select.
 
-    Nothing is deleted: they stay readable in `lakefeed_quarantine`, with a row that says that they were dropped, and
-    are neither listed nor replayed any more.
+    Nothing is deleted. The changes stay readable in `lakefeed_quarantine`, with a row that records the drop, and are no
+    longer listed or replayed.
     """
-    from lakefeed.contract.properties import Kind  # noqa: PLC0415
-    from lakefeed.ingest.cli.quarantine_report import print_dropped, progress  # noqa: PLC0415  (see above)
-    from lakefeed.writer.quarantine.store import apply_filter, change_ids  # noqa: PLC0415
 
-    async def run() -> None:
-        where, which = _split(options)
-        target = _target(**where)
-        name = _table_name(target, table)
+    async def run() -> tuple[TableName, int]:
+        lake, wanted = _split(options)
+        name = lake.table_name(table)
         dropped = 0
-        async with _open(target, name) as lake:
-            for store, contents in await _load(lake):
-                chosen = change_ids(apply_filter(contents.entries, _filter(name, ids=ids, **which)))
+        async with _open(lake, name) as opened:
+            for store, contents in await _load(opened):
+                chosen = change_ids(apply_filter(contents.entries, _filter(name, ids=ids, **wanted)))
                 if chosen and not yes:
                     click.confirm(f"drop {len(chosen):,} changes of {name}?", abort=True, err=True)
-                with progress("changes", len(chosen)) as advance:
+                with progress_bar("changes", len(chosen)) as bar:
                     for start in range(0, len(chosen), DROP_MAX_ROWS):
                         part = chosen[start : start + DROP_MAX_ROWS]
                         await store.resolve(part, kind=Kind.DROPPED, table=name, now_us=_now_us())
-                        advance(len(part))
+                        bar.advance(len(part))
                 dropped += len(chosen)
-        print_dropped(str(name), dropped, as_json=as_json)
+        return name, dropped
 
     with readable_errors():
-        asyncio.run(run())
+        name, dropped = asyncio.run(run())
+    if as_json:
+        print_json({"table": str(name), "dropped": dropped})
+    else:
+        click.echo(f"{name}: dropped {dropped:,} changes")
 
 
-def _split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Tell the options that say where from those that choose changes."""
-    where = {name: options[name] for name in ("config_path", "url", "token")}
-    return where, {name: value for name, value in options.items() if name not in where}
+def _split(options: Mapping[str, Any]) -> tuple[Lake, dict[str, Any]]:
+    """Load the lake from its options, and return the options that select changes."""
+    names = ("config_path", "url", "token")
+    lake = load_lake(**{name: options[name] for name in names})
+    return lake, {name: value for name, value in options.items() if name not in names}
 
 
-def _target(config_path: Path | None, *, url: str | None, token: str) -> Target:
-    config = load_config(config_path, os.environ).config
-    iceberg = replace(config.iceberg, uri=url or config.iceberg.uri or DEFAULT_URL)
-    return Target(replace(iceberg, token=token, credential="") if token else iceberg, config)
-
-
-def _table_name(target: Target, table: str) -> TableName:
-    return table_name_of(table, target.config.writer.default_namespace)
-
-
-def _filter(name: TableName | None, *, ids: tuple[str, ...] = (), **which: Any) -> Filter:
-    from lakefeed.writer.quarantine.store import Filter  # noqa: PLC0415  (see above)
-
-    since, until = (_with_zone(which.pop(key)) for key in ("since", "until"))
-    return Filter(table=str(name) if name else None, since=since, until=until, ids=ids, **which)
+def _filter(name: TableName | None, *, ids: tuple[str, ...] = (), **wanted: Any) -> Filter:
+    since, until = (_with_zone(wanted.pop(key)) for key in ("since", "until"))
+    return Filter(table=str(name) if name else None, since=since, until=until, ids=ids, **wanted)
 
 
 def _with_zone(time_: dt.datetime | None) -> dt.datetime | None:
@@ -281,25 +242,71 @@ def _now_us() -> int:
 
 
 @asynccontextmanager
-async def _open(target: Target, table: TableName | None) -> AsyncIterator[OpenLake | None]:
-    from lakefeed.writer.quarantine.store import open_quarantines  # noqa: PLC0415  (see above)
-
-    namespace = table.namespace if table else None
-    config = target.config
+async def _open(lake: Lake, table: TableName | None) -> AsyncIterator[OpenLake | None]:
+    config = lake.config
     opened = open_quarantines(
-        target.iceberg, namespace=namespace, writer=config.writer, storage=config.storage, tables=config.tables
+        lake.iceberg,
+        namespace=table.namespace if table else None,
+        writer=config.writer,
+        storage=config.storage,
+        tables=config.tables,
     )
-    async with opened as lake:
-        yield lake
+    async with opened as found:
+        yield found
 
 
-async def _load(lake: OpenLake | None) -> Sequence[tuple[Quarantine, Contents]]:
-    from lakefeed.ingest.cli.quarantine_report import progress  # noqa: PLC0415  (see above)
-
+async def _load(opened: OpenLake | None) -> Sequence[tuple[Quarantine, Contents]]:
     found = []
-    with progress("reading the quarantine", None) as advance:
-        for store in lake.quarantines if lake else ():
-            contents = await store.load(on_rows=advance)
+    with progress_bar("reading the quarantine") as bar:
+        for store in opened.quarantines if opened else ():
+            contents = await store.load(on_rows=bar.advance)
             if contents is not None:
                 found.append((store, contents))
     return found
+
+
+def _print_summaries(entries: pa.Table, *, as_json: bool) -> None:
+    rows = [asdict(each) for each in summarise(entries)]
+    if as_json:
+        print_json(rows)
+    elif not rows:
+        click.echo("nothing is in quarantine")
+    else:
+        columns = {name: name for name in ("table", "reason", "changes", "sources", "oldest", "newest")}
+        counted = [row | {name: f"{row[name]:,}" for name in ("changes", "sources")} for row in rows]
+        print_table(counted, columns | {"text": "newest reason"})
+
+
+def _print_changes(entries: pa.Table, *, limit: int, as_json: bool) -> None:
+    rows = entries.select(_LISTED).slice(0, limit).to_pylist()
+    if as_json:
+        print_json(rows)
+        return
+    print_table([row | {quarantine_store.ID: row[quarantine_store.ID][:ID_SHOWN_CHARS]} for row in rows], _LISTED)
+    if entries.num_rows > limit:
+        click.echo(f"and {entries.num_rows - limit:,} more: see --limit")
+
+
+def _print_change(row: Mapping[str, Any], *, as_json: bool) -> None:
+    renamed = {cdc.ROW_ID: "id", cdc.TIMESTAMP: "changed_at", cdc.INGESTED_AT: "received_at"}
+    shown = {renamed.get(name, name): value for name, value in row.items()}
+    if as_json:
+        # The images are JSON texts already, with numbers that a decoder might round.
+        images = {name: msgspec.Raw(row[name].encode()) for name in _IMAGES if row[name] is not None}
+        click.echo(msgspec.json.format(msgspec.json.encode(shown | images), indent=2).decode())
+        return
+    for name in [*(name for name in shown if name not in _IMAGES), *_IMAGES]:
+        if (value := shown[name]) is not None:
+            click.echo(f"{name:>14}  {time_text(value) if isinstance(value, dt.datetime) else value}")
+
+
+def _print_replay(table: str, report: ReplayReport, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"table": table, **asdict(report)})
+        return
+    found = f", {report.found:,} were there already" if report.found else ""
+    click.echo(f"{table}: replayed {report.replayed:,} changes{found}, {report.failed:,} are still refused")
+    for failure in report.failures:
+        click.echo(f"  {failure.id[:ID_SHOWN_CHARS]}  {failure.reason}")
+    if report.failed > len(report.failures):
+        click.echo(f"  and {report.failed - len(report.failures):,} more")

@@ -1,58 +1,34 @@
-"""`lakefeed verify`: a table's files against what its snapshots recorded. Owns options and exit codes.
+"""Command `lakefeed verify`: compare a table's files with what its snapshots recorded.
 
-writer/verification does the work, verify_report.py prints; both are imported where they are used. With --spark all of
-it is pipeline/verification's.
+Without --spark the files are read in this process (writer/verify.py), with it by Spark (pipeline/verification).
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from lakefeed.contract.changes import table_name_of
-from lakefeed.ingest.admission.auth import CLIENT_TOKEN_VARIABLE
-from lakefeed.ingest.cli.output import readable_errors
-from lakefeed.ingest.config import Config, load_config
+from lakefeed.command_line import json_option, print_json, progress_bar, readable_errors
+from lakefeed.contract.verification import Report, report_document, report_lines
+from lakefeed.ingest.cli.lake import Lake, lake_options, load_lake
 from lakefeed.pipeline.spark.options import cluster_options
 from lakefeed.pipeline.verification.commands import Selection, run_verification
-from lakefeed.writer.config import IcebergConfig
+from lakefeed.writer.verify import Range, open_verifier
 
-if TYPE_CHECKING:
-    from lakefeed.contract.verification import Report
-    from lakefeed.writer.verify import Range
-
-
-DEFAULT_URL = "http://127.0.0.1:8181"
-
-# Exit codes, as grep's: found, and could not look.
+# Exit codes, as grep has them: a difference was found; the comparison was not possible.
 DIFFERENT = 1
 NOT_VERIFIED = 2
 
 
 @click.command()
 @click.argument("table")
-@click.option("--from", "after_id", type=int, metavar="SNAPSHOT", help="Only what came after this snapshot.")
-@click.option("--to", "to_id", type=int, metavar="SNAPSHOT", help="The table as of this snapshot  [the newest]")
-@click.option("--url", "--catalog", "url", help=f"Iceberg REST catalog, before /v1  [iceberg.uri, or {DEFAULT_URL}]")
-@click.option(
-    "--token",
-    default="",
-    envvar=CLIENT_TOKEN_VARIABLE,
-    show_envvar=True,
-    help="Bearer token, where the catalog asks for one.",
-)
-@click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    help="Settings file, for storage and catalog  [lakefeed.toml if it exists]",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--from", "after_id", type=int, metavar="SNAPSHOT", help="Check only rows added after this snapshot.")
+@click.option("--to", "to_id", type=int, metavar="SNAPSHOT", help="Check the table as of this snapshot  [the newest]")
+@lake_options
+@json_option
 @click.option("--spark", "in_spark", is_flag=True, help="Read the table with Spark, and compare its mirror too.")
 @click.option("--mirrors/--no-mirrors", default=True, help="With --spark: compare the mirror  [yes, if there is one]")
 @cluster_options
@@ -67,54 +43,46 @@ def verify(
     as_json: bool,
     **spark_options: Any,
 ) -> None:
-    """Check that TABLE holds exactly the rows that its snapshots recorded: none lost, doubled or changed.
+    """Check that a table holds exactly the recorded rows.
 
-    Every data file is read and counted again, beside a running service. The exit code is 0 if all is as it
-    was recorded, 1 if something is not, and 2 if that could not be found out. See docs/verification.md.
+    Every data file of TABLE is read and its rows are counted and hashed again: none may be lost, duplicated or changed.
+    The service may be running. The exit code is 0 if everything is as recorded, 1 if something differs, and 2 if the
+    table could not be checked. See docs/verification.md.
 
     \b
       lakefeed verify default.users
-      lakefeed verify default.users --from 8206912839712345678    # only what came since
+      lakefeed verify default.users --from 8206912839712345678    # only rows added since
       lakefeed verify default.users --spark --master spark://host:7077
     """
     selection = Selection(tables=[table], after_id=after_id, to_id=to_id, mirrors=spark_options.pop("mirrors"))
     if spark_options.pop("in_spark"):
-        # What is not given comes from [pipeline.spark], as for all commands of the pipeline.
+        # Options that are not given come from [pipeline.spark], as for all commands of the pipeline.
         options = {"url": url, "token": token or None, "config_path": config_path, **spark_options}
         run_verification(selection, options, as_json=as_json)
         return
     if given := [name for name, value in spark_options.items() if value]:
-        raise click.UsageError(f"--{given[0].replace('_', '-')} is for verification in Spark: add --spark")
-    from lakefeed.ingest.cli.verify_report import print_report  # noqa: PLC0415  (see above)
-    from lakefeed.writer.verify import Range  # noqa: PLC0415
-
+        raise click.UsageError(f"--{given[0].replace('_', '-')} needs --spark")
     try:
         with readable_errors():
-            config = load_config(config_path, os.environ).config
-            iceberg = _catalog(config, url=url, token=token)
-            report = asyncio.run(_verify(table, config, iceberg, Range(after_id, to_id)))
+            lake = load_lake(config_path, url=url, token=token)
+            report = asyncio.run(_verify(table, lake, Range(after_id, to_id)))
     except click.UsageError:
         raise
     except click.ClickException as error:
         error.show()
         click.get_current_context().exit(NOT_VERIFIED)
-    print_report(report, as_json=as_json)
+    if as_json:
+        print_json(report_document(report))
+    else:
+        click.echo("\n".join(report_lines(report)))
     if not report.is_sound:
         click.get_current_context().exit(DIFFERENT)
 
 
-def _catalog(config: Config, *, url: str | None, token: str) -> IcebergConfig:
-    iceberg = replace(config.iceberg, uri=url or config.iceberg.uri or DEFAULT_URL)
-    return replace(iceberg, token=token, credential="") if token else iceberg
-
-
-async def _verify(table: str, config: Config, iceberg: IcebergConfig, wanted: Range) -> Report:
-    from lakefeed.ingest.cli.verify_report import RowsBar  # noqa: PLC0415  (see above)
-    from lakefeed.writer.verify import open_verifier  # noqa: PLC0415
-
-    name = table_name_of(table, config.writer.default_namespace)
-    with RowsBar() as bar:
-        async with open_verifier(iceberg, name, storage=config.storage, on_rows=bar.advance) as verifier:
+async def _verify(table: str, lake: Lake, wanted: Range) -> Report:
+    with progress_bar("rows") as bar:
+        opened = open_verifier(lake.iceberg, lake.table_name(table), storage=lake.config.storage, on_rows=bar.advance)
+        async with opened as verifier:
             plan = await verifier.plan(wanted)
             bar.set_total(plan.rows)
             return await verifier.run(plan)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from lakefeed.ingest.cli.push import BATCH_MAX_CHANGES, PushReport, PushRequest, push, read_line
+from lakefeed.ingest.cli.push import BATCH_MAX_CHANGES, PushReport, PushRequest, push_lines, read_line
 from lakefeed.ingest.errors import PushError
 from lakefeed.ingest.service import Addresses, serving
 from tests.clients import open_duckdb
@@ -135,7 +135,7 @@ def rows(count: int) -> list[bytes]:
 
 async def send(service: Addresses, lines: Iterable[bytes], **fields: object) -> PushReport:
     request = PushRequest(**{"url": service.ws_url, "source": "file", "table": "users", "key": "id", **fields})
-    return await push(request, lines, lambda changes, input_bytes: None)
+    return await push_lines(request, lines, lambda changes, input_bytes: None)
 
 
 async def count_of(service: Addresses, table: str) -> tuple:
@@ -151,7 +151,7 @@ async def test_push_ends_with_every_line_committed_and_progress_told(service):
     count = 2 * BATCH_MAX_CHANGES + 10
     told = []
     request = PushRequest(service.ws_url, source="file", table="users", key="id")
-    report = await push(request, rows(count), lambda changes, input_bytes: told.append((changes, input_bytes)))
+    report = await push_lines(request, rows(count), lambda changes, input_bytes: told.append((changes, input_bytes)))
     assert (report.lines, report.acked, report.duplicates, report.skipped) == (count, count, 0, 0)
     assert report.committed
     assert report.tables["default.users"]["rows"] == count
@@ -198,7 +198,7 @@ async def test_line_too_large_for_a_frame_is_an_error_not_a_hang(tmp_path):
 @pytest.mark.parametrize("url", ["ws://127.0.0.1:1/ws", "nonsense", "http://127.0.0.1:1", "ws://"])
 async def test_service_that_cannot_be_reached_is_an_error_with_its_address(url):
     with pytest.raises(PushError, match="cannot reach the service: url="):
-        await push(PushRequest(url, source="s", table="t", key="id"), [], lambda changes, input_bytes: None)
+        await push_lines(PushRequest(url, source="s", table="t", key="id"), [], lambda changes, input_bytes: None)
 
 
 async def test_batches_that_are_refused_for_now_are_sent_again_until_they_are_taken(tmp_path):

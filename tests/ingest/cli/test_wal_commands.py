@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from lakefeed.contract.changes import SourceId
 from lakefeed.contract.errors import WalCorrupt
 from lakefeed.ingest.cli.main import main
-from lakefeed.ingest.cli.wal_report import HEADS
+from lakefeed.ingest.cli.wal import HEADS
 from lakefeed.ingest.intake.sources import encode_head
 from lakefeed.ingest.service import serving
 from lakefeed.writer.wal.inspect import inspect_log
@@ -150,7 +150,7 @@ def test_repair_says_what_it_would_do_and_changes_nothing_without_a_yes(argument
     assert result.exit_code == code
     assert f"{placed[5].path.name}: keep" in result.output
     assert "leave a gap for offsets 5 to 6" in result.output
-    assert "move, whole, to" in result.output
+    assert "damaged files move to" in result.output
     assert {path: path.read_bytes() for path in segments(Path("data/log"))} == before
     assert not Path("data/log/damaged").exists()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lakefeed.contract.changes import Position, SourceId
-from lakefeed.ingest.cli.wal_report import HEADS
+from lakefeed.ingest.cli.wal import HEADS
 from lakefeed.ingest.intake.sources import encode_head
 from lakefeed.writer.wal.inspect import LogReport, RecordReport, inspect_log
 from lakefeed.writer.wal.log import Log

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lakefeed.contract.errors import WriterError
-from lakefeed.ingest.cli.wal_report import HEADS
+from lakefeed.ingest.cli.wal import HEADS
 from lakefeed.writer.wal.directory import Filesystem
 from lakefeed.writer.wal.inspect import Damage, LogReport, RecordReport, Torn, inspect_log
 from tests.writer.wal.framed import Senders

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from lakefeed.contract.changes import Position
 from lakefeed.contract.errors import WalCorrupt, WalLocked, WalVersionUnknown, WriterError
-from lakefeed.ingest.cli.wal_report import HEADS
+from lakefeed.ingest.cli.wal import HEADS
 from lakefeed.ingest.intake.intake import load_sources
 from lakefeed.writer.config import SYNC_MODES
 from lakefeed.writer.wal.directory import Filesystem

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 import pytest
 
+from lakefeed.command_line import readable_errors
 from lakefeed.contract.errors import WriterError
-from lakefeed.ingest.cli.output import readable_errors
 from lakefeed.ingest.errors import PushError
 from lakefeed.settings import SettingsError
 
@@ -17,7 +17,7 @@ from lakefeed.settings import SettingsError
         (SettingsError("unknown setting: key=a.b"), "unknown setting: key=a.b", 2),
         (PushError("refused"), "refused", 1),
         (WriterError("log is damaged"), "log is damaged", 1),
-        (PermissionError(13, "Permission denied"), "no permission, run as the service's user: ", 1),
+        (PermissionError(13, "Permission denied"), "permission denied, run this as the service's user: ", 1),
     ],
 )
 def test_foreseen_error_is_one_line_with_an_exit_code(error, shown, exit_code):
