@@ -7,8 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lakefeed.ingest.admission.auth import CLIENT_TOKEN_VARIABLE
-from lakefeed.ingest.cli.main import main
-from lakefeed.pipeline.cli import COMMANDS
+from lakefeed.ingest.cli.main import COMMANDS, main
 from lakefeed.pipeline.spark import options
 from tests.service_process import free_ports
 
