@@ -23,6 +23,7 @@ from lakefeed.catalog.metadata.views import parse_view_document
 from lakefeed.catalog.planning.planner import Planner
 from lakefeed.catalog.routes import namespaces, tables, views
 from lakefeed.catalog.routes.http import SERVICES, Handler, Services, error_answer, get_config, heeding_key
+from lakefeed.catalog.service.files import Files
 from lakefeed.catalog.service.idempotency import Idempotency
 from lakefeed.catalog.service.metadata_cache import LoadAnswers, MetadataFiles
 from lakefeed.catalog.service.purge import Purges
@@ -34,7 +35,7 @@ from lakefeed.catalog.store.protocol import Store
 from lakefeed.catalog.store.sqlite import SqliteStore
 from lakefeed.contract.errors import LakefeedError
 from lakefeed.locations import Confinement
-from lakefeed.storage.local import Files, LocalFiles, S3Files
+from lakefeed.storage.store import build_object_store
 
 # --- catalog.store.choice ---------------------------------------------------------------------------------------------
 #
@@ -85,8 +86,11 @@ def build_catalog(config: CatalogConfig, warehouse: Warehouse, database: Path) -
 
 
 def build_files(config: CatalogConfig, warehouse: Warehouse) -> Files:
-    """Build the storage of the warehouse, not yet connected."""
-    return LocalFiles() if warehouse.is_local else S3Files(warehouse.s3, timeout_s=config.storage_timeout_s)
+    """Return the files of the warehouse, not yet open.
+
+    Raises: StorageError if the client library for the warehouse is not installed.
+    """
+    return Files(build_object_store(warehouse.storage), timeout_s=config.storage_timeout_s)
 
 
 def build_app(config: CatalogConfig, warehouse: Warehouse, *, store: Store, files: Files) -> web.Application:

@@ -1,7 +1,7 @@
 """Settings of the catalog. Owns defaults, units and their checks; reading files and the environment is the caller's.
 
 CatalogConfig is what an operator may change; each field's `why` is written for them. Warehouse is what the service
-passes in from its own settings: where files live and how S3 is reached.
+passes in from its own settings: where files live and how their storage is reached.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lakefeed.settings import check
-from lakefeed.storage.config import S3Settings
+from lakefeed.storage.config import CLOUD_SCHEMES, StorageConfig
 
 MIB = 1024 * 1024
 
@@ -87,7 +87,8 @@ class CatalogConfig:
         metadata={"why": "manifests and delete files that all scan plans together keep in memory, about 1 KiB each"},
     )
     storage_timeout_s: float = field(
-        default=30.0, metadata={"why": "one read or write of a metadata file on S3; a hung store must not hang commits"}
+        default=30.0,
+        metadata={"why": "one read or write of a metadata file, retries included; a hung store must not hang commits"},
     )
     allow_any_location: bool = field(
         default=False,
@@ -125,33 +126,40 @@ class CatalogConfig:
         check(self.storage_timeout_s > 0, "storage_timeout_s must be positive")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Warehouse:
-    """Where tables live: `file:///directory` or `s3://bucket/prefix`, without a slash at the end."""
+    """Where tables live, without a slash at the end, and how that storage is reached."""
 
-    location: str
-    s3: S3Settings = field(default_factory=S3Settings)
+    storage: StorageConfig
 
     def __post_init__(self) -> None:
         check(
-            self.location.startswith(("file:///", "s3://")),
-            f"warehouse location must start with file:/// or s3://: location={self.location}",
+            self.location.startswith(("file:///", "s3://", *CLOUD_SCHEMES)),
+            f"warehouse must start with file:///, s3://, gs:// or abfss://: warehouse={self.location}",
         )
-        check(not self.location.endswith("/"), f"warehouse location must not end in a slash: location={self.location}")
+        check(not self.location.endswith("/"), f"warehouse must not end in a slash: warehouse={self.location}")
+
+    @property
+    def location(self) -> str:
+        """Return where tables live."""
+        return self.storage.warehouse
 
     @property
     def is_local(self) -> bool:
-        """Tell whether files are on a local disk."""
+        """Return whether files are on a local disk."""
         return self.location.startswith("file:")
 
     def client_config(self) -> dict[str, str]:
-        """Say how clients reach the files, under the names that Java (client.region) and others (s3.region) read."""
-        if self.is_local:
-            return {}
-        config = {
-            "s3.endpoint": self.s3.endpoint,
-            "s3.path-style-access": "true" if self.s3.path_style else "",
-            "client.region": self.s3.region,
-            "s3.region": self.s3.region,
-        }
+        """Return how clients reach the files, by the names that Java (client.region) and others (s3.region) read."""
+        if self.location.startswith("gs://"):
+            config = {"gcs.service.host": self.storage.gcs_endpoint}
+        elif self.location.startswith("s3://"):
+            config = {
+                "s3.endpoint": self.storage.s3_endpoint,
+                "s3.path-style-access": "true" if self.storage.s3_path_style else "",
+                "client.region": self.storage.s3_region,
+                "s3.region": self.storage.s3_region,
+            }
+        else:
+            config = {}
         return {name: value for name, value in config.items() if value}

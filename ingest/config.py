@@ -27,7 +27,7 @@ from lakefeed.ingest.admission.budget import FRAGMENTS_OVERHEAD_BYTES
 from lakefeed.ingest.admission.limits import ConnectionLimits, MessageLimits, Patience
 from lakefeed.ingest.debezium.events import UNAVAILABLE_VALUE, DebeziumConfig, TableKeys
 from lakefeed.settings import SettingsError, check
-from lakefeed.storage.config import CLOUD_SCHEMES, MIB, StorageConfig
+from lakefeed.storage.config import MIB, StorageConfig
 from lakefeed.writer.config import IcebergConfig, LogConfig, WriterConfig
 from lakefeed.writer.rows.comments import read_notes
 from lakefeed.writer.rows.table_settings import TableSections, per_table_keys
@@ -332,11 +332,6 @@ class Config:
         check(
             self.log.segment_max_bytes >= 4 * self.ingest.frame_max_bytes,
             "log.segment_max_bytes must be at least four times ingest.frame_max_bytes",
-        )
-        check(
-            bool(self.iceberg.uri) or not self.storage.warehouse.startswith(CLOUD_SCHEMES),
-            "storage.warehouse must be local or s3:// unless iceberg.uri names a catalog: the one served here knows"
-            " no others",
         )
 
 

@@ -28,6 +28,7 @@ from prometheus_client import CollectorRegistry
 
 from lakefeed.catalog.app import build_catalog, build_files
 from lakefeed.catalog.config import Warehouse
+from lakefeed.catalog.service.files import Files
 from lakefeed.contract.errors import Fenced
 from lakefeed.iceberg.layout import parse_partition
 from lakefeed.iceberg.types import Schema
@@ -44,8 +45,7 @@ from lakefeed.ingest.intake.sources import ResumePoints
 from lakefeed.ingest.metrics import IngestMetrics, SourceCollector
 from lakefeed.ingest.websocket.server import PATH, DataPlane
 from lakefeed.settings import SettingsError
-from lakefeed.storage.config import CLOUD_SCHEMES, S3Settings, StorageConfig
-from lakefeed.storage.local import Files
+from lakefeed.storage.config import CLOUD_SCHEMES, StorageConfig
 from lakefeed.storage.store import open_store
 from lakefeed.writer.commit.committer import Committer
 from lakefeed.writer.commit.fencing import Fence, join_catalog
@@ -106,33 +106,19 @@ DATABASE_NAME = "catalog.sqlite"
 
 def build_own_catalog(config: Config, storage: StorageConfig, data_dir: Path) -> web.Application:
     """Build the catalog, to be mounted under /v1; `storage` names the warehouse as a URI."""
-    return build_catalog(config.catalog, _warehouse(storage), data_dir / DATABASE_NAME)
+    return build_catalog(config.catalog, Warehouse(storage), data_dir / DATABASE_NAME)
 
 
 @asynccontextmanager
 async def open_own_files(config: Config) -> AsyncIterator[Files]:
     """Open the storage that the catalog's metadata files are in."""
     storage = replace(config.storage, warehouse=warehouse_location(config, make_data_dir(config)))
-    files = build_files(config.catalog, _warehouse(storage))
+    files = build_files(config.catalog, Warehouse(storage))
     await files.open()
     try:
         yield files
     finally:
         await files.close()
-
-
-def _warehouse(storage: StorageConfig) -> Warehouse:
-    s3 = S3Settings(
-        endpoint=storage.s3_endpoint,
-        region=storage.s3_region,
-        path_style=storage.s3_path_style,
-        access_key_id=storage.s3_access_key_id,
-        secret_access_key=storage.s3_secret_access_key,
-        session_token=storage.s3_session_token,
-        profile=storage.s3_profile,
-        checksum=storage.s3_checksum,
-    )
-    return Warehouse(location=storage.warehouse, s3=s3)
 
 
 # --- ingest.service ---------------------------------------------------------------------------------------------------

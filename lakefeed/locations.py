@@ -1,7 +1,7 @@
 """Locations of files: parse, compare and confine to the warehouse.
 
 Locations are Iceberg's, not URLs: nothing in them is percent-encoded. `file:/x`, `file:///x` and `/x` are the same
-location, and so are `s3://`, `s3a://` and `s3n://`.
+location, and so are `s3://`, `s3a://` and `s3n://`, and `abfs://` and `abfss://`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from lakefeed.contract.errors import LocationForbidden, LocationInvalid
 
 _FILE = re.compile(r"(?:file:(?://(?:localhost)?(?=/)|(?!//)))?(/[^\0]*)")
 _S3 = re.compile(r"s3[an]?://([^/\0]+)(/[^\0]*)?")
+_CLOUD = re.compile(r"(gs|abfss?)://([^/\0]+)(/[^\0]*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ def parse_location(text: str) -> Location:
         location = Location("file", "", posixpath.normpath("/" + match[1].lstrip("/")))
     elif match := _S3.fullmatch(text):
         location = Location("s3", match[1], match[2] or "/")
+    elif match := _CLOUD.fullmatch(text):
+        location = Location("gs" if match[1] == "gs" else "abfss", match[2], match[3] or "/")
     else:
         raise LocationInvalid(f"Unsupported location: {text}")
     if {".", ".."} & set(text.split("/")):

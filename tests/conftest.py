@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
+from tests.azure_server import AzureServer, find_azurite, run_azure_server
+from tests.gcs_server import GcsServer, run_gcs_server
 from tests.s3_server import S3Server, run_s3_server
 
 # The suite tries the same examples every time, so that a change is judged by what it changed. `make soak` looks for
@@ -21,4 +23,18 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """An S3 server for the whole run; tests make buckets with `create_bucket()`."""
     with run_s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
+    if find_azurite() is None:
+        pytest.skip("azurite-blob is not on the PATH: npm install -g azurite")
+    with run_azure_server(tmp_path_factory.mktemp("azure")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def gcs_server(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> Iterator[GcsServer]:
+    with run_gcs_server(tmp_path_factory.mktemp("gcs"), s3_server) as server:
         yield server

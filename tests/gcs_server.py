@@ -18,6 +18,7 @@ from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
+from lakefeed.storage.config import StorageConfig
 from tests.fault_proxy import FaultProxy, fault_proxy
 from tests.s3_server import S3Server
 
@@ -37,6 +38,11 @@ class GcsServer:
     @property
     def endpoint(self) -> str:
         return self.proxy.url
+
+    def storage(self, warehouse: str, **settings: object) -> StorageConfig:
+        """Return the settings of a warehouse on this server."""
+        keys = {"gcs_endpoint": self.endpoint, "gcs_service_account": str(self.key_file)}
+        return StorageConfig(warehouse=warehouse, **{**keys, **settings})
 
     def create_bucket(self) -> str:
         """Create a bucket with a name of its own."""

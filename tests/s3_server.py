@@ -17,6 +17,7 @@ import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from lakefeed.storage.config import StorageConfig
 from tests.clients import S3Settings
 
 _START_TIMEOUT_S = 60.0
@@ -55,6 +56,19 @@ class S3Server:
     def settings(self) -> S3Settings:
         return S3Settings(
             endpoint=self.endpoint, access_key_id=self.access_key_id, secret_access_key=self.secret_access_key
+        )
+
+    def storage(self, warehouse: str, **settings: object) -> StorageConfig:
+        """Return the settings of a warehouse on this server."""
+        return StorageConfig(
+            **{
+                "warehouse": warehouse,
+                "s3_endpoint": self.endpoint,
+                "s3_path_style": True,
+                "s3_access_key_id": self.access_key_id,
+                "s3_secret_access_key": self.secret_access_key,
+                **settings,
+            }
         )
 
     def new_warehouse(self, *, endpoint: str = "") -> dict[str, str]:

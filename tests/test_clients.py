@@ -11,7 +11,7 @@ from aiohttp import web
 
 from lakefeed.catalog.app import build_catalog
 from lakefeed.catalog.config import CatalogConfig, Warehouse
-from lakefeed.storage.config import S3Settings
+from lakefeed.storage.config import StorageConfig
 from tests.clients import open_duckdb, open_pyiceberg
 from tests.s3_server import S3Server
 from tests.serving import serve_in_thread
@@ -27,20 +27,13 @@ def serve_catalog(directory: Path, warehouse: Warehouse):
 
 @pytest.fixture
 def local_catalog(tmp_path: Path) -> Iterator[str]:
-    with serve_catalog(tmp_path, Warehouse(location=(tmp_path / "warehouse").as_uri())) as url:
+    with serve_catalog(tmp_path, Warehouse(StorageConfig(warehouse=(tmp_path / "warehouse").as_uri()))) as url:
         yield url
 
 
 @pytest.fixture
 def s3_catalog(tmp_path: Path, s3_server: S3Server) -> Iterator[str]:
-    settings = S3Settings(
-        endpoint=s3_server.endpoint,
-        region=s3_server.region,
-        path_style=True,
-        access_key_id=s3_server.access_key_id,
-        secret_access_key=s3_server.secret_access_key,
-    )
-    with serve_catalog(tmp_path, Warehouse(location=f"s3://{s3_server.create_bucket()}/lake", s3=settings)) as url:
+    with serve_catalog(tmp_path, Warehouse(s3_server.storage(f"s3://{s3_server.create_bucket()}/lake"))) as url:
         yield url
 
 

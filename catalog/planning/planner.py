@@ -31,11 +31,11 @@ from lakefeed.catalog.planning.tasks import (
     read_deletes,
     read_page,
 )
+from lakefeed.catalog.service.files import Files
 from lakefeed.catalog.service.tables import Tables
 from lakefeed.catalog.service.versions import Versions
 from lakefeed.contract.errors import LakefeedError
 from lakefeed.iceberg.manifest_reads import Entry, Manifest, decode_manifest_list
-from lakefeed.storage.local import Files
 
 # --- catalog.planning.plans -------------------------------------------------------------------------------------------
 #

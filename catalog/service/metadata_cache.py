@@ -24,8 +24,8 @@ from lakefeed.catalog.errors import BadRequest, FileChanged
 from lakefeed.catalog.json_fields import JsonObject
 from lakefeed.catalog.metadata.document import Serialised, only_referenced_snapshots, serialise
 from lakefeed.catalog.names import Pointer, digest_of, point_at
+from lakefeed.catalog.service.files import Files
 from lakefeed.contract.errors import StorageError
-from lakefeed.storage.local import Files, missing
 
 # --- catalog.metadata_files -------------------------------------------------------------------------------------------
 
@@ -121,8 +121,7 @@ class MetadataFiles:
 
         Raises: FileMissing, StorageError.
         """
-        if not await self._files.exists(location):
-            raise missing(location)
+        await self._files.check_exists(location)
 
     async def write(self, location: str, document: JsonObject, *, base: StoredMetadata | None = None) -> StoredMetadata:
         """Write a document, made from that of `base`, under a new, unique location.
@@ -144,7 +143,7 @@ class MetadataFiles:
         Raises: StorageError.
         """
         stored = StoredMetadata(point_at(location, document), serialise(document, base.content))
-        work = self._files.write_in_thread(location, stored.raw)
+        work = self._files.blocking_write(location, stored.raw)
         if work is None:
             await self._files.write(location, stored.raw)
         return stored, work
@@ -163,7 +162,7 @@ class MetadataFiles:
         Raises: StorageError.
         """
         for directory in directories:
-            await self._files.prepare(directory)
+            await self._files.make_directory(directory)
 
     def forget(self, pointer: Pointer) -> None:
         """Drop from the cache what is superseded."""

@@ -26,11 +26,11 @@ from typing import TypeVar
 
 from lakefeed.catalog.json_fields import JsonObject
 from lakefeed.catalog.names import Pointer, TableId, owned_directories
+from lakefeed.catalog.service.files import Files
 from lakefeed.catalog.service.metadata_cache import MetadataFiles
 from lakefeed.contract.errors import FileMissing, LakefeedError
 from lakefeed.iceberg.manifest_reads import live_files_of, manifests_of
 from lakefeed.locations import Confinement, OwnedDirectories
-from lakefeed.storage.local import Files
 
 # Each holds one manifest and its paths in memory; further ones wait with their tables still there.
 PURGES_MAX = 4

@@ -1,12 +1,13 @@
-"""The object store on Google Cloud Storage and Azure, through obstore (bindings of Rust's object_store).
+"""Google Cloud Storage and Azure as an object store, by obstore (bindings of Rust's object_store).
 
-Owns which container a location is in and how each cloud's settings are said; requests, parts, retries with jitter and
-credentials from the environment are the library's. It is optional: `lakefeed[gcs]` and `lakefeed[azure]` bring it.
+The library sends requests and parts, retries with jitter, and finds credentials in the environment. This module maps
+locations to containers and our settings to each cloud's. obstore is optional: `lakefeed[gcs]` or `lakefeed[azure]`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Awaitable
 from datetime import timedelta
@@ -17,26 +18,32 @@ from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore
 
 from lakefeed.aio import ATTEMPTS_MAX, PAUSE_FIRST_S, PAUSE_MAX_S
-from lakefeed.contract.errors import StorageError
+from lakefeed.contract.errors import FileMissing, StorageError
 from lakefeed.storage.config import StorageConfig
 
 T = TypeVar("T")
 
 # Parts of one upload in flight: 64 MiB at the default part size.
 PARALLEL_PARTS = 8
-# Clients of different containers; a warehouse has one, tables of a foreign catalog may lie in others.
+# Clients of different containers. A warehouse has one; tables of another catalog may use others.
 CONTAINERS_MAX = 64
 
 _LOCATION = re.compile(r"((?:gs|abfss?)://[^/]+)/(.+)", re.DOTALL)
-_FAILURES = (BaseError, OSError, ValueError)  # a missing object is a FileNotFoundError, bad settings a ValueError
+_FAILURES = (BaseError, OSError, ValueError)  # invalid settings are a ValueError
 
 
 class CloudStore:
-    """Objects of any container that the credentials open."""
+    """Objects of every container that the credentials give access to."""
 
     def __init__(self, config: StorageConfig) -> None:
         self._config = config
         self._containers: dict[str, Any] = {}
+
+    async def open(self) -> None:
+        """Do nothing: a container is opened by its first use."""
+
+    async def close(self) -> None:
+        """Do nothing: the library closes its connections."""
 
     async def write(self, location: str, data: Any) -> None:
         """Put an object; see ObjectStore."""
@@ -45,29 +52,40 @@ class CloudStore:
         part_bytes = self._config.part_bytes
         put = obstore.put_async(container, key, view, chunk_size=part_bytes, max_concurrency=PARALLEL_PARTS)
         rounds = 1 + len(view) // (part_bytes * PARALLEL_PARTS)
-        await self._ask(put, verb="write", location=location, requests=rounds)
+        await self._request(put, verb="write", location=location, requests=rounds)
 
-    async def read(self, location: str) -> bytes:
+    def blocking_write(self, location: str, data: Any) -> None:
+        """Return None: requests need no thread."""
+
+    async def read(self, location: str, *, max_bytes: int | None = None) -> bytes:
         """Get an object; see ObjectStore."""
         container, key = self._locate(location)
 
         async def get() -> bytes:
-            answer = await obstore.get_async(container, key)
-            return bytes(await answer.bytes_async())
+            response = await obstore.get_async(container, key)
+            if max_bytes is not None and response.meta["size"] > max_bytes:
+                raise StorageError(f"object is larger than {max_bytes} bytes: location={location}")
+            return bytes(await response.bytes_async())
 
-        return await self._ask(get(), verb="read", location=location)
+        return await self._request(get(), verb="read", location=location)
+
+    async def exists(self, location: str) -> bool:
+        """Return whether an object exists."""
+        container, key = self._locate(location)
+        try:
+            await self._request(obstore.head_async(container, key), verb="find", location=location)
+        except FileMissing:
+            return False
+        return True
 
     async def delete(self, location: str) -> None:
         """Delete an object; see ObjectStore."""
         container, key = self._locate(location)
+        with contextlib.suppress(FileMissing):
+            await self._request(obstore.delete_async(container, key), verb="delete", location=location)
 
-        async def delete() -> None:
-            try:
-                await obstore.delete_async(container, key)
-            except FileNotFoundError:
-                return
-
-        await self._ask(delete(), verb="delete", location=location)
+    async def make_directory(self, location: str) -> None:
+        """Do nothing: object stores have no directories."""
 
     def _locate(self, location: str) -> tuple[Any, str]:
         match = _LOCATION.fullmatch(location)
@@ -80,14 +98,15 @@ class CloudStore:
             self._containers[root] = _open_container(root, self._config)
         return self._containers[root], key
 
-    async def _ask(self, request: Awaitable[T], *, verb: str, location: str, requests: int = 1) -> T:
-        """Wait for requests one after the other, each with its tries; the library ends each try in its time."""
-        patience_s = requests * ATTEMPTS_MAX * (self._config.request_timeout_s + PAUSE_MAX_S)
+    async def _request(self, request: Awaitable[T], *, verb: str, location: str, requests: int = 1) -> T:
+        """Await a call of the library that sends so many requests in a row, each with its retries."""
+        timeout_s = requests * ATTEMPTS_MAX * (self._config.request_timeout_s + PAUSE_MAX_S)
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 return await request
         except _FAILURES as error:
-            raise StorageError(f"cannot {verb} object: {_first_line(error)}: location={location}") from error
+            kind = FileMissing if isinstance(error, FileNotFoundError) else StorageError
+            raise kind(f"cannot {verb} object: {_first_line(error)}: location={location}") from error
 
 
 def _open_container(root: str, config: StorageConfig) -> Any:
@@ -103,7 +122,6 @@ def _open_container(root: str, config: StorageConfig) -> Any:
 
 def _client_options(config: StorageConfig, endpoint: str) -> dict[str, Any]:
     backoff = {"init_backoff": timedelta(seconds=PAUSE_FIRST_S), "max_backoff": timedelta(seconds=PAUSE_MAX_S)}
-    patience_s = ATTEMPTS_MAX * (config.request_timeout_s + PAUSE_MAX_S)
     return {
         "client_options": {
             "timeout": timedelta(seconds=config.request_timeout_s),
@@ -112,16 +130,16 @@ def _client_options(config: StorageConfig, endpoint: str) -> dict[str, Any]:
         "retry_config": {
             "max_retries": ATTEMPTS_MAX - 1,
             "backoff": {**backoff, "base": 2},
-            "retry_timeout": timedelta(seconds=patience_s),
+            "retry_timeout": timedelta(seconds=ATTEMPTS_MAX * (config.request_timeout_s + PAUSE_MAX_S)),
         },
     }
 
 
 def _given(**settings: str) -> Any:
-    """Leave out what is empty, so that the library looks into the environment."""
+    """Return the settings that are not empty; the library takes the others from the environment."""
     return {name: value for name, value in settings.items() if value}
 
 
 def _first_line(error: Exception) -> str:
-    """Take the message without the library's dump of its own structures behind it."""
+    """Return the message without the library's dump of its own structures after it."""
     return str(error).strip().partition("\n")[0] or "timed out"

@@ -1,4 +1,4 @@
-"""Settings of storage."""
+"""Settings of object storage, for writer and catalog. Imports no client library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from lakefeed.settings import check
 MIB = 1024 * 1024
 
 S3_CHECKSUMS = ("crc32", "md5", "none")
-# Google's and Azure's locations.
+S3_SCHEMES = ("s3://", "s3a://", "s3n://")
+# Google Cloud Storage and Azure.
 CLOUD_SCHEMES = ("gs://", "abfss://", "abfs://")
 
 
@@ -68,17 +69,3 @@ class StorageConfig:
             bool(self.s3_access_key_id) == bool(self.s3_secret_access_key),
             "s3_access_key_id and s3_secret_access_key must be given together",
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class S3Settings:
-    """How S3 is reached. Empty strings mean the AWS defaults and credential chain."""
-
-    endpoint: str = ""
-    region: str = ""
-    path_style: bool = False
-    access_key_id: str = ""
-    secret_access_key: str = field(default="", repr=False)
-    session_token: str = field(default="", repr=False)
-    profile: str = ""
-    checksum: str = "crc32"  # of every body that is written: crc32, md5 or none

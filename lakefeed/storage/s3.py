@@ -1,11 +1,11 @@
-"""The object store on S3 and what speaks like it (R2, MinIO, SeaweedFS). Owns requests, parts and checksums.
+"""S3 object store, by aiobotocore; also for what speaks its protocol (R2, MinIO, SeaweedFS).
 
-    up to part_bytes     one PUT
-    above                   create the upload -> put parts side by side -> complete: the object appears, whole
-                            a failure on the way -> abort, which gives the parts back
+    up to part_bytes    one PUT
+    above               create the upload -> put parts in parallel -> complete: the object appears, whole
+                        a failure on the way -> abort, which frees the parts
 
-Every body carries a checksum, which the store compares. With that, hashing the body once more for the signature would
-only double an upload's CPU, so signatures leave it out.
+Every body carries a checksum, which the store compares. Hashing the body once more for the signature would only double
+the CPU of an upload, so signatures leave it out.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import asyncio
 import base64
 import hashlib
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from typing import Any, TypeVar
 
 import aiohttp
@@ -25,7 +25,7 @@ from aiobotocore.session import AioSession
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
-    ConnectionError,  # noqa: A004 - botocore's base of what goes wrong before an answer
+    ConnectionError,  # noqa: A004 - botocore's base class of failures before a response
     FlexibleChecksumError,
     HTTPClientError,
     IncompleteReadError,
@@ -33,29 +33,31 @@ from botocore.exceptions import (
 )
 
 from lakefeed.aio import is_transient_status, with_retries
-from lakefeed.contract.errors import StorageError
-from lakefeed.storage.config import StorageConfig
+from lakefeed.contract.errors import FileMissing, StorageError
+from lakefeed.storage.config import S3_SCHEMES, StorageConfig
 
 T = TypeVar("T")
 
-SCHEMES = ("s3://", "s3a://", "s3n://")
-
-# Bodies in memory and on the way at once, of all uploads: enough to fill the way to a far store, and 128 MiB at the
-# default part size.
+# Copying parts and computing their checksums; more threads than this gain nothing.
+THREADS = 4
+# Bodies in memory and in flight at once, over all uploads: enough for a distant store, and 128 MiB at the default part
+# size.
 PARALLEL_BODIES = 16
 MAX_CONNECTIONS = 32
 CONNECT_TIMEOUT_S = 10.0
-# Giving up the parts of a failed upload saves money only: it must not hold up the error for long.
+# Aborting a failed upload only saves money: it must not delay the error for long.
 ABORT_TIMEOUT_S = 5.0
 
 _FAILURES = (ClientError, BotoCoreError, aiohttp.ClientError, OSError)  # TimeoutError is an OSError
-# Lost or damaged on the way. aiohttp's own errors come while a body is read; a certificate does not get better.
+# Lost or damaged on the way. aiohttp's own errors come while a body is read; a bad certificate stays bad.
 _TRANSIENT = (
     *(ConnectionError, HTTPClientError, IncompleteReadError, FlexibleChecksumError),
     *(aiohttp.ClientError, OSError),
 )
-# S3 says these with status 400, though the same request may well succeed.
+# S3 sends these with status 400, though the same request may succeed.
 _TRANSIENT_CODES = ("RequestTimeout", "BadDigest", "IncompleteBody")
+# HEAD has no body, so its code is the status.
+_MISSING_CODES = ("404", "NoSuchKey", "NotFound")
 
 _DIGESTS: dict[str, Callable[[bytes], dict[str, str]]] = {
     "crc32": lambda data: {"ChecksumCRC32": _base64(zlib.crc32(data).to_bytes(4, "big"))},
@@ -64,101 +66,105 @@ _DIGESTS: dict[str, Callable[[bytes], dict[str, str]]] = {
 }
 
 
-@asynccontextmanager
-async def open_s3_store(config: StorageConfig, *, executor: ThreadPoolExecutor) -> AsyncIterator[S3Store]:
-    """Open a client for the configured endpoint, and close its connections at the end."""
-    async with AsyncExitStack() as stack:
+class S3Store:
+    """Objects of S3 buckets. Objects above `part_bytes` are uploaded in parts."""
+
+    def __init__(self, config: StorageConfig) -> None:
+        self._config = config
+        self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="storage")
+        self._slots = asyncio.Semaphore(PARALLEL_BODIES)
+        self._client: Any = None
+        self._exits = AsyncExitStack()
+
+    async def open(self) -> None:
+        """Create the client. Connections are made by the first requests."""
+        config = self._config
         try:
-            client = await stack.enter_async_context(_create_client(config))
+            client = AioSession(profile=config.s3_profile or None).create_client(
+                "s3",
+                endpoint_url=config.s3_endpoint or None,
+                region_name=config.s3_region,
+                aws_access_key_id=config.s3_access_key_id or None,
+                aws_secret_access_key=config.s3_secret_access_key or None,
+                aws_session_token=config.s3_session_token or None,
+                config=_client_config(config),
+            )
+            self._client = await self._exits.enter_async_context(client)
         except (BotoCoreError, ValueError) as error:  # no such profile, half of a key, an endpoint that is no URL
             raise StorageError(f"cannot open S3: {error}") from error
-        yield S3Store(client, config, executor=executor)
 
-
-def _create_client(config: StorageConfig) -> Any:
-    return AioSession(profile=config.s3_profile or None).create_client(
-        "s3",
-        endpoint_url=config.s3_endpoint or None,
-        region_name=config.s3_region,
-        aws_access_key_id=config.s3_access_key_id or None,
-        aws_secret_access_key=config.s3_secret_access_key or None,
-        aws_session_token=config.s3_session_token or None,
-        config=_client_config(config),
-    )
-
-
-def _client_config(config: StorageConfig) -> AioConfig:
-    return AioConfig(
-        retries={"total_max_attempts": 1},  # ours also cover bodies that break off, and 429 without S3's words
-        max_pool_connections=MAX_CONNECTIONS,
-        connect_timeout=min(CONNECT_TIMEOUT_S, config.request_timeout_s),
-        read_timeout=config.request_timeout_s,
-        s3={"addressing_style": "path" if config.s3_path_style else "auto", "payload_signing_enabled": False},
-        # We give the checksum ourselves, in a header: botocore would send it in a trailer, which not every store takes.
-        request_checksum_calculation="when_required",
-        response_checksum_validation="when_supported" if config.s3_checksum == "crc32" else "when_required",
-    )
-
-
-class S3Store:
-    """Objects of S3 buckets. Those above `part_bytes` go in parts."""
-
-    def __init__(self, client: Any, config: StorageConfig, *, executor: ThreadPoolExecutor) -> None:
-        self._client = client
-        self._part_bytes = config.part_bytes
-        self._timeout_s = config.request_timeout_s
-        self._checksum = config.s3_checksum
-        self._executor = executor
-        self._slots = asyncio.Semaphore(PARALLEL_BODIES)
+    async def close(self) -> None:
+        """Close connections and end the threads."""
+        await self._exits.aclose()
+        await asyncio.to_thread(self._executor.shutdown)
 
     async def write(self, location: str, data: Any) -> None:
         """Put an object; see ObjectStore."""
         target = _bucket_and_key(location)
         view = memoryview(data).cast("B")
         with _storage_errors("write", location):
-            if len(view) > self._part_bytes:
+            if len(view) > self._config.part_bytes:
                 await self._write_parts(target, view)
             else:
                 await self._send_body(self._client.put_object, view, target)
 
-    async def read(self, location: str) -> bytes:
+    def blocking_write(self, location: str, data: Any) -> None:
+        """Return None: requests need no thread."""
+
+    async def read(self, location: str, *, max_bytes: int | None = None) -> bytes:
         """Get an object; see ObjectStore."""
         target = _bucket_and_key(location)
+
+        async def get() -> bytes:
+            response = await self._client.get_object(**target)
+            async with response["Body"] as stream:
+                if max_bytes is not None and response["ContentLength"] > max_bytes:
+                    raise StorageError(f"object is larger than {max_bytes} bytes: location={location}")
+                data: bytes = await stream.read()
+                return data
+
         with _storage_errors("read", location):
-            return await self._ask(lambda: self._get(target))
+            return await self._request(get)
+
+    async def exists(self, location: str) -> bool:
+        """Return whether an object exists."""
+        target = _bucket_and_key(location)
+        try:
+            with _storage_errors("find", location):
+                await self._request(lambda: self._client.head_object(**target))
+        except FileMissing:
+            return False
+        return True
 
     async def delete(self, location: str) -> None:
         """Delete an object; see ObjectStore."""
         target = _bucket_and_key(location)
         with _storage_errors("delete", location):
-            await self._ask(lambda: self._client.delete_object(**target))
+            await self._request(lambda: self._client.delete_object(**target))
 
-    async def _get(self, target: dict[str, str]) -> bytes:
-        answer = await self._client.get_object(**target)
-        async with answer["Body"] as stream:
-            data: bytes = await stream.read()
-            return data
+    async def make_directory(self, location: str) -> None:
+        """Do nothing: S3 has no directories."""
 
     async def _write_parts(self, target: dict[str, str], view: memoryview) -> None:
-        """Upload in parts, and give the parts up if anything goes wrong; the object appears with the last request."""
-        algorithm = {"ChecksumAlgorithm": "CRC32"} if self._checksum == "crc32" else {}
-        created = await self._ask(lambda: self._client.create_multipart_upload(**target, **algorithm))
+        """Upload in parts, and abort if anything fails. The object appears with the last request."""
+        algorithm = {"ChecksumAlgorithm": "CRC32"} if self._config.s3_checksum == "crc32" else {}
+        created = await self._request(lambda: self._client.create_multipart_upload(**target, **algorithm))
         upload = {**target, "UploadId": created["UploadId"]}
         try:
             parts = {"Parts": await self._upload_parts(upload, view)}
-            await self._ask(lambda: self._client.complete_multipart_upload(**upload, MultipartUpload=parts))
+            await self._request(lambda: self._client.complete_multipart_upload(**upload, MultipartUpload=parts))
         except BaseException:
             await self._abort(upload)
             raise
 
     async def _upload_parts(self, upload: dict[str, str], view: memoryview) -> list[dict[str, Any]]:
         async def upload_part(number: int, start: int) -> dict[str, Any]:
-            body = view[start : start + self._part_bytes]
-            sent, answer = await self._send_body(self._client.upload_part, body, {**upload, "PartNumber": number})
+            body = view[start : start + self._config.part_bytes]
+            sent, response = await self._send_body(self._client.upload_part, body, {**upload, "PartNumber": number})
             known = {name: value for name, value in sent.items() if name.startswith("Checksum")}
-            return {"PartNumber": number, "ETag": answer["ETag"], **known}
+            return {"PartNumber": number, "ETag": response["ETag"], **known}
 
-        starts = range(0, len(view), self._part_bytes)
+        starts = range(0, len(view), self._config.part_bytes)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(upload_part(number, start)) for number, start in enumerate(starts, 1)]
         return [task.result() for task in tasks]
@@ -166,25 +172,40 @@ class S3Store:
     async def _send_body(
         self, method: Callable[..., Awaitable[T]], view: memoryview, target: dict[str, Any]
     ) -> tuple[dict[str, str], T]:
-        """Send a body with its checksum, which is returned beside the answer."""
+        """Send a body with its checksum. Return the checksum and the response."""
         async with self._slots:
             loop = asyncio.get_running_loop()
-            data, digest = await loop.run_in_executor(self._executor, _build_body, view, self._checksum)
-            return digest, await self._ask(lambda: method(**target, **digest, Body=data))
+            data, digest = await loop.run_in_executor(self._executor, _build_body, view, self._config.s3_checksum)
+            return digest, await self._request(lambda: method(**target, **digest, Body=data))
 
     async def _abort(self, upload: dict[str, str]) -> None:
         try:
             async with asyncio.timeout(ABORT_TIMEOUT_S):
                 await self._client.abort_multipart_upload(**upload)
         except _FAILURES:
-            pass  # the error that led here is the one to tell; a bucket rule for unfinished uploads cleans up
+            pass  # the error that led here is raised; a bucket rule for unfinished uploads cleans up
 
-    async def _ask(self, request: Callable[[], Awaitable[T]]) -> T:
-        return await with_retries(request, failures=_FAILURES, is_transient=is_transient, timeout_s=self._timeout_s)
+    async def _request(self, request: Callable[[], Awaitable[T]]) -> T:
+        return await with_retries(
+            request, failures=_FAILURES, is_transient=is_transient, timeout_s=self._config.request_timeout_s
+        )
+
+
+def _client_config(config: StorageConfig) -> AioConfig:
+    return AioConfig(
+        retries={"total_max_attempts": 1},  # our own also cover truncated bodies, and 429 without an S3 code
+        max_pool_connections=MAX_CONNECTIONS,
+        connect_timeout=min(CONNECT_TIMEOUT_S, config.request_timeout_s),
+        read_timeout=config.request_timeout_s,
+        s3={"addressing_style": "path" if config.s3_path_style else "auto", "payload_signing_enabled": False},
+        # We send the checksum in a header: botocore would use a trailer, which not every store accepts.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_supported" if config.s3_checksum == "crc32" else "when_required",
+    )
 
 
 def is_transient(error: Exception) -> bool:
-    """Tell whether S3 may answer the same request otherwise in a moment."""
+    """Return whether the same request may succeed in a moment."""
     if isinstance(error, ClientError):
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         return is_transient_status(status) or error.response.get("Error", {}).get("Code") in _TRANSIENT_CODES
@@ -201,7 +222,7 @@ def _base64(digest: bytes) -> str:
 
 
 def _bucket_and_key(location: str) -> dict[str, str]:
-    scheme = next((scheme for scheme in SCHEMES if location.startswith(scheme)), None)
+    scheme = next((scheme for scheme in S3_SCHEMES if location.startswith(scheme)), None)
     bucket, _, key = location.removeprefix(scheme or "").partition("/")
     if scheme is None or not bucket or not key:
         raise StorageError(f"not an S3 location: location={location}")
@@ -210,17 +231,15 @@ def _bucket_and_key(location: str) -> dict[str, str]:
 
 @contextmanager
 def _storage_errors(verb: str, location: str) -> Iterator[None]:
-    """Turn what botocore, sockets and timeouts raise into StorageError; several failed parts into their first."""
+    """Raise errors of botocore, sockets and timeouts as StorageError; of a group of failed parts, the first."""
     try:
         yield
     except (*_FAILURES, ExceptionGroup) as error:
-        first = _first(error)
+        first: Exception = error
+        while isinstance(first, ExceptionGroup):
+            first = first.exceptions[0]
         if not isinstance(first, _FAILURES):
             raise
-        raise StorageError(f"cannot {verb} object: {str(first) or 'timed out'}: location={location}") from first
-
-
-def _first(error: Exception) -> Exception:
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
+        is_missing = isinstance(first, ClientError) and first.response.get("Error", {}).get("Code") in _MISSING_CODES
+        kind = FileMissing if is_missing else StorageError
+        raise kind(f"cannot {verb} object: {str(first) or 'timed out'}: location={location}") from first

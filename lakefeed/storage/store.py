@@ -1,68 +1,85 @@
-"""The object store seam: what a store promises, and which one a warehouse needs. Each store has a module of its own.
-
-    file:///path, file:/path, /path                            local.py
-    s3://bucket/key (also s3a, s3n)                            s3.py
-    gs://bucket/key                                            cloud.py
-    abfss://container@account.dfs.core.windows.net/key         cloud.py (also abfs)
+"""Object store protocol, and which implementation a warehouse needs.
 
 Locations are taken as Iceberg stores them: a percent sign in one is a percent sign in the name.
 
-An object appears whole or not at all. A write that raised may still have happened, so a caller who tries again picks
-a new name. Names are never used twice.
+Objects are written once, under names that are never used twice, and never changed. When `write` returns, the object is
+whole and durable. A write that raised or was cancelled may still have happened, or may still be running; a crash on a
+local disk may leave a truncated file. A caller who tries again therefore takes a new name, and refers to an object
+only after `write` has returned.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from lakefeed.contract.errors import StorageError
-from lakefeed.storage import s3
-from lakefeed.storage.config import CLOUD_SCHEMES, StorageConfig
+from lakefeed.storage.config import CLOUD_SCHEMES, S3_SCHEMES, StorageConfig
 from lakefeed.storage.local import LocalStore
-
-# Local writes spend their time in fsync, S3 parts in copying and checksums; more threads than this gain nothing.
-STORAGE_THREADS = 4
 
 
 class ObjectStore(Protocol):
-    """Whole objects by location. All methods raise StorageError when the store did not do what was asked."""
+    """Whole objects by location. Every method raises StorageError if the store did not do what was asked."""
+
+    async def open(self) -> None:
+        """Connect. Must be called before any other method."""
+
+    async def close(self) -> None:
+        """Wait for running work in threads, then release connections and threads."""
 
     async def write(self, location: str, data: Any) -> None:
-        """Store bytes or a buffer; on return they are durable. Cancelling leaves the object whole or absent."""
+        """Write bytes or a buffer as a new object, which is durable when this returns."""
 
-    async def read(self, location: str) -> bytes:
-        """Read a whole object."""
+    def blocking_write(self, location: str, data: Any) -> Callable[[], None] | None:
+        """Return a function that writes a new object from a thread, or None if writes need no thread."""
+
+    async def read(self, location: str, *, max_bytes: int | None = None) -> bytes:
+        """Read a whole object.
+
+        Raises: FileMissing; StorageError, also if the object is larger than `max_bytes`.
+        """
+
+    async def exists(self, location: str) -> bool:
+        """Return whether an object exists."""
 
     async def delete(self, location: str) -> None:
-        """Delete an object; one that is absent is no error."""
+        """Delete an object. It is no error if the object does not exist."""
+
+    async def make_directory(self, location: str) -> None:
+        """Create a directory and its parents durably, where storage has directories."""
 
 
 @asynccontextmanager
 async def open_store(config: StorageConfig) -> AsyncIterator[ObjectStore]:
-    """Open the store that the warehouse's URI names, and close it at the end.
+    """Open the store that the warehouse's location names, and close it at the end.
 
-    Raises:
-        StorageError: the library for the store is not installed, or its settings are not sound.
+    Raises: StorageError if the client library is not installed or the settings are not valid.
     """
-    if config.warehouse.startswith(CLOUD_SCHEMES):
-        yield _open_cloud_store(config)
-        return
-    with ThreadPoolExecutor(STORAGE_THREADS, thread_name_prefix="storage") as executor:
-        if config.warehouse.startswith(s3.SCHEMES):
-            async with s3.open_s3_store(config, executor=executor) as store:
-                yield store
-        else:
-            yield LocalStore(executor, timeout_s=config.request_timeout_s)
-
-
-def _open_cloud_store(config: StorageConfig) -> ObjectStore:
+    store = build_object_store(config)
+    await store.open()
     try:
-        from lakefeed.storage.cloud import CloudStore  # noqa: PLC0415 - its library is optional
-    except ImportError as error:
-        raise StorageError(
-            f"storage needs a library: pip install 'lakefeed[gcs]' or 'lakefeed[azure]': warehouse={config.warehouse}"
-        ) from error
-    return CloudStore(config)
+        yield store
+    finally:
+        await store.close()
+
+
+def build_object_store(config: StorageConfig) -> ObjectStore:
+    """Return the store that the warehouse's location names, not yet open.
+
+    Raises: StorageError if the client library is not installed.
+    """
+    if config.warehouse.startswith(S3_SCHEMES):
+        from lakefeed.storage.s3 import S3Store  # noqa: PLC0415 - importing botocore takes half a second
+
+        return S3Store(config)
+    if config.warehouse.startswith(CLOUD_SCHEMES):
+        try:
+            from lakefeed.storage.cloud import CloudStore  # noqa: PLC0415 - obstore is optional
+        except ImportError as error:
+            raise StorageError(
+                "storage needs a library: pip install 'lakefeed[gcs]' or 'lakefeed[azure]':"
+                f" warehouse={config.warehouse}"
+            ) from error
+        return CloudStore(config)
+    return LocalStore(timeout_s=config.request_timeout_s)

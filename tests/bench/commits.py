@@ -104,7 +104,9 @@ async def _measure(directory: Path, commits: int) -> CommitFigures:
 async def _open_bench(directory: Path) -> AsyncIterator[Bench]:
     location = f"file://{directory}/warehouse"
     app = web.Application()
-    app.add_subapp("/v1", build_catalog(CatalogConfig(), Warehouse(location=location), directory / "catalog.db"))
+    app.add_subapp(
+        "/v1", build_catalog(CatalogConfig(), Warehouse(StorageConfig(warehouse=location)), directory / "catalog.db")
+    )
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:

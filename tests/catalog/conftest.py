@@ -18,6 +18,7 @@ from pyiceberg.catalog.rest import RestCatalog
 from lakefeed.catalog.app import build_catalog, build_store
 from lakefeed.catalog.config import MEMORY_DATABASE, CatalogConfig, Warehouse
 from lakefeed.catalog.store.protocol import Store
+from lakefeed.storage.config import StorageConfig
 from tests.clients import open_pyiceberg
 from tests.postgres_server import postgres_server
 from tests.serving import serve_in_thread
@@ -90,7 +91,7 @@ def lasting_database(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def warehouse(tmp_path: Path) -> Warehouse:
-    return Warehouse(location=f"file://{tmp_path}/warehouse")
+    return Warehouse(StorageConfig(warehouse=f"file://{tmp_path}/warehouse"))
 
 
 @pytest.fixture

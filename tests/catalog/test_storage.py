@@ -19,13 +19,13 @@ from lakefeed.catalog.metadata.document import parse_document
 from lakefeed.catalog.names import Pointer, TableId, entry_location, namespace_location, next_version
 from lakefeed.catalog.service.metadata_cache import MetadataFiles, unpack
 from lakefeed.contract.errors import FileMissing, LocationForbidden, LocationInvalid, StorageError
-from lakefeed.locations import Confinement, parse_location
-from lakefeed.storage.config import S3Settings
-from lakefeed.storage.local import LocalFiles
-from tests.catalog.conftest import Server
-from tests.catalog.documents import new_table
+from lakefeed.locations import Confinement, Location, parse_location
+from tests.catalog.conftest import Client, Server
+from tests.catalog.documents import create_body, new_table
+from tests.catalog.local_files import LocalFiles
 from tests.catalog.test_clients import ROWS, SCHEMA
 from tests.clients import open_pyiceberg
+from tests.gcs_server import GcsServer
 from tests.s3_server import S3Server
 
 
@@ -40,6 +40,18 @@ def test_spellings_of_a_local_place_are_one_place(location: str):
 def test_location_that_could_mean_anything_is_refused(location: str):
     with pytest.raises(LocationInvalid):
         parse_location(location)
+
+
+@pytest.mark.parametrize(
+    ("location", "scheme", "container"),
+    [
+        ("s3n://b/k", "s3", "b"),
+        ("gs://b/k", "gs", "b"),
+        ("abfs://c@a.dfs.core.windows.net/k", "abfss", "c@a.dfs.core.windows.net"),
+    ],
+)
+def test_object_stores_are_told_apart_by_scheme_and_container(location: str, scheme: str, container: str):
+    assert parse_location(location) == Location(scheme, container, "/k")
 
 
 def test_confinement_goes_by_directories_not_by_letters():
@@ -245,14 +257,7 @@ def test_gzip_bomb_is_cut_off_at_the_limit():
 @pytest.mark.integration
 def test_tables_live_on_s3(s3_server: S3Server, tmp_path: Path, start_server: Callable[..., Server]):
     bucket = s3_server.create_bucket()
-    settings = S3Settings(
-        endpoint=s3_server.endpoint,
-        region=s3_server.region,
-        path_style=True,
-        access_key_id=s3_server.access_key_id,
-        secret_access_key=s3_server.secret_access_key,
-    )
-    warehouse = Warehouse(location=f"s3://{bucket}/lake", s3=settings)
+    warehouse = Warehouse(s3_server.storage(f"s3://{bucket}/lake"))
     config = CatalogConfig(verify_metadata_file=True, metadata_cache_bytes=0)
     server = start_server(build_catalog(config, warehouse, tmp_path / "s3.db"))
     with contextlib.closing(open_pyiceberg(server.url, s3=s3_server.settings)) as catalog:
@@ -268,3 +273,26 @@ def test_tables_live_on_s3(s3_server: S3Server, tmp_path: Path, start_server: Ca
         keys = [item["Key"] for item in s3.list_objects_v2(Bucket=bucket)["Contents"]]
     versions = sorted(key.rsplit("/", 1)[1][:5] for key in keys if key.endswith(".metadata.json"))
     assert versions == ["00001", "00002"]
+
+
+@pytest.mark.integration
+def test_metadata_files_live_on_google_cloud_storage(
+    gcs_server: GcsServer, tmp_path: Path, start_server: Callable[..., Server], connect: Callable[[Server], Client]
+):
+    bucket = gcs_server.create_bucket()
+    config = CatalogConfig(verify_metadata_file=True, metadata_cache_bytes=0)
+    warehouse = Warehouse(gcs_server.storage(f"gs://{bucket}/lake"))
+    client = connect(start_server(build_catalog(config, warehouse, tmp_path / "gcs.db")))
+    client.post("namespaces", {"namespace": ["db"]})
+    status, created = client.post("namespaces/db/tables", create_body("t"))
+    assert (status, created["config"]) == (200, {"gcs.service.host": gcs_server.endpoint})
+    owner = {"action": "set-properties", "updates": {"owner": "me"}}
+    assert client.post("namespaces/db/tables/t", {"requirements": [], "updates": [owner]})[0] == 200
+    loaded = client.get("namespaces/db/tables/t")[1]
+    assert loaded["metadata"]["properties"]["owner"] == "me"
+    locations = (created["metadata-location"], loaded["metadata-location"])
+    assert sorted(f"gs://{bucket}/{name}" for name in gcs_server.names(bucket)) == sorted(locations)
+    outside = {**create_body("u"), "location": "gs://other-bucket/u"}
+    assert client.post("namespaces/db/tables", outside)[0] == 403
+    assert client.delete("namespaces/db/tables/t?purgeRequested=true")[0] == 204
+    assert gcs_server.names(bucket) == []

@@ -24,6 +24,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMes
 from lakefeed.catalog.app import build_catalog
 from lakefeed.catalog.config import CatalogConfig, Warehouse
 from lakefeed.ingest.service import DATABASE_NAME
+from lakefeed.storage.config import StorageConfig
 from tests.clients import open_pyiceberg
 from tests.crash.dying_service import STEPS, command
 from tests.crash.runs import SETTINGS, rounds
@@ -109,7 +110,7 @@ def read_transfers(catalog_url: str) -> dict[int, Counter[str]]:
 @contextlib.contextmanager
 def catalog_of_the_dead(data_dir: Path) -> Iterator[str]:
     app = web.Application()
-    warehouse = Warehouse(location=f"file://{data_dir}/warehouse")
+    warehouse = Warehouse(StorageConfig(warehouse=f"file://{data_dir}/warehouse"))
     app.add_subapp("/v1", build_catalog(CatalogConfig(), warehouse, data_dir / DATABASE_NAME))
     with serve_in_thread(app) as url:
         yield url

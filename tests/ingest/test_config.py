@@ -185,7 +185,6 @@ def test_whole_numbers_do_for_seconds():
             "[log]\nsegment_max_bytes = '8MiB'",
             "log.segment_max_bytes must be at least four times ingest.frame_max_bytes",
         ),
-        ("[storage]\nwarehouse = 'gs://b/w'", "storage.warehouse must be local or s3:// unless iceberg.uri names"),
     ],
 )
 def test_values_that_cannot_work_are_refused_by_name(text, words):

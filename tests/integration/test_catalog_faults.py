@@ -11,6 +11,7 @@ from aiohttp import web
 
 from lakefeed.catalog.app import build_catalog
 from lakefeed.catalog.config import CatalogConfig, Warehouse
+from lakefeed.storage.config import StorageConfig
 from tests.fault_proxy import Answer, CutRequest, CutResponse, Fault, FaultProxy, Silence, Slow, fault_proxy
 from tests.integration.outages import SETTINGS, named, pushing
 from tests.service_process import ServiceProcess, service_process
@@ -39,7 +40,9 @@ class Lake:
 def lake(tmp_path: Path) -> Iterator[Lake]:
     location = f"file://{tmp_path}/warehouse"
     app = web.Application()
-    app.add_subapp("/v1", build_catalog(CatalogConfig(), Warehouse(location=location), tmp_path / "catalog.db"))
+    app.add_subapp(
+        "/v1", build_catalog(CatalogConfig(), Warehouse(StorageConfig(warehouse=location)), tmp_path / "catalog.db")
+    )
     with serve_in_thread(app) as catalog_url, fault_proxy(catalog_url) as proxy:
         settings = {
             **SETTINGS,

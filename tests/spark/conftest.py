@@ -20,6 +20,7 @@ from lakefeed.pipeline.mirrors.settings import MirrorConfig
 from lakefeed.pipeline.spark import settings as pipeline_config
 from lakefeed.pipeline.spark.runtime import installed_version
 from lakefeed.pipeline.spark.session import attach_catalog, build_session, stop_session
+from lakefeed.storage.config import StorageConfig
 from tests.service_process import ServiceProcess, service_process
 from tests.serving import serve_in_thread
 
@@ -112,7 +113,7 @@ def run_lakefeed(running_spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture
 def catalog_url(tmp_path: Path) -> Iterator[str]:
     app = web.Application()
-    warehouse = Warehouse(location=(tmp_path / "warehouse").as_uri())
+    warehouse = Warehouse(StorageConfig(warehouse=(tmp_path / "warehouse").as_uri()))
     app.add_subapp("/v1", build_catalog(CatalogConfig(), warehouse, tmp_path / "catalog.db"))
     with serve_in_thread(app) as url:
         yield url

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from lakefeed.catalog.app import build_catalog
 from lakefeed.catalog.config import CatalogConfig, Warehouse
+from lakefeed.storage.config import StorageConfig
 from tests.postgres_server import postgres_server
 from tests.serving import serve_in_thread
 
@@ -28,7 +29,7 @@ def database(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture
 def spark(open_spark, database: str, tmp_path: Path) -> Iterator[SparkSession]:
     app = web.Application()
-    warehouse = Warehouse(location=(tmp_path / "warehouse").as_uri())
+    warehouse = Warehouse(StorageConfig(warehouse=(tmp_path / "warehouse").as_uri()))
     app.add_subapp("/v1", build_catalog(CatalogConfig(database=database), warehouse, tmp_path / "catalog.db"))
     with serve_in_thread(app) as url:
         yield open_spark(uri=url)

@@ -12,7 +12,7 @@ from aiohttp import web
 import lakefeed.writer.rows.runs
 from lakefeed.catalog.app import build_catalog
 from lakefeed.catalog.config import CatalogConfig, Warehouse
-from lakefeed.storage.config import S3Settings, StorageConfig
+from lakefeed.storage.config import StorageConfig
 from lakefeed.writer.rows.groups import ChangeGroup
 from tests import clients
 from tests.serving import serve_in_thread
@@ -41,23 +41,15 @@ def _serve(warehouse: Warehouse, database: Path):
 
 @pytest.fixture
 def local_lake(tmp_path) -> Iterator[Lake]:
-    location = f"file://{tmp_path}/warehouse"
-    with _serve(Warehouse(location=location), tmp_path / "catalog.db") as url:
-        yield Lake(url, StorageConfig(warehouse=location), None)
+    storage = StorageConfig(warehouse=f"file://{tmp_path}/warehouse")
+    with _serve(Warehouse(storage), tmp_path / "catalog.db") as url:
+        yield Lake(url, storage, None)
 
 
 @pytest.fixture
 def s3_lake(tmp_path, s3_server) -> Iterator[Lake]:
-    location = f"s3://{s3_server.create_bucket()}/warehouse"
-    keys = {"access_key_id": s3_server.access_key_id, "secret_access_key": s3_server.secret_access_key}
-    s3 = S3Settings(endpoint=s3_server.endpoint, region=s3_server.region, path_style=True, **keys)
-    storage = StorageConfig(
-        warehouse=location,
-        s3_endpoint=s3_server.endpoint,
-        s3_path_style=True,
-        **{f"s3_{name}": value for name, value in keys.items()},
-    )
-    with _serve(Warehouse(location=location, s3=s3), tmp_path / "catalog.db") as url:
+    storage = s3_server.storage(f"s3://{s3_server.create_bucket()}/warehouse")
+    with _serve(Warehouse(storage), tmp_path / "catalog.db") as url:
         yield Lake(url, storage, s3_server.settings)
 
 

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from lakefeed.catalog.app import ROUTES, build_catalog
 from lakefeed.catalog.config import CatalogConfig, Warehouse
-from lakefeed.storage.config import S3Settings
+from lakefeed.storage.config import StorageConfig
 from tests.catalog.conftest import Client, Server, parsed
 from tests.catalog.documents import create_body
 
@@ -190,14 +190,18 @@ def test_metrics_reports_are_taken_whatever_they_say(db: Client):
 
 
 def test_s3_clients_are_told_the_way_but_no_secret():
-    settings = S3Settings(
-        endpoint="http://s3:9000", region="eu-1", path_style=True, access_key_id="me", secret_access_key="hidden"
+    storage = StorageConfig(
+        warehouse="s3://bucket/lake",
+        s3_endpoint="http://s3:9000",
+        s3_region="eu-1",
+        s3_path_style=True,
+        s3_access_key_id="me",
+        s3_secret_access_key="hidden",
     )
-    config = Warehouse(location="s3://bucket/lake", s3=settings).client_config()
-    assert config == {
+    assert Warehouse(storage).client_config() == {
         "s3.endpoint": "http://s3:9000",
         "s3.path-style-access": "true",
         "client.region": "eu-1",
         "s3.region": "eu-1",
     }
-    assert "hidden" not in repr(settings)
+    assert "hidden" not in repr(storage)

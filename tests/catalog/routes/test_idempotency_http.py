@@ -15,9 +15,9 @@ from lakefeed.catalog.config import MEMORY_DATABASE, CatalogConfig, Warehouse
 from lakefeed.catalog.errors import StoreFailed
 from lakefeed.catalog.names import EntryId, Pointer, TableId
 from lakefeed.catalog.store.sqlite import SqliteStore
-from lakefeed.storage.local import LocalFiles
 from tests.catalog.conftest import Client, Server, parsed
 from tests.catalog.documents import append, create_body, require_main
+from tests.catalog.local_files import LocalFiles
 from tests.catalog.routes.test_http import Connect, error_of
 from tests.catalog.routes.test_tables_http import TABLE, TABLES, path_of, set_property
 from tests.catalog.service.test_concurrency import in_parallel

@@ -17,9 +17,9 @@ from lakefeed.catalog.errors import StoreFailed
 from lakefeed.catalog.names import Pointer, TableId
 from lakefeed.catalog.store.sqlite import SqliteStore
 from lakefeed.contract.errors import TooManyWaiting
-from lakefeed.storage.local import LocalFiles
 from tests.catalog.conftest import Client, Server
 from tests.catalog.documents import append, create_body, require_main
+from tests.catalog.local_files import LocalFiles
 from tests.catalog.routes.test_http import Connect, error_of
 from tests.catalog.routes.test_tables_http import TABLE, TABLES, commit, path_of, set_property
 

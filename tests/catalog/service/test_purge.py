@@ -24,10 +24,9 @@ from lakefeed.catalog.service import purge
 from lakefeed.catalog.store.memory import MemoryStore
 from lakefeed.contract.errors import StorageError
 from lakefeed.locations import Confinement
-from lakefeed.storage.config import S3Settings
-from lakefeed.storage.local import LocalFiles
 from tests.catalog.conftest import Client, Server
 from tests.catalog.documents import create_body, new_table
+from tests.catalog.local_files import LocalFiles
 from tests.catalog.routes.test_http import Connect, error_of
 from tests.catalog.routes.test_tables_http import TABLE, TABLES, path_of
 from tests.catalog.test_clients import ROWS, SCHEMA
@@ -355,14 +354,7 @@ def test_shutdown_stops_a_purge_and_tells_what_is_left(
 def test_purge_on_s3_leaves_the_bucket_empty(s3_server: S3Server, start_server: Callable[..., Server], tmp_path: Path):
     bucket = s3_server.create_bucket()
     settings = s3_server.settings
-    s3 = S3Settings(
-        endpoint=settings.endpoint,
-        region=settings.region,
-        path_style=True,
-        access_key_id=settings.access_key_id,
-        secret_access_key=settings.secret_access_key,
-    )
-    warehouse = Warehouse(location=f"s3://{bucket}/lake", s3=s3)
+    warehouse = Warehouse(s3_server.storage(f"s3://{bucket}/lake"))
     server = start_server(build_catalog(CatalogConfig(), warehouse, tmp_path / "s3.db"))
     with contextlib.closing(open_pyiceberg(server.url, s3=settings)) as catalog:
         catalog.create_namespace("db")

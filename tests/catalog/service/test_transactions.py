@@ -14,9 +14,9 @@ from lakefeed.catalog.errors import AlreadyExists, StoreFailed
 from lakefeed.catalog.names import Pointer, TableId
 from lakefeed.catalog.store.protocol import Move
 from lakefeed.catalog.store.sqlite import SqliteStore
-from lakefeed.storage.local import LocalFiles
 from tests.catalog.conftest import Client, Server
 from tests.catalog.documents import append, create_body, require_main
+from tests.catalog.local_files import LocalFiles
 
 COMMIT = "transactions/commit"
 

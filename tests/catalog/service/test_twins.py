@@ -13,8 +13,8 @@ from lakefeed.catalog.service.metadata_cache import MetadataFiles, StoredMetadat
 from lakefeed.catalog.service.tables import find_twin
 from lakefeed.catalog.store.memory import MemoryStore
 from lakefeed.contract.errors import StorageError
-from lakefeed.storage.local import LocalFiles
 from tests.catalog.documents import new_table
+from tests.catalog.local_files import LocalFiles
 
 DB = ("db",)
 PURGED = TableId(DB, "purged")

@@ -10,8 +10,8 @@ from lakefeed.catalog.config import CatalogConfig
 from lakefeed.catalog.names import Pointer, TableId, digest_of
 from lakefeed.catalog.service.backup import find_problems
 from lakefeed.catalog.store.protocol import Contents
-from lakefeed.storage.local import LocalFiles
 from tests.catalog.documents import new_table
+from tests.catalog.local_files import LocalFiles
 
 DB = ("db",)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +10,8 @@ import pytest
 
 from lakefeed.storage.config import MIB, StorageConfig
 from lakefeed.storage.store import ObjectStore, open_store
-from tests.azure_server import AzureServer, find_azurite, run_azure_server
-from tests.gcs_server import GcsServer, run_gcs_server
+from tests.azure_server import AzureServer
+from tests.gcs_server import GcsServer
 from tests.s3_server import S3Server
 
 
@@ -25,31 +25,7 @@ class Place:
 
 
 def s3_config(server: S3Server, bucket: str, **settings: object) -> StorageConfig:
-    return StorageConfig(
-        **{
-            "warehouse": f"s3://{bucket}/w",
-            "s3_endpoint": server.endpoint,
-            "s3_path_style": True,
-            "s3_access_key_id": server.access_key_id,
-            "s3_secret_access_key": server.secret_access_key,
-            "part_bytes": 5 * MIB,
-            **settings,
-        }
-    )
-
-
-@pytest.fixture(scope="session")
-def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
-    if find_azurite() is None:
-        pytest.skip("azurite-blob is not on the PATH: npm install -g azurite")
-    with run_azure_server(tmp_path_factory.mktemp("azure")) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def gcs_server(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> Iterator[GcsServer]:
-    with run_gcs_server(tmp_path_factory.mktemp("gcs"), s3_server) as server:
-        yield server
+    return server.storage(f"s3://{bucket}/w", **{"part_bytes": 5 * MIB, **settings})
 
 
 def local_place(directory: Path) -> Place:
@@ -75,12 +51,7 @@ def azure_place(server: AzureServer) -> Place:
 
 def gcs_place(server: GcsServer) -> Place:
     bucket = server.create_bucket()
-    config = StorageConfig(
-        warehouse=f"gs://{bucket}/w",
-        gcs_endpoint=server.endpoint,
-        gcs_service_account=str(server.key_file),
-        part_bytes=5 * MIB,
-    )
+    config = server.storage(f"gs://{bucket}/w", part_bytes=5 * MIB)
     return Place(config, f"gs://{bucket}", lambda: server.names(bucket))
 
 

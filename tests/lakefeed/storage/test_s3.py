@@ -61,11 +61,12 @@ async def test_a_fault_that_passes_is_not_noticed_by_whoever_writes_and_reads(st
     assert (writing.met, reading.met) == (2, 2)
 
 
-async def test_parts_are_sent_again_one_by_one(store, bucket, proxy):
+async def test_parts_are_sent_again_one_by_one(s3_server, bucket, proxy):
     spoiled = proxy.spoil(CutRequest(), path="partNumber=2", times=2)
     other = proxy.spoil(Slow(), path="partNumber=1")
-    await store.write(f"s3://{bucket}/x", BIG)
-    assert await store.read(f"s3://{bucket}/x") == BIG
+    async with open_store(s3_config(s3_server, bucket, s3_endpoint=proxy.url)) as store:
+        await store.write(f"s3://{bucket}/x", BIG)
+        assert await store.read(f"s3://{bucket}/x") == BIG
     assert (spoiled.met, other.met) == (2, 1)
 
 
@@ -121,7 +122,7 @@ async def test_an_upload_whose_completion_was_not_answered_is_whole(s3_server, s
 
 async def test_bodies_on_the_way_are_bounded_over_all_uploads(store, bucket, monkeypatch):
     now, most = 0, 0
-    ask = s3.S3Store._ask
+    ask = s3.S3Store._request
 
     async def count(self, request):
         nonlocal now, most
@@ -132,7 +133,7 @@ async def test_bodies_on_the_way_are_bounded_over_all_uploads(store, bucket, mon
         finally:
             now -= 1
 
-    monkeypatch.setattr(s3.S3Store, "_ask", count)
+    monkeypatch.setattr(s3.S3Store, "_request", count)
     await asyncio.gather(*(store.write(f"s3://{bucket}/{n}", b"x") for n in range(3 * s3.PARALLEL_BODIES)))
     assert most == s3.PARALLEL_BODIES
 
