@@ -122,7 +122,7 @@ def build_app(config: CatalogConfig, warehouse: Warehouse, *, store: Store, file
         tables=table_operations,
         transactions=Transactions(table_operations, table_versions, turns=turns),
         views=Views(build_versions(parse_view_document), turns=turns, clock_ms=_clock_ms),
-        answers=LoadAnswers(warehouse.client_config(), max_bytes=config.answer_cache_bytes),
+        answers=LoadAnswers(warehouse.client_config(), max_bytes=config.response_cache_bytes),
         idempotency=idempotency,
         planner=planner,
         endpoints=tuple(route.endpoint for route in ROUTES),

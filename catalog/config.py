@@ -1,129 +1,96 @@
-"""Settings of the catalog. Owns defaults, units and their checks; reading files and the environment is the caller's.
-
-CatalogConfig is what an operator may change; each field's `why` is written for them. Warehouse is what the service
-passes in from its own settings: where files live and how their storage is reached.
-"""
+"""Settings of the catalog, and the warehouse that the service passes in from its storage settings."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from lakefeed.settings import check
+from lakefeed.settings import MIB, Settings, check, setting
 from lakefeed.storage.config import CLOUD_SCHEMES, StorageConfig
-
-MIB = 1024 * 1024
 
 MEMORY_DATABASE = "memory:"
 POSTGRES_SCHEMES = ("postgresql://", "postgres://")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogConfig:
-    """The REST catalog."""
+class CatalogConfig(Settings):
+    """The Iceberg REST catalog."""
 
-    warehouse_name: str = field(
-        default="lakefeed",
-        metadata={"why": "name that clients may send as `warehouse`; none and the warehouse's location also work"},
+    warehouse_name: str = setting(
+        "lakefeed",
+        "Name that clients may send as `warehouse`. They may also send its location, or nothing.",
+        required=True,
     )
-    database: str = field(
-        default="",
-        metadata={
-            "why": "names and pointers: empty means a SQLite file in the data directory; postgresql://user@host/name"
-            " lets several catalog processes share one; memory: forgets everything at the end",
-            "secret": True,
-        },
-        repr=False,
+    database: str = setting(
+        "",
+        "Database of names and metadata pointers. Empty means a SQLite file in the data directory;"
+        " `postgresql://user@host/name` can be shared by several catalog processes; `memory:` is lost at the end.",
+        secret=True,
     )
-    database_timeout_s: float = field(
-        default=30.0, metadata={"why": "one request to PostgreSQL, waiting for a connection included"}
+    database_timeout_s: float = setting(
+        30.0, "Time limit of one PostgreSQL request in seconds, including the wait for a connection.", above=0
     )
-    request_max_bytes: int = field(
-        default=16 * MIB, metadata={"why": "largest request body; a commit of 10,000 snapshots is about 6 MiB"}
+    request_max_bytes: int = setting(
+        16 * MIB, "Largest request body, in bytes. A commit of 10,000 snapshots has about 6 MiB.", minimum=1
     )
-    metadata_max_bytes: int = field(
-        default=256 * MIB, metadata={"why": "largest metadata file that is read, unpacked; bounds one load's memory"}
+    metadata_max_bytes: int = setting(
+        256 * MIB, "Largest metadata file that is read, in bytes after decompression.", minimum=1
     )
-    metadata_cache_bytes: int = field(
-        default=128 * MIB,
-        metadata={"why": "memory for parsed metadata; a table with 1,000 snapshots takes about 3 MiB"},
+    metadata_cache_bytes: int = setting(
+        128 * MIB,
+        "Memory for parsed metadata, in bytes. A table with 1,000 snapshots takes about 3 MiB.",
+        minimum=0,
     )
-    answer_cache_bytes: int = field(
-        default=64 * MIB,
-        metadata={"why": "memory for finished answers to loads, plain and gzipped; 0 builds each anew"},
+    response_cache_bytes: int = setting(
+        64 * MIB,
+        "Memory for responses to table loads, plain and gzipped, in bytes. 0 builds every response anew.",
+        minimum=0,
     )
-    page_default_items: int = field(
-        default=1000, metadata={"why": "names per page of a list when the client pages without a size"}
+    page_default_items: int = setting(1000, "Names per page of a list when the client asks for no size.", minimum=1)
+    page_max_items: int = setting(10_000, "Maximum number of names per page of a list.")
+    commit_queue_max: int = setting(
+        64, "Maximum number of commits that wait for one table. Further ones get 429.", minimum=1
     )
-    page_max_items: int = field(default=10_000, metadata={"why": "most names per page, whatever size is asked for"})
-    commit_queue_max: int = field(
-        default=64, metadata={"why": "commits that may wait for one table; further ones are answered 429"}
+    idempotency_lifetime_s: int = setting(
+        1800, "Time in seconds for which the outcome of a request with an Idempotency-Key is kept.", minimum=1
     )
-    idempotency_lifetime_s: int = field(
-        default=1800,
-        metadata={"why": "how long a request that is repeated with its Idempotency-Key is told what came of the first"},
+    idempotency_keys_max: int = setting(
+        1_000_000,
+        "Maximum number of idempotency keys, at about 300 bytes each. Beyond it the oldest are forgotten early.",
+        minimum=1,
     )
-    idempotency_keys_max: int = field(
-        default=1_000_000,
-        metadata={"why": "keys that are remembered; beyond it the oldest are forgotten early. About 300 bytes each"},
+    plan_wait_s: float = setting(
+        30.0,
+        "Time in seconds that a request waits for its scan plan. After it the client gets the plan's id and has to ask"
+        " again, which PyIceberg cannot.",
+        minimum=0,
     )
-    plan_wait_s: float = field(
-        default=30.0,
-        metadata={
-            "why": "how long a request to plan a scan waits for it; a plan that takes longer is answered with its id,"
-            " to ask again, which PyIceberg cannot"
-        },
+    plan_page_files: int = setting(10_000, "Files per response of scan planning. Bounds its memory.", minimum=1)
+    plan_lifetime_s: float = setting(3600.0, "Time in seconds that a scan plan is kept after its last use.", above=0)
+    plans_max: int = setting(1000, "Maximum number of scan plans that are kept. Further ones get 429.", minimum=1)
+    plans_held_max_files: int = setting(
+        200_000,
+        "Maximum number of manifests and delete files that all scan plans keep in memory, at about 1 KiB each.",
+        minimum=1,
     )
-    plan_page_files: int = field(
-        default=10_000, metadata={"why": "files that are looked at for one answer of scan planning; bounds its memory"}
+    storage_timeout_s: float = setting(
+        30.0, "Time limit of one read or write of a metadata file in seconds, including retries.", above=0
     )
-    plan_lifetime_s: float = field(
-        default=3600.0, metadata={"why": "how long a scan plan is kept after its last use, for its tasks to be fetched"}
+    allow_any_location: bool = setting(
+        False, "Let clients create and register tables outside the warehouse. For trusted clients only."
     )
-    plans_max: int = field(
-        default=1000, metadata={"why": "scan plans that are kept at once; further ones are answered 429"}
-    )
-    plans_held_max_files: int = field(
-        default=200_000,
-        metadata={"why": "manifests and delete files that all scan plans together keep in memory, about 1 KiB each"},
-    )
-    storage_timeout_s: float = field(
-        default=30.0,
-        metadata={"why": "one read or write of a metadata file, retries included; a hung store must not hang commits"},
-    )
-    allow_any_location: bool = field(
-        default=False,
-        metadata={"why": "let clients place and register tables outside the warehouse; for trusted clients only"},
-    )
-    verify_metadata_file: bool = field(
-        default=False,
-        metadata={
-            "why": "look on S3, at every load, whether the metadata file still exists, though its content is cached;"
-            " one more request each. Local files are always looked at"
-        },
+    verify_metadata_file: bool = setting(
+        False,
+        "Check at every load that the metadata file still exists on S3, although its content is cached. Costs one"
+        " request per load. Local files are always checked.",
     )
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Check the kind of database and the page sizes."""
         check(
             self.database in ("", MEMORY_DATABASE) or self.database.startswith(POSTGRES_SCHEMES),
             f"database must be empty, {MEMORY_DATABASE} or begin with {POSTGRES_SCHEMES[0]}",
         )
-        check(self.database_timeout_s > 0, "database_timeout_s must be positive")
-        check(bool(self.warehouse_name), "warehouse_name must not be empty")
-        check(self.request_max_bytes > 0, "request_max_bytes must be positive")
-        check(self.metadata_max_bytes > 0, "metadata_max_bytes must be positive")
-        check(self.metadata_cache_bytes >= 0, "metadata_cache_bytes must not be negative")
-        check(self.answer_cache_bytes >= 0, "answer_cache_bytes must not be negative")
-        check(self.page_default_items > 0, "page_default_items must be positive")
         check(self.page_max_items >= self.page_default_items, "page_max_items must be at least page_default_items")
-        check(self.commit_queue_max > 0, "commit_queue_max must be positive")
-        check(self.idempotency_lifetime_s > 0, "idempotency_lifetime_s must be positive")
-        check(self.idempotency_keys_max > 0, "idempotency_keys_max must be positive")
-        check(self.plan_wait_s >= 0, "plan_wait_s must not be negative")
-        check(self.plan_page_files > 0, "plan_page_files must be positive")
-        check(self.plan_lifetime_s > 0, "plan_lifetime_s must be positive")
-        check(self.plans_max > 0, "plans_max must be positive")
-        check(self.plans_held_max_files > 0, "plans_held_max_files must be positive")
-        check(self.storage_timeout_s > 0, "storage_timeout_s must be positive")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,10 @@
-"""The whole configuration: every part's settings, and where each value came from. Owns the sections and the loading.
+"""Configuration of the service: its sections, and the sections of all commands loaded together.
 
-Later origins win: defaults, then the TOML file, then LAKEFEED_<SECTION>_<KEY> in the environment, then flags. A key
-that nobody knows is an error wherever it stands, because a misspelt setting must not be a silent default. Settings of
-single tables stand in the file only, as [tables."sales.orders"]; what they mean is writer/table_settings.py's. Those of
-the Spark commands, [pipeline.*], are left to pipeline/settings.py.
+`lakefeed config` and docs/configuration.md show every sentence here, so they are written for operators.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import re
-import tomllib
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -22,48 +14,278 @@ from typing import Any
 from lakefeed.catalog.config import CatalogConfig
 from lakefeed.contract.changes import table_name_of
 from lakefeed.ingest.admission.addresses import Network, parse_networks
-from lakefeed.ingest.admission.auth import CLIENT_TOKEN_VARIABLE, AuthConfig
+from lakefeed.ingest.admission.auth import check_token
 from lakefeed.ingest.admission.budget import FRAGMENTS_OVERHEAD_BYTES
 from lakefeed.ingest.admission.limits import ConnectionLimits, MessageLimits, Patience
 from lakefeed.ingest.debezium.events import UNAVAILABLE_VALUE, DebeziumConfig, TableKeys
-from lakefeed.settings import SettingsError, check
-from lakefeed.storage.config import MIB, StorageConfig
+from lakefeed.pipeline.backfill.settings import BackfillConfig
+from lakefeed.pipeline.maintenance.settings import MaintenanceConfig
+from lakefeed.pipeline.mirrors.settings import MirrorConfig
+from lakefeed.pipeline.spark.settings import SparkSettings
+from lakefeed.settings import MIB, Settings, SettingsError, TableSettingTypes, check, load_sections, setting
+from lakefeed.storage.config import StorageConfig
 from lakefeed.writer.config import IcebergConfig, LogConfig, WriterConfig
 from lakefeed.writer.rows.comments import read_notes
 from lakefeed.writer.rows.table_settings import TableSections, per_table_keys
 
-# --- ingest.debezium_settings -----------------------------------------------------------------------------------------
-#
-# Settings of Debezium's tables. Owns where their keys come from; reading events is ingest/debezium's.
+TABLES = "tables"
 
-
-# Tables whose declared keys are kept: far more than one connector has.
+# Tables whose declared keys are cached: far more than one Debezium connector has.
 DECLARED_KEYS_MAX_TABLES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DebeziumSettings:
-    """What Debezium does not say about its tables."""
+class ServerConfig(Settings):
+    """Addresses, the data directory and the node's name."""
 
-    keys: str = field(
-        default="",
-        metadata={"why": "key columns per table, as `public.users: id; public.lines: order_id, line`; none are sent"},
+    host: str = setting(
+        "127.0.0.1",
+        "Address that both listeners bind to. Beyond loopback, set `auth.tokens`: without tokens every client that"
+        " reaches the port is admitted.",
+        required=True,
     )
-    replica_identity_full: str = field(
-        default="", metadata={"why": "tables with REPLICA IDENTITY FULL, by commas; only their before-images are whole"}
+    http_port: int = setting(
+        8181, "Port of the control plane and the Iceberg REST catalog. 0 takes a free port.", minimum=0, maximum=65_535
     )
-    unavailable_value: str = field(
-        default=UNAVAILABLE_VALUE, metadata={"why": "the connector's unavailable.value.placeholder"}
+    ws_port: int = setting(
+        8182, "Port of the data plane, with the path `/ws`. 0 takes a free port.", minimum=0, maximum=65_535
     )
-    messages_table: str = field(
-        default="debezium_messages", metadata={"why": "table of logical decoding messages, which belong to none"}
+    data_dir: str = setting("data", "Directory of the log, the SQLite catalog and, by default, the warehouse.")
+    node_id: str = setting(
+        "",
+        "Name of this node in progress markers. Empty means a name that the first start makes and keeps in `data_dir`.",
+    )
+    shutdown_deadline_s: float = setting(
+        30.0, "Time in seconds that SIGTERM waits for the last flush. What is left stays in the log.", minimum=0
+    )
+    stalled_after_s: float = setting(
+        120.0, "Time in seconds after which an overdue commit makes `/health/ready` fail.", above=0
     )
 
-    def __post_init__(self) -> None:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthConfig(Settings):
+    """Bearer tokens of clients."""
+
+    tokens: tuple[str, ...] = setting(
+        (),
+        "Bearer tokens of at least 16 characters. Each one admits to `/ws`, HTTP and the catalog. Without tokens, no"
+        " authentication is required.",
+        secret=True,
+    )
+    tokens_file: str = setting(
+        "", "File of further tokens, one per line, read at startup. Lines that begin with # are comments."
+    )
+
+    def check(self) -> None:
+        """Check that clients can send the tokens, and that nobody can guess them."""
+        for number, token in enumerate(self.tokens, start=1):
+            try:
+                check_token(token, number)
+            except ValueError as error:
+                raise ValueError(f"tokens: {error}") from None
+
+
+def load_tokens(config: AuthConfig) -> tuple[str, ...]:
+    """Return the tokens of the settings and of the file.
+
+    Raises: SettingsError, also for a file without tokens, because that would leave the service open.
+    """
+    if not config.tokens_file:
+        return config.tokens
+    try:
+        lines = Path(config.tokens_file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"auth.tokens_file cannot be read: file={config.tokens_file} error={error}") from error
+    found = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not found:
+        raise SettingsError(f"auth.tokens_file has no token in it: file={config.tokens_file}")
+    try:
+        for number, token in enumerate(found, start=1):
+            check_token(token, number)
+    except ValueError as error:
+        raise SettingsError(f"auth.tokens_file: {error}") from None
+    return (*config.tokens, *found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestConfig(Settings):
+    """Limits on what clients send."""
+
+    frame_max_bytes: int = setting(
+        4 * MIB, "Largest WebSocket message, in bytes. A larger one closes the connection with 1009.", minimum=1
+    )
+    event_max_bytes: int = setting(MIB, "Largest single change, in bytes. A larger one is rejected.", minimum=1)
+    queue_max_bytes: int = setting(
+        32 * MIB,
+        "Bytes of all batches that wait for the log. When it is full, sockets are not read.",
+        minimum=1,
+    )
+    in_flight_max_batches: int = setting(
+        256, "Batches of one connection without a reply. At this number its socket is not read.", minimum=1
+    )
+    memory_max_bytes: int = setting(
+        128 * MIB,
+        "Memory for data read from sockets that is not yet durable, in bytes. When it is full, sockets are not read.",
+        minimum=1,
+    )
+    compression: bool = setting(
+        False,
+        "Accept permessage-deflate from clients that offer it. It takes about five times the processor time, so it is"
+        " for slow networks only. Arrow frames have a better compression of their own.",
+    )
+    connections_max: int = setting(
+        2_000,
+        "Maximum number of WebSocket connections. Each takes about 0.1 MiB, more while a message arrives.",
+        minimum=1,
+    )
+    connections_per_source_max: int = setting(
+        16, "Maximum number of connections of one source, which needs one. 0 means no limit.", minimum=0
+    )
+    connections_per_ip_max: int = setting(
+        200, "Maximum number of connections of one client address. 0 means no limit.", minimum=0
+    )
+    connections_per_subnet_max: int = setting(
+        500, "Maximum number of connections of one /24, or /64 of IPv6. 0 means no limit.", minimum=0
+    )
+    limit_private_ips: bool = setting(
+        False,
+        "Apply the limits per address and subnet to loopback and private addresses, which many clients may share.",
+    )
+    trusted_proxies: str = setting(
+        "",
+        "Addresses and networks of proxies, separated by commas, whose CF-Connecting-IP or X-Forwarded-For header is"
+        " trusted.",
+    )
+    connection_rate_per_s: float = setting(
+        500.0, "New connections per second. Each costs about a millisecond. 0 means no limit.", minimum=0
+    )
+    connection_burst: int = setting(
+        1_000, "New connections at once, as when all clients reconnect after a restart.", minimum=1
+    )
+    http_connections_max: int = setting(
+        1_000, "Maximum number of HTTP connections. Each may hold 0.4 MiB that is read ahead.", minimum=1
+    )
+    http_requests_max: int = setting(
+        256, "Maximum number of HTTP ingest requests that are served at a time. Further ones wait.", minimum=1
+    )
+    http_requests_per_ip_max: int = setting(
+        64, "The same for one client address, subject to `limit_private_ips`. 0 means no limit.", minimum=0
+    )
+    message_rate_per_s: float = setting(
+        0.0,
+        "Messages per second of one connection, and HTTP requests per second of one source. 0 means no limit.",
+        minimum=0,
+    )
+    message_burst: int = setting(
+        1_000, "With `message_rate_per_s`: messages or requests that may come at once.", minimum=1
+    )
+    source_bytes_per_s: float = setting(
+        0.0, "Bytes per second of one source, over all its connections and requests. 0 means no limit.", minimum=0
+    )
+    heartbeat_rate_per_s: float = setting(
+        50.0, "Heartbeats per second of one connection, twice as many at once. 0 means no limit.", minimum=0
+    )
+    refusals_max: int = setting(
+        1_000,
+        "Messages above the rate, net of admitted ones, before a connection is closed with 4002; batches sent again too"
+        " early while the log is full, before 4003. 0 means no limit.",
+        minimum=0,
+    )
+    heartbeat_timeout_s: float = setting(
+        60.0,
+        "Time in seconds without any frame of a client, pongs included, after which it is closed with 4000. 0 means"
+        " never.",
+        minimum=0,
+    )
+    message_timeout_s: float = setting(
+        60.0,
+        "Time in seconds within which one message must arrive, because a partial one holds shared memory. 0 means no"
+        " limit.",
+        minimum=0,
+    )
+    reply_timeout_s: float = setting(
+        60.0, "Time in seconds after which a client that does not read its replies is closed. 0 means never.", minimum=0
+    )
+    source_metrics_max: int = setting(
+        100, "Number of sources with metrics of their own, by name. The others share the label `other`.", minimum=0
+    )
+    load_shedding: bool = setting(
+        True,
+        "Reject batches without `X-Priority: high` while load is critical: the log is above 90 % or batches wait too"
+        " long for it.",
+    )
+    shed_delay_s: float = setting(
+        10.0, "Time in seconds that batches wait for the log at which load is critical. 0 means never.", minimum=0
+    )
+
+    def check(self) -> None:
+        """Check that memory holds two frames, and the list of proxies."""
+        check(self.event_max_bytes <= self.frame_max_bytes, "event_max_bytes must not be above frame_max_bytes")
+        least_bytes = 2 * (self.frame_max_bytes + FRAGMENTS_OVERHEAD_BYTES)
+        check(self.memory_max_bytes >= least_bytes, f"memory_max_bytes must be at least {least_bytes}, for two frames")
+        self.proxy_networks()
+
+    def connection_limits(self) -> ConnectionLimits:
+        """Return the limits on connections."""
+        return ConnectionLimits(
+            total=self.connections_max,
+            per_source=self.connections_per_source_max,
+            per_address=self.connections_per_ip_max,
+            per_subnet=self.connections_per_subnet_max,
+            private_addresses_count=self.limit_private_ips,
+            per_s=self.connection_rate_per_s,
+            burst=self.connection_burst,
+        )
+
+    def message_limits(self) -> MessageLimits:
+        """Return the limits on one connection's messages."""
+        return MessageLimits(
+            per_s=self.message_rate_per_s,
+            burst=self.message_burst,
+            heartbeats_per_s=self.heartbeat_rate_per_s,
+            refusals_max=self.refusals_max,
+        )
+
+    def patience(self) -> Patience:
+        """Return the timeouts of one connection."""
+        return Patience(
+            heartbeat_s=self.heartbeat_timeout_s, message_s=self.message_timeout_s, answers_s=self.reply_timeout_s
+        )
+
+    def proxy_networks(self) -> tuple[Network, ...]:
+        """Return the trusted proxies.
+
+        Raises: ValueError.
+        """
+        try:
+            return parse_networks(self.trusted_proxies)
+        except ValueError as error:
+            raise ValueError(f"trusted_proxies must be addresses and networks: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DebeziumSettings(Settings):
+    """What Debezium's events do not tell about their tables."""
+
+    keys: str = setting(
+        "", "Key columns per table, such as `public.users: id; public.lines: order_id, line`. Events do not name them."
+    )
+    replica_identity_full: str = setting(
+        "", "Tables with REPLICA IDENTITY FULL, separated by commas. Only their before-images are complete."
+    )
+    unavailable_value: str = setting(UNAVAILABLE_VALUE, "The connector's `unavailable.value.placeholder`.")
+    messages_table: str = setting("debezium_messages", "Table for logical decoding messages, which belong to no table.")
+
+    def check(self) -> None:
+        """Check the grammar of `keys`."""
         self.to_config()
 
     def to_config(self, tables: TableSections | None = None, writer: WriterConfig | None = None) -> DebeziumConfig:
-        """Read the settings as what reading events needs; keys that they do not name are those declared of tables."""
+        """Return what reading events needs. The keys of other tables are those declared in `tables`.
+
+        Raises: ValueError.
+        """
         full = {name.strip() for name in self.replica_identity_full.split(",") if name.strip()}
         columns = {}
         for entry in filter(None, (part.strip() for part in self.keys.split(";"))):
@@ -82,8 +304,6 @@ class DebeziumSettings:
 
 
 def _declared_keys(tables: TableSections, writer: WriterConfig) -> Callable[[str], tuple[str, ...]]:
-    """Give what finds the `identifier` of a source's table in the sections of single tables."""
-
     @lru_cache(maxsize=DECLARED_KEYS_MAX_TABLES)
     def find(source_table: str) -> tuple[str, ...]:
         name = table_name_of(source_table, writer.default_namespace)
@@ -93,228 +313,30 @@ def _declared_keys(tables: TableSections, writer: WriterConfig) -> Callable[[str
     return find
 
 
-# --- ingest.config ----------------------------------------------------------------------------------------------------
-
-
-ENVIRONMENT_PREFIX = "LAKEFEED_"
-DEFAULT_FILE = Path("lakefeed.toml")
-TABLES = "tables"
-
-# The Spark commands read these themselves (pipeline/settings.py); the service only passes over them.
-PIPELINE = "pipeline"
-PIPELINE_PREFIX = f"{ENVIRONMENT_PREFIX}PIPELINE_"
-
-# A list in the file, by commas in the environment.
-TEXTS = tuple[str, ...]
-
-_PORT_MAX = 65_535
-
-# Of what clients may send; 0 switches the other limits off.
-_MUST_BE_POSITIVE = (
-    *("frame_max_bytes", "event_max_bytes", "queue_max_bytes", "in_flight_max_batches", "memory_max_bytes"),
-    *("connections_max", "connection_burst", "message_burst", "http_connections_max", "http_requests_max"),
-)
-
-_BYTES = re.compile(r"(\d+)\s*(KiB|MiB|GiB)?")
-_BYTE_UNITS = {None: 1, "KiB": 1024, "MiB": MIB, "GiB": 1024 * MIB}
-_TRUE = ("1", "true", "yes", "on")
-_FALSE = ("0", "false", "no", "off")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    """Addresses, the data directory and the node's name."""
-
-    host: str = field(
-        default="127.0.0.1",
-        metadata={"why": "both listeners bind here; beyond loopback set auth.tokens, or whoever reaches it gets in"},
-    )
-    http_port: int = field(
-        default=8181, metadata={"why": "control plane and Iceberg REST catalog; 0 takes any free port"}
-    )
-    ws_port: int = field(default=8182, metadata={"why": "data plane, path /ws; 0 takes any free port"})
-    data_dir: str = field(default="data", metadata={"why": "log, SQLite catalog and, by default, the warehouse"})
-    node_id: str = field(
-        default="",
-        metadata={"why": "name in progress markers; empty means one made at first start and kept in data_dir"},
-    )
-    shutdown_deadline_s: float = field(
-        default=30.0, metadata={"why": "how long SIGTERM waits for the last flush; what is left stays in the log"}
-    )
-    stalled_after_s: float = field(
-        default=120.0,
-        metadata={"why": "/health/ready fails when durable changes are not committed this long after they were due"},
-    )
-
-    def __post_init__(self) -> None:
-        check(bool(self.host), "host must not be empty")
-        for name in ("http_port", "ws_port"):
-            check(0 <= getattr(self, name) <= _PORT_MAX, f"{name} must be between 0 and {_PORT_MAX}")
-        check(self.shutdown_deadline_s >= 0, "shutdown_deadline_s must not be negative")
-        check(self.stalled_after_s > 0, "stalled_after_s must be positive")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IngestConfig:
-    """What clients may send."""
-
-    frame_max_bytes: int = field(
-        default=4 * MIB, metadata={"why": "largest WebSocket message; larger ones close the connection with 1009"}
-    )
-    event_max_bytes: int = field(default=MIB, metadata={"why": "largest single change; larger ones are refused"})
-    queue_max_bytes: int = field(
-        default=32 * MIB,
-        metadata={"why": "batches waiting for the log, of all clients; beyond it sockets are not read"},
-    )
-    in_flight_max_batches: int = field(
-        default=256, metadata={"why": "unanswered batches per connection; beyond it the socket is not read"}
-    )
-    memory_max_bytes: int = field(
-        default=128 * MIB,
-        metadata={"why": "all that is read from sockets and not yet durable; beyond it sockets are not read"},
-    )
-    compression: bool = field(
-        default=False,
-        metadata={
-            "why": "take permessage-deflate from clients that offer it; costs about five times the processor time, so"
-            " for slow lines only. Arrow frames bring a better compression of their own"
-        },
-    )
-    connections_max: int = field(
-        default=2_000, metadata={"why": "open connections; each takes about 0.1 MiB, more while a message arrives"}
-    )
-    connections_per_source_max: int = field(
-        default=16,
-        metadata={"why": "of one source; one is enough, the others are those that it has lost; 0 = no limit"},
-    )
-    connections_per_ip_max: int = field(default=200, metadata={"why": "of one client address; 0 = no limit"})
-    connections_per_subnet_max: int = field(default=500, metadata={"why": "of one /24, of IPv6 one /64; 0 = no limit"})
-    limit_private_ips: bool = field(
-        default=False,
-        metadata={"why": "count loopback and private addresses for the two limits above; many clients may share one"},
-    )
-    trusted_proxies: str = field(
-        default="",
-        metadata={"why": "addresses and networks, by commas, whose CF-Connecting-IP or X-Forwarded-For is believed"},
-    )
-    connection_rate_per_s: float = field(
-        default=500.0, metadata={"why": "new connections a second; opening one costs about a millisecond; 0 = no limit"}
-    )
-    connection_burst: int = field(
-        default=1_000, metadata={"why": "new connections at once, as when all clients come back after a restart"}
-    )
-    http_connections_max: int = field(
-        default=1_000,
-        metadata={"why": "open connections of the control plane; each may hold 0.4 MiB that is read ahead"},
-    )
-    http_requests_max: int = field(
-        default=256, metadata={"why": "requests of HTTP ingest that are served at a time; the others wait in line"}
-    )
-    http_requests_per_ip_max: int = field(
-        default=64, metadata={"why": "of these, of one client address, as limit_private_ips has it; 0 = no limit"}
-    )
-    message_rate_per_s: float = field(
-        default=0.0,
-        metadata={"why": "messages of one connection, and over HTTP requests of one source, a second; 0 = no limit"},
-    )
-    message_burst: int = field(
-        default=1_000, metadata={"why": "messages of one connection, requests of one source at once, with a rate set"}
-    )
-    source_bytes_per_s: float = field(
-        default=0.0,
-        metadata={"why": "bytes of one source a second, over all its connections and requests; 0 = no limit"},
-    )
-    heartbeat_rate_per_s: float = field(
-        default=50.0, metadata={"why": "heartbeats of one connection a second, twice as many at once; 0 = no limit"}
-    )
-    refusals_max: int = field(
-        default=1_000,
-        metadata={
-            "why": "messages refused for their rate, net of those admitted, before 4002; batches sent again too"
-            " early while the log is full, before 4003; 0 = no limit"
-        },
-    )
-    heartbeat_timeout_s: float = field(
-        default=60.0,
-        metadata={
-            "why": "a client that nothing was heard of for so long, not even pongs, is closed with 4000; 0 = never"
-        },
-    )
-    message_timeout_s: float = field(
-        default=60.0,
-        metadata={"why": "one message must arrive within this; what is begun holds memory of all; 0 = no limit"},
-    )
-    answers_timeout_s: float = field(
-        default=60.0, metadata={"why": "a client that does not read its answers for so long is closed; 0 = never"}
-    )
-    source_metrics_max: int = field(
-        default=100,
-        metadata={"why": "sources with metrics of their own, the first by name; the others share the label `other`"},
-    )
-    load_shedding: bool = field(
-        default=True,
-        metadata={"why": "refuse batches without X-Priority: high while load is critical (log above 90 %, or below)"},
-    )
-    shed_delay_s: float = field(
-        default=10.0,
-        metadata={
-            "why": "load is critical when batches wait so long for the log; a fast log stays far below; 0 = never"
-        },
-    )
-
-    def __post_init__(self) -> None:
-        for item in dataclasses.fields(self):
-            value = getattr(self, item.name)
-            if item.name in _MUST_BE_POSITIVE:
-                check(value > 0, f"{item.name} must be positive")
-            elif not isinstance(value, str):
-                check(value >= 0, f"{item.name} must not be negative")
-        check(self.event_max_bytes <= self.frame_max_bytes, "event_max_bytes must not be above frame_max_bytes")
-        least_bytes = 2 * (self.frame_max_bytes + FRAGMENTS_OVERHEAD_BYTES)
-        check(self.memory_max_bytes >= least_bytes, f"memory_max_bytes must be at least {least_bytes}, for two frames")
-        self.proxy_networks()
-
-    def connection_limits(self) -> ConnectionLimits:
-        """Give the limits on connections."""
-        return ConnectionLimits(
-            total=self.connections_max,
-            per_source=self.connections_per_source_max,
-            per_address=self.connections_per_ip_max,
-            per_subnet=self.connections_per_subnet_max,
-            private_addresses_count=self.limit_private_ips,
-            per_s=self.connection_rate_per_s,
-            burst=self.connection_burst,
-        )
-
-    def message_limits(self) -> MessageLimits:
-        """Give the limits on one connection's messages."""
-        return MessageLimits(
-            per_s=self.message_rate_per_s,
-            burst=self.message_burst,
-            heartbeats_per_s=self.heartbeat_rate_per_s,
-            refusals_max=self.refusals_max,
-        )
-
-    def patience(self) -> Patience:
-        """Give how long a client may keep us waiting."""
-        return Patience(
-            heartbeat_s=self.heartbeat_timeout_s, message_s=self.message_timeout_s, answers_s=self.answers_timeout_s
-        )
-
-    def proxy_networks(self) -> tuple[Network, ...]:
-        """Read the trusted proxies.
-
-        Raises: ValueError.
-        """
-        try:
-            return parse_networks(self.trusted_proxies)
-        except ValueError as error:
-            raise ValueError(f"trusted_proxies must be addresses and networks: {error}") from error
+# The service's own sections, and those of the Spark commands. The service loads both, so that it reports a misspelled
+# setting of either.
+SERVICE_SECTIONS: Mapping[str, type[Settings]] = {
+    "server": ServerConfig,
+    "auth": AuthConfig,
+    "ingest": IngestConfig,
+    "debezium": DebeziumSettings,
+    "log": LogConfig,
+    "writer": WriterConfig,
+    "storage": StorageConfig,
+    "catalog": CatalogConfig,
+    "iceberg": IcebergConfig,
+}
+PIPELINE_SECTIONS: Mapping[str, type[Settings]] = {
+    "pipeline.spark": SparkSettings,
+    "pipeline.mirror": MirrorConfig,
+    "pipeline.maintenance": MaintenanceConfig,
+    "pipeline.backfill": BackfillConfig,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """All sections."""
+    """All sections of the service."""
 
     server: ServerConfig = field(default_factory=ServerConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
@@ -336,191 +358,25 @@ class Config:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """The configuration and, per `section.key`, where its value came from."""
+class LoadedConfig:
+    """The service's configuration, all sections by name, and per `section.key` where its value came from."""
 
     config: Config
+    sections: Mapping[str, Any]
     origins: Mapping[str, str]
 
 
-@dataclass(slots=True)
-class _Given:
-    """Values by section as they were found, before they are checked together."""
-
-    values: dict[str, dict[str, Any]] = field(default_factory=dict)
-    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
-    origins: dict[str, str] = field(default_factory=dict)
-
-    def put(self, key: str, value: Any, *, origin: str) -> None:
-        section, name = key.split(".")
-        self.values.setdefault(section, {})[name] = value
-        self.origins[key] = origin
-
-
-def section_types() -> dict[str, type]:
-    """Map each section's name to its dataclass; those of single tables have keys of their own."""
-    return {name: kind for name, kind in typing.get_type_hints(Config).items() if name != TABLES}
-
-
-def known_keys() -> dict[str, type]:
-    """Map every `section.key` to the type of its value."""
-    return {
-        f"{section}.{name}": kind
-        for section, cls in section_types().items()
-        for name, kind in typing.get_type_hints(cls).items()
-    }
-
-
-def load_config(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Loaded:
-    """Read file, environment and flags (`section.key` -> value, None = not given) into one checked configuration.
+def load_config(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> LoadedConfig:
+    """Load and check all sections from the file, the environment and flags (`section.key` -> value).
 
     Raises: SettingsError.
     """
-    given = _Given()
-    _take_file(path, given)
-    _take_environment(environ, given)
-    for key, value in (flags or {}).items():
-        if value is not None:
-            given.put(key, value, origin=f"--{key.split('.')[1].replace('_', '-')}")
-    return Loaded(_build(given), given.origins)
-
-
-def _take_file(path: Path | None, given: _Given) -> None:
-    if path is None and not DEFAULT_FILE.exists():
-        return
-    path = path or DEFAULT_FILE
+    kinds: dict[str, type[Settings] | TableSettingTypes]
+    kinds = {**SERVICE_SECTIONS, **PIPELINE_SECTIONS, TABLES: TableSettingTypes(per_table_keys())}
+    loaded = load_sections(kinds, path, environ, flags)
+    own = {name: loaded.sections[name] for name in SERVICE_SECTIONS}
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"cannot read the configuration: file={path} error={error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"not valid TOML: file={path} error={error}") from error
-    for section, table in document.items():
-        if section == PIPELINE:
-            continue
-        if not isinstance(table, dict):
-            raise SettingsError(
-                f"settings stand in sections: file={path} key={section}{_nearest(section, _as_keys(section))}"
-            )
-        if section == TABLES:
-            _take_tables(table, path, given)
-            continue
-        if not table and section not in section_types():
-            raise SettingsError(f"unknown section: file={path} section={section}{_nearest(section, section_types())}")
-        for name, value in table.items():
-            key = f"{section}.{name}"
-            given.put(key, _checked(key, value, where=str(path)), origin=str(path))
-
-
-def _take_tables(document: Mapping[str, Any], path: Path, given: _Given) -> None:
-    kinds = per_table_keys()
-    for pattern, table in document.items():
-        if not isinstance(table, dict):
-            raise SettingsError(f"settings of tables stand in sections of theirs: file={path} key={TABLES}.{pattern}")
-        section = given.tables.setdefault(pattern, {})
-        for name, value in table.items():
-            key = f'{TABLES}."{pattern}".{name}'
-            if name not in kinds:
-                raise SettingsError(f"unknown setting of a table: key={key} in={path}{_nearest(name, kinds)}")
-            section[name] = _checked_as(kinds[name], key, value, where=str(path))
-            given.origins[key] = str(path)
-
-
-def _take_environment(environ: Mapping[str, str], given: _Given) -> None:
-    by_variable = {f"{ENVIRONMENT_PREFIX}{key.replace('.', '_').upper()}": key for key in known_keys()}
-    for variable, text in environ.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX) or variable == CLIENT_TOKEN_VARIABLE:
-            continue
-        if variable.startswith(PIPELINE_PREFIX):
-            continue
-        if variable not in by_variable:
-            raise SettingsError(f"unknown setting: environment={variable}{_nearest(variable, by_variable)}")
-        key = by_variable[variable]
-        given.put(key, _parsed(key, text, where=variable), origin=variable)
-
-
-def _build(given: _Given) -> Config:
-    sections = {}
-    for section, cls in section_types().items():
-        try:
-            sections[section] = cls(**given.values.get(section, {}))
-        except ValueError as error:
-            raise SettingsError(f"{section}.{error}") from error
-    try:
-        return Config(**sections, tables=TableSections(given.tables))
+        config = Config(**own, tables=TableSections(loaded.sections[TABLES]))
     except ValueError as error:
         raise SettingsError(str(error)) from error
-
-
-def _checked(key: str, value: Any, *, where: str) -> Any:
-    return _checked_as(_kind_of(key, where), key, value, where=where)
-
-
-def _checked_as(kind: type, key: str, value: Any, *, where: str) -> Any:
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if kind is int and isinstance(value, str):
-        return _parsed_as(kind, key, value, where=where)
-    if kind == TEXTS and isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return tuple(value)
-    if type(value) is not kind:
-        raise SettingsError(f"wrong type: key={key} in={where} expected={_kind_name(kind)} got={type(value).__name__}")
-    return value
-
-
-def _parsed(key: str, text: str, *, where: str) -> Any:
-    return _parsed_as(_kind_of(key, where), key, text, where=where)
-
-
-def _parsed_as(kind: type, key: str, text: str, *, where: str) -> Any:
-    if kind is str:
-        return text
-    try:
-        return _PARSERS[kind](text)
-    except ValueError as error:
-        raise SettingsError(f"wrong value: key={key} in={where} expected={_kind_name(kind)}") from error
-
-
-def _kind_name(kind: type) -> str:
-    return "list of text" if kind == TEXTS else kind.__name__
-
-
-def _kind_of(key: str, where: str) -> type:
-    keys = known_keys()
-    if key not in keys:
-        raise SettingsError(f"unknown setting: key={key} in={where}{_nearest(key, keys)}")
-    return keys[key]
-
-
-def _nearest(key: str, known: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else "; `lakefeed config` lists all"
-
-
-def _as_keys(name: str) -> dict[str, type]:
-    """Prefer keys of the same bare name: someone forgot the section."""
-    keys = known_keys()
-    return {key: kind for key, kind in keys.items() if key.endswith(f".{name}")} or keys
-
-
-def _parse_int(text: str) -> int:
-    """Read a whole number, in bytes also as 64MiB."""
-    match = _BYTES.fullmatch(text.strip())
-    if match is None:
-        return int(text)
-    return int(match[1]) * _BYTE_UNITS[match[2]]
-
-
-def _parse_bool(text: str) -> bool:
-    if text.lower() in _TRUE:
-        return True
-    if text.lower() in _FALSE:
-        return False
-    raise ValueError(text)
-
-
-def _parse_texts(text: str) -> tuple[str, ...]:
-    return tuple(item.strip() for item in text.split(",") if item.strip())
-
-
-_PARSERS: Mapping[Any, Any] = {int: _parse_int, float: float, bool: _parse_bool, TEXTS: _parse_texts}
+    return LoadedConfig(config, loaded.sections, loaded.origins)

@@ -32,8 +32,8 @@ from lakefeed.catalog.service.files import Files
 from lakefeed.contract.errors import Fenced
 from lakefeed.iceberg.layout import parse_partition
 from lakefeed.iceberg.types import Schema
-from lakefeed.ingest.admission.auth import Auth, auth_from, build_auth, is_loopback, load_tokens
-from lakefeed.ingest.config import Config
+from lakefeed.ingest.admission.auth import Auth, auth_from, build_auth, is_loopback
+from lakefeed.ingest.config import Config, load_tokens
 from lakefeed.ingest.errors import IngestError
 from lakefeed.ingest.http.changes import ROUTES, HttpIngest, add_http_ingest
 from lakefeed.ingest.http.control import Parts, build_control_plane

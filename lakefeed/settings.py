@@ -1,11 +1,13 @@
-"""Settings of the pipeline from the one file and the environment. Owns the reading; sections belong to their parts.
+"""Settings: frozen dataclasses, filled from a TOML file, the environment and flags.
 
-    [pipeline.mirror]                          a section, read into its part's dataclass
-    mode = "merge-on-read"                     or LAKEFEED_PIPELINE_MIRROR_MODE=merge-on-read
-    [pipeline.mirror.tables."sales.orders"]    a field that maps names to values or to a dataclass; in the file only
+    [writer]                                   a section is one dataclass, derived from Settings
+    flush_max_age_s = 5                        or LAKEFEED_WRITER_FLUSH_MAX_AGE_S=5, or a flag
+    [pipeline.mirror.tables."sales.orders"]    settings of single tables; in the file only
 
-The environment wins over the file. A key that nobody knows is an error wherever it stands, because a misspelt setting
-must not be a silent default.
+Flags win over the environment, the environment wins over the file, and the file wins over the defaults. An unknown key
+is an error that names the nearest known one, because a misspelled setting must not silently become a default.
+
+Standard library only: the drivers of Spark clusters import this module.
 """
 
 from __future__ import annotations
@@ -17,62 +19,277 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from lakefeed.contract.errors import LakefeedError
 
-# --- pipeline.settings ------------------------------------------------------------------------------------------------
-
+MIB = 1 << 20
+GIB = 1 << 30
 
 DEFAULT_FILE = Path("lakefeed.toml")
-ENVIRONMENT_PREFIX = "LAKEFEED_PIPELINE_"
-TABLE = "pipeline"
+ENVIRONMENT_PREFIX = "LAKEFEED_"
+
+# All sections, so that every command finds a misspelled one, also a command that reads only its own section.
+SECTIONS = (
+    *("server", "auth", "ingest", "debezium", "log", "writer", "storage", "catalog", "iceberg", "tables"),
+    *("pipeline.spark", "pipeline.mirror", "pipeline.maintenance", "pipeline.backfill"),
+)
+
+# Variables that begin like a setting but hold the credentials of a command.
+CREDENTIAL_VARIABLES = ("LAKEFEED_TOKEN", "LAKEFEED_JDBC_PASSWORD")
+
+_NUMBER_OF_BYTES = re.compile(r"(\d+)\s*(KiB|MiB|GiB)?")
+_BYTE_UNITS = {None: 1, "KiB": 1 << 10, "MiB": MIB, "GiB": GIB}
+_BOOLEANS = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
+
+_Section = TypeVar("_Section", bound="Settings")
 
 
 class SettingsError(LakefeedError):
     """A setting is unknown or its value cannot work: the operator has to change it before anything starts."""
 
 
-# Every section there is, so that a misspelt one is found by whichever command reads the file.
-SECTIONS = ("spark", "mirror", "maintenance", "backfill", "verification")
-
-_Section = TypeVar("_Section")
-
-_BYTES = re.compile(r"(\d+)\s*(KiB|MiB|GiB)?")
-_BYTE_UNITS = {None: 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-_NAMES = {str: "text", Path: "path"}
-_SWITCHES = {
-    **dict.fromkeys(("1", "true", "yes", "on"), True),
-    **dict.fromkeys(("0", "false", "no", "off"), False),
-}
+# -- declaration
 
 
-def load_section(path: Path | None, environ: Mapping[str, str], section: str, kind: type[_Section]) -> _Section:
-    """Read one section of the file (lakefeed.toml if there is one and no other is named) and of the environment.
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    minimum: float | None
+    above: float | None
+    maximum: float | None
+    choices: tuple[Any, ...]
+    required: bool
+    secret: bool
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise ValueError unless the value is one of the choices and inside the range; NaN is outside of all."""
+        shown = "" if self.secret else f": {value}"
+        check(not self.required or bool(value), f"{name} must not be empty")
+        check(not self.choices or value in self.choices, f"{name} must be one of {self._shown_choices()}{shown}")
+        is_inside = (
+            (self.minimum is None or value >= self.minimum)
+            and (self.above is None or value > self.above)
+            and (self.maximum is None or value <= self.maximum)
+        )
+        check(is_inside, f"{name} must be {self._shown_range(name)}{shown}")
+
+    def _shown_choices(self) -> str:
+        return ", ".join(str(choice) or "empty" for choice in self.choices)
+
+    def _shown_range(self, name: str) -> str:
+        minimum, above, maximum = (_shown_bound(name, each) for each in (self.minimum, self.above, self.maximum))
+        if minimum and maximum:
+            return f"between {minimum} and {maximum}"
+        bounds = {"at least": minimum, "above": above, "at most": maximum}
+        return " and ".join(f"{words} {bound}" for words, bound in bounds.items() if bound)
+
+
+def setting(  # noqa: PLR0913 - a declaration, by keywords
+    default: Any,
+    help: str,  # noqa: A002 - the name that click and argparse use
+    *,
+    minimum: float | None = None,
+    above: float | None = None,
+    maximum: float | None = None,
+    choices: Iterable[Any] = (),
+    required: bool = False,
+    per_table: bool = False,
+    secret: bool = False,
+) -> Any:
+    """Declare a field of a section: its default, what it does and in which unit, and the values that can work.
+
+    `minimum` and `maximum` are allowed themselves, `above` is not. `required` forbids empty text. `per_table` settings
+    can also be given for single tables. `secret` values are never shown.
+    """
+    rule = _Rule(minimum, above, maximum, tuple(choices), required, secret)
+    metadata = {"help": help, "rule": rule, "per_table": per_table, "secret": secret}
+    if isinstance(default, dict):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, repr=not secret, metadata=metadata)
+
+
+def table_settings(kind: type[Settings], help: str) -> Any:  # noqa: A002 - see setting()
+    """Declare the field of a section that holds settings of single tables: table name -> setting of `kind` -> value."""
+    return field(default_factory=dict, metadata={"help": help, "tables_of": kind})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Base of all sections. Values are checked against their declarations when a section is made."""
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):
+            if "rule" in item.metadata:
+                item.metadata["rule"].check(item.name, getattr(self, item.name))
+        self.check()
+
+    def check(self) -> None:
+        """Check what a single declaration cannot: rules between settings, and grammars.
+
+        Raises: ValueError, whose message begins with the name of a setting.
+        """
+
+
+def check(condition: bool, message: str) -> None:
+    """Raise ValueError with `message` unless the condition holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+def narrowed(section: Settings, kind: type[_Section], own: Mapping[str, Any]) -> _Section:
+    """Return a table's settings: those of the section that `kind` declares, overridden by the table's own."""
+    values = {item.name: getattr(section, item.name) for item in dataclasses.fields(kind)}
+    return kind(**{**values, **own})
+
+
+def per_table_types(kind: type[Settings]) -> dict[str, Any]:
+    """Return the settings of a section that can be given for single tables, with their types."""
+    return {name: setting_types(kind)[name] for name, item in _fields(kind).items() if item.metadata.get("per_table")}
+
+
+def setting_types(kind: type[Settings]) -> dict[str, Any]:
+    """Return the settings of a section with their types; settings of single tables have the type TableSettingTypes."""
+    hints = typing.get_type_hints(kind)
+    tables = {name: item.metadata["tables_of"] for name, item in _fields(kind).items() if "tables_of" in item.metadata}
+    return {
+        name: TableSettingTypes(setting_types(tables[name])) if name in tables else hints[name]
+        for name in _fields(kind)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class TableSettingTypes:
+    """A section of sections: table name or pattern -> setting -> value."""
+
+    settings: Mapping[str, Any]
+
+
+# -- loading
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Sections by name, and per `section.key` where its value came from; defaults are not listed."""
+
+    sections: Mapping[str, Any]
+    origins: Mapping[str, str]
+
+
+def load_sections(
+    kinds: Mapping[str, type[Settings] | TableSettingTypes],
+    path: Path | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, Any] | None = None,
+) -> Loaded:
+    """Load sections from the file (lakefeed.toml if it exists and no other is named), the environment and flags.
+
+    Flags map `section.key` to a value; None means not given.
 
     Raises: SettingsError.
     """
-    assert section in SECTIONS, f"unknown to {__name__}: {section}"
-    where, document = read_file(path)
-    values = _section_of(document, section, where)
-    values = _fields_from_file(kind, values, key=f"{TABLE}.{section}", where=where)
-    values |= _fields_from_environment(kind, environ, section)
-    try:
-        return kind(**values)
-    except ValueError as error:
-        raise SettingsError(f"{TABLE}.{section}.{error}") from error
+    assert kinds.keys() <= set(SECTIONS), "a section that no other command would know"
+    loading = _Loading(kinds)
+    loading.take_file(path)
+    loading.take_environment(environ)
+    for key, value in (flags or {}).items():
+        if value is not None:
+            loading.put(key, value, origin=f"--{key.rpartition('.')[2].replace('_', '-')}")
+    return Loaded(loading.build(), loading.origins)
 
 
-# -- the file
-
-
-def read_file(path: Path | None) -> tuple[str, Mapping[str, Any]]:
-    """Read the file, whole, with its name for messages.
+def load_section(path: Path | None, environ: Mapping[str, str], name: str, kind: type[_Section]) -> _Section:
+    """Load one section from the file and the environment.
 
     Raises: SettingsError.
     """
+    section: _Section = load_sections({name: kind}, path, environ).sections[name]
+    return section
+
+
+def variable_name(section: str, name: str) -> str:
+    """Return the environment variable of a setting."""
+    return f"{ENVIRONMENT_PREFIX}{section.replace('.', '_').upper()}_{name.upper()}"
+
+
+class _Loading:
+    """Values found so far, before each section is checked as a whole."""
+
+    def __init__(self, kinds: Mapping[str, type[Settings] | TableSettingTypes]) -> None:
+        self._kinds = kinds
+        self._types = {
+            f"{section}.{name}": type_
+            for section, kind in kinds.items()
+            if not isinstance(kind, TableSettingTypes)
+            for name, type_ in setting_types(kind).items()
+        }
+        self._values: dict[str, dict[str, Any]] = {section: {} for section in kinds}
+        self.origins: dict[str, str] = {}
+
+    def put(self, key: str, value: Any, *, origin: str) -> None:
+        section, _, name = key.rpartition(".")
+        self._values[section][name] = value
+        self.origins[key] = origin
+
+    def take_file(self, path: Path | None) -> None:
+        where, document = _read_file(path)
+        for section, values in self._sections_of(document, where):
+            kind = self._kinds.get(section)
+            if isinstance(kind, TableSettingTypes):
+                self._values[section] = _tables_from_file(kind, values, key=section, where=where)
+                for table, own in self._values[section].items():
+                    self.origins |= {f'{section}."{table}".{name}': where for name in own}
+            elif kind is not None:
+                for name, value in values.items():
+                    key = f"{section}.{name}"
+                    if name not in setting_types(kind):
+                        raise SettingsError(f"unknown setting: key={key} in={where}{_nearest(key, self._types)}")
+                    self.put(key, _from_file(self._types[key], value, key=key, where=where), origin=where)
+
+    def _sections_of(self, document: Mapping[str, Any], where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for first, value in document.items():
+            is_group = any(section.startswith(f"{first}.") for section in SECTIONS)
+            inner = value.items() if is_group and isinstance(value, Mapping) else ()
+            for name, values in [(f"{first}.{each}", one) for each, one in inner] if is_group else [(first, value)]:
+                if not isinstance(values, Mapping):
+                    # Prefer keys of this bare name: somebody forgot the section.
+                    near = [key for key in self._types if key.endswith(f".{name}")] or self._types
+                    raise SettingsError(f"setting outside a section: file={where} key={name}{_nearest(name, near)}")
+                if name not in SECTIONS:
+                    raise SettingsError(f"unknown section: file={where} section={name}{_nearest(name, SECTIONS)}")
+                yield name, values
+            if is_group and not isinstance(value, Mapping):
+                raise SettingsError(f"setting outside a section: file={where} key={first}{_nearest(first, SECTIONS)}")
+
+    def take_environment(self, environ: Mapping[str, str]) -> None:
+        keys = {variable_name(*key.rsplit(".", 1)): key for key in self._types}
+        others = tuple(variable_name(section, "") for section in SECTIONS if section not in self._kinds)
+        for variable, text in environ.items():
+            if not variable.startswith(ENVIRONMENT_PREFIX) or variable in CREDENTIAL_VARIABLES:
+                continue
+            if variable in keys:
+                key = keys[variable]
+                self.put(key, _from_text(self._types[key], text, key=key, where=variable), origin=variable)
+            elif not variable.startswith(others):
+                raise SettingsError(f"unknown setting: environment={variable}{_nearest(variable, keys)}")
+
+    def build(self) -> dict[str, Any]:
+        sections: dict[str, Any] = {}
+        for name, kind in self._kinds.items():
+            try:
+                values = self._values[name]
+                sections[name] = values if isinstance(kind, TableSettingTypes) else kind(**values)
+            except ValueError as error:
+                raise SettingsError(f"{name}.{error}") from error
+        return sections
+
+
+def _read_file(path: Path | None) -> tuple[str, Mapping[str, Any]]:
     if path is None and not DEFAULT_FILE.exists():
         return "", {}
     path = path or DEFAULT_FILE
@@ -84,165 +301,102 @@ def read_file(path: Path | None) -> tuple[str, Mapping[str, Any]]:
         raise SettingsError(f"not valid TOML: file={path} error={error}") from error
 
 
-def _section_of(document: Mapping[str, Any], section: str, where: str) -> Mapping[str, Any]:
-    sections = document.get(TABLE, {})
-    if not isinstance(sections, Mapping):
-        raise SettingsError(f"settings stand in sections such as [{TABLE}.{section}]: file={where} key={TABLE}")
-    for name, values in sections.items():
-        if name not in SECTIONS:
-            raise SettingsError(f"unknown section: file={where} section={TABLE}.{name}{_known(name, SECTIONS)}")
-        if not isinstance(values, Mapping):
-            raise SettingsError(f"settings stand in sections: file={where} key={TABLE}.{name}")
-    found: Mapping[str, Any] = sections.get(section, {})
-    return found
+# -- values
 
 
-def _fields_from_file(kind: type, values: Mapping[str, Any], *, key: str, where: str) -> dict[str, Any]:
-    kinds = _field_kinds(kind)
-    for name in values:
-        if name not in kinds:
-            raise SettingsError(f"unknown setting: key={key}.{name} in={where}{_known(name, kinds)}")
-    return {name: _from_file(kinds[name], value, key=f"{key}.{name}", where=where) for name, value in values.items()}
-
-
-def _from_file(kind: Any, value: Any, *, key: str, where: str) -> Any:
-    kind = _without_none(kind)
-    if typing.get_origin(kind) is not None and issubclass(typing.get_origin(kind), Mapping):
-        return _mapping_from_file(typing.get_args(kind)[1], value, key=key, where=where)
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _dataclass_from_file(kind, value, key=key, where=where)
-    if typing.get_origin(kind) is tuple and isinstance(value, list):
-        return tuple(_from_file(typing.get_args(kind)[0], each, key=key, where=where) for each in value)
-    if kind is Any or (type(value) is kind):
+def _from_file(type_: Any, value: Any, *, key: str, where: str) -> Any:
+    """Convert a TOML value. Numbers of bytes, paths and choices may be text there; other types have their own form."""
+    type_ = _without_none(type_)
+    if isinstance(type_, TableSettingTypes):
+        return _tables_from_file(type_, value, key=key, where=where)
+    if typing.get_origin(type_) is tuple and isinstance(value, list):
+        return tuple(_from_file(typing.get_args(type_)[0], each, key=key, where=where) for each in value)
+    if _is_mapping(type_) and isinstance(value, Mapping):
+        inner = typing.get_args(type_)[1]
+        return {name: _from_file(inner, each, key=f'{key}."{name}"', where=where) for name, each in value.items()}
+    if type(value) is type_:
         return value
-    if kind is float and type(value) is int:
+    if type_ is float and type(value) is int:
         return float(value)
-    if isinstance(value, str) and kind is not bool and kind is not float:
-        return _from_text(kind, value, key=key, where=where)
-    raise SettingsError(f"wrong type: key={key} in={where} expected={_name_of(kind)} got={type(value).__name__}")
+    if isinstance(value, str) and (type_ in (int, Path) or _is_enum(type_)):
+        return _from_text(type_, value, key=key, where=where)
+    raise SettingsError(f"wrong type: key={key} in={where} expected={_type_name(type_)} got={type(value).__name__}")
 
 
-def _mapping_from_file(kind: Any, value: Any, *, key: str, where: str) -> dict[str, Any]:
+def _tables_from_file(types_: TableSettingTypes, value: Any, *, key: str, where: str) -> dict[str, dict[str, Any]]:
+    tables: dict[str, dict[str, Any]] = {}
     if not isinstance(value, Mapping):
         raise SettingsError(f"wrong type: key={key} in={where} expected=section got={type(value).__name__}")
-    return {name: _from_file(kind, each, key=f'{key}."{name}"', where=where) for name, each in value.items()}
+    for table, own in value.items():
+        section = f'{key}."{table}"'
+        if not isinstance(own, Mapping):
+            raise SettingsError(f"wrong type: key={section} in={where} expected=section got={type(own).__name__}")
+        for name in own:
+            if name not in types_.settings:
+                near = _nearest(name, types_.settings)
+                raise SettingsError(f"unknown setting of a table: key={section}.{name} in={where}{near}")
+        tables[table] = {
+            name: _from_file(types_.settings[name], each, key=f"{section}.{name}", where=where)
+            for name, each in own.items()
+        }
+    return tables
 
 
-def _dataclass_from_file(kind: type, value: Any, *, key: str, where: str) -> Any:
-    if not isinstance(value, Mapping):
-        raise SettingsError(f"wrong type: key={key} in={where} expected=section got={type(value).__name__}")
-    try:
-        return kind(**_fields_from_file(kind, value, key=key, where=where))
-    except ValueError as error:
-        raise SettingsError(f"{key}.{error}") from error
-
-
-# -- the environment
-
-
-def _fields_from_environment(kind: type, environ: Mapping[str, str], section: str) -> dict[str, Any]:
-    known = {variable_of(section, name): name for name in _field_kinds(kind)}
-    found = {}
-    for variable, text in environ.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX):
-            continue
-        if _section_in(variable) is None:
-            raise SettingsError(f"unknown setting: environment={variable}{_known(variable, map(_prefix_of, SECTIONS))}")
-        if _section_in(variable) != section:
-            continue
-        if variable not in known:
-            raise SettingsError(f"unknown setting: environment={variable}{_known(variable, known)}")
-        name = known[variable]
-        found[name] = _from_text(_without_none(_field_kinds(kind)[name]), text, key=variable, where="environment")
-    return found
-
-
-def variable_of(section: str, name: str) -> str:
-    """Name the environment variable of a setting."""
-    return f"{_prefix_of(section)}{name.upper()}"
-
-
-def _prefix_of(section: str) -> str:
-    return f"{ENVIRONMENT_PREFIX}{section.upper()}_"
-
-
-def _section_in(variable: str) -> str | None:
-    return next((section for section in SECTIONS if variable.startswith(_prefix_of(section))), None)
-
-
-def _from_text(kind: Any, text: str, *, key: str, where: str) -> Any:
-    if kind is str:
-        return text
-    if typing.get_origin(kind) is tuple:
-        item_kind = typing.get_args(kind)[0]
+def _from_text(type_: Any, text: str, *, key: str, where: str) -> Any:
+    type_ = _without_none(type_)
+    if typing.get_origin(type_) is tuple:
+        inner = typing.get_args(type_)[0]
         items = (item.strip() for item in text.split(","))
-        return tuple(_from_text(item_kind, item, key=key, where=where) for item in items if item)
+        return tuple(_from_text(inner, item, key=key, where=where) for item in items if item)
     try:
-        return _parser_of(kind)(text)
-    except ValueError:
-        # The value is not repeated: it may be a secret that stands at the wrong key.
-        raise SettingsError(f"wrong value: key={key} in={where} expected={_name_of(kind)}") from None
+        if type_ is bool:
+            return _BOOLEANS[text.lower()]
+        if type_ is int and (match := _NUMBER_OF_BYTES.fullmatch(text.strip())):
+            return int(match[1]) * _BYTE_UNITS[match[2]]
+        if type_ in (str, int, float, Path) or _is_enum(type_):
+            return type_(text)
+    except (KeyError, ValueError):
+        pass
+    # The value is not repeated: it may be a secret that was given to the wrong key.
+    raise SettingsError(f"wrong value: key={key} in={where} expected={_type_name(type_)}")
 
 
-def _parser_of(kind: Any) -> Callable[[str], Any]:
-    if kind is bool:
-        return _parse_switch
-    if kind is int:
-        return _parse_int
-    if kind in (float, Path) or (isinstance(kind, type) and issubclass(kind, enum.Enum)):
-        return typing.cast("Callable[[str], Any]", kind)
-    return _refuse
+def _fields(kind: type[Settings]) -> dict[str, dataclasses.Field[Any]]:
+    return {item.name: item for item in dataclasses.fields(kind)}
 
 
-def _parse_switch(text: str) -> bool:
-    if text.lower() not in _SWITCHES:
-        raise ValueError(text)
-    return _SWITCHES[text.lower()]
+def _without_none(type_: Any) -> Any:
+    if isinstance(type_, types.UnionType) or typing.get_origin(type_) is typing.Union:
+        return next(each for each in typing.get_args(type_) if each is not types.NoneType)
+    return type_
 
 
-def _parse_int(text: str) -> int:
-    match = _BYTES.fullmatch(text.strip())
-    if match is None:
-        return int(text)
-    return int(match[1]) * _BYTE_UNITS[match[2]]
+def _is_mapping(type_: Any) -> bool:
+    origin = typing.get_origin(type_)
+    return isinstance(origin, type) and issubclass(origin, Mapping)
 
 
-def _refuse(text: str) -> Any:
-    raise ValueError(text)
+def _is_enum(type_: Any) -> bool:
+    return isinstance(type_, type) and issubclass(type_, enum.Enum)
 
 
-# -- kinds
+def _type_name(type_: Any) -> str:
+    if isinstance(type_, TableSettingTypes) or _is_mapping(type_):
+        return "section"
+    if typing.get_origin(type_) is tuple:
+        return f"list of {_type_name(typing.get_args(type_)[0])}"
+    if _is_enum(type_):
+        return "|".join(str(member.value) for member in type_)
+    return "text" if type_ is str else str(type_.__name__).lower()
 
 
-def _field_kinds(kind: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    return {item.name: hints[item.name] for item in dataclasses.fields(kind)}
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else "; `lakefeed config` lists all"
 
 
-def _without_none(kind: Any) -> Any:
-    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
-        return next(each for each in typing.get_args(kind) if each is not type(None))
-    return kind
-
-
-def _name_of(kind: Any) -> str:
-    if typing.get_origin(kind) is tuple:
-        return f"list of {_name_of(typing.get_args(kind)[0])}"
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return "|".join(str(member.value) for member in kind)
-    if kind in _NAMES:
-        return _NAMES[kind]
-    return "section in the file" if typing.get_origin(kind) is not None else str(kind.__name__)
-
-
-def _known(name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    meant = f" did you mean {near[0]}?" if near else ""
-    return f"{meant} known={','.join(names)}"
-
-
-def check(condition: bool, message: str) -> None:
-    """Raise ValueError with `message` unless the setting is sound."""
-    if not condition:
-        raise ValueError(message)
+def _shown_bound(name: str, bound: float | None) -> str:
+    if bound is None:
+        return ""
+    is_size = name.endswith("_bytes") and bound >= MIB and bound % MIB == 0
+    return f"{bound // MIB} MiB" if is_size else str(bound)

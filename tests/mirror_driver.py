@@ -17,7 +17,7 @@ from typing import Any
 from lakefeed.logs import set_up_logging
 from lakefeed.pipeline.mirrors import follower, merge
 from lakefeed.pipeline.mirrors.runner import MirrorRun
-from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode, TableMirror
+from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode
 from lakefeed.pipeline.spark.session import build_session
 from lakefeed.pipeline.spark.settings import CatalogConfig, SessionConfig
 from lakefeed.pipeline.spark.tables import TableName
@@ -27,7 +27,7 @@ STEPS = ("before the merge", "behind the merge")
 
 
 def mirror_config(modes: dict[str, str], checkpoints: str) -> MirrorConfig:
-    tables = {table: TableMirror(key=("id",), mode=MirrorMode(mode)) for table, mode in modes.items()}
+    tables = {table: {"key": ("id",), "mode": MirrorMode(mode)} for table, mode in modes.items()}
     return MirrorConfig(checkpoints=checkpoints, interval_s=0.5, tables=tables)
 
 

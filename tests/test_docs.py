@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lakefeed.ingest.config import section_types
+from lakefeed.ingest.config import SERVICE_SECTIONS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -17,8 +17,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 def settings_table() -> list[str]:
     return [
-        f"| `{section}.{item.name}` | `{item.default!r}` | {item.metadata['why']} |"
-        for section, cls in section_types().items()
+        f"| `{section}.{item.name}` | `{item.default!r}` | {item.metadata['help']} |"
+        for section, cls in SERVICE_SECTIONS.items()
         for item in fields(cls)
     ]
 

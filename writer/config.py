@@ -1,272 +1,194 @@
-"""Settings of the log, the writer and its storage. Owns defaults, units and their checks; reading files is ingest's.
+"""Settings of the write-ahead log, the writer, and the catalog that it commits to.
 
-Each field's `why` is shown by `lakefeed config` and in docs/configuration.md, so it is written for an operator. Fields
-marked `per_table` can be said for single tables too: rows/table_settings.py.
+`lakefeed config` and docs/configuration.md show every sentence here, so they are written for operators. Settings marked
+`per_table` can also be given for single tables: rows/table_settings.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lakefeed.iceberg.terms import parse_partition_terms, parse_sort_terms
-from lakefeed.settings import check
-from lakefeed.storage.config import MIB
-
-# --- writer.config ----------------------------------------------------------------------------------------------------
-
-
-GIB = 1024 * MIB
+from lakefeed.settings import GIB, MIB, Settings, check, setting
 
 SYNC_MODES = ("always", "interval", "none")
-SYNC_INTERVAL_MAX_MS = 60_000
-
-
 PARQUET_COMPRESSIONS = ("zstd", "snappy", "lz4", "gzip", "none")
 
-# Flushes of full size that the memory for rows holds: of a slow table one under way and one that gathers, which is what
-# tables that do not get on may have of it (parking.STUCK_MAX_SHARE), and as much for the others.
+# Full flushes that the memory for rows holds. A slow table takes two: one that is being written and one that gathers.
+# The other tables get as much.
 FLUSHES_IN_MEMORY = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogConfig:
+class LogConfig(Settings):
     """The write-ahead log."""
 
-    segment_max_bytes: int = field(
-        default=64 * MIB,
-        metadata={"why": "size of one segment file; large enough that rotation is rare, small enough to trim often"},
+    segment_max_bytes: int = setting(64 * MIB, "Size of one segment file of the log, in bytes.", minimum=MIB)
+    max_bytes: int = setting(
+        8 * GIB,
+        "Size of the whole log, in bytes. A larger log survives a longer outage of storage or catalog before clients"
+        " have to wait.",
     )
-    max_bytes: int = field(
-        default=8 * GIB,
-        metadata={
-            "why": "budget of all segments; how long an outage of storage or catalog can last before clients wait"
-        },
+    sync: str = setting(
+        "always",
+        "When acked changes are on disk: `always` (before the ack), `interval`, or `none` (the operating system"
+        " decides). The last two are faster, and lose the newest acked changes when power fails; see log.md.",
+        choices=SYNC_MODES,
     )
-    sync: str = field(
-        default="always",
-        metadata={
-            "why": "when acked changes reach the disk: always (before the ack), interval, or none (the system decides);"
-            " the last two are faster and lose the newest acks when power is lost, see log.md"
-        },
+    sync_interval_ms: int = setting(
+        50,
+        "With `sync = interval`: longest time in milliseconds until an acked change is on disk.",
+        minimum=1,
+        maximum=60_000,
     )
-    sync_interval_ms: int = field(
-        default=50, metadata={"why": "with sync = interval: how long an acked change may wait for the disk"}
-    )
-    table_max_share: float = field(
-        default=0.5,
-        metadata={
-            "why": "share of max_bytes that tables which cannot be written may hold while others can; beyond it their"
-            " oldest rows move to the quarantine"
-        },
+    table_max_share: float = setting(
+        0.5,
+        "Share of `max_bytes` that failing tables may hold while others can be written. Beyond it their oldest rows"
+        " move to quarantine.",
+        above=0,
+        maximum=1,
     )
 
-    def __post_init__(self) -> None:
-        check(self.segment_max_bytes >= MIB, "segment_max_bytes must be at least 1 MiB")
+    def check(self) -> None:
+        """Check that the log can trim: it never trims the segment that it writes."""
         check(self.max_bytes >= 2 * self.segment_max_bytes, "max_bytes must hold at least two segments")
-        check(self.sync in SYNC_MODES, f"sync must be one of {', '.join(SYNC_MODES)}")
-        check(
-            0 < self.sync_interval_ms <= SYNC_INTERVAL_MAX_MS,
-            f"sync_interval_ms must be between 1 and {SYNC_INTERVAL_MAX_MS}",
-        )
-        check(0 < self.table_max_share <= 1, "table_max_share must be above 0 and at most 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WriterConfig:
-    """From log to snapshots."""
+class WriterConfig(Settings):
+    """The writer: from log to snapshots."""
 
-    flush_max_changes: int = field(
-        default=250_000,
-        metadata={"why": "flush a table at this many buffered changes; bounds commit size", "per_table": True},
+    flush_max_changes: int = setting(
+        250_000, "Number of buffered changes at which a table is flushed.", minimum=1, per_table=True
     )
-    flush_max_bytes: int = field(
-        default=64 * MIB,
-        metadata={
-            "why": "flush a table at this much buffered Arrow data; about 10 MiB of Parquet",
-            "per_table": True,
-        },
+    # Text in one Arrow column ends at 2 GiB, and a flush may be put together in one.
+    flush_max_bytes: int = setting(
+        64 * MIB,
+        "Size of buffered Arrow data at which a table is flushed, in bytes. 64 MiB make about 10 MiB of Parquet.",
+        minimum=1,
+        maximum=GIB,
+        per_table=True,
     )
-    flush_max_age_s: float = field(
-        default=10.0,
-        metadata={
-            "why": "flush a table when its oldest buffered change is this old; bounds staleness",
-            "per_table": True,
-        },
+    flush_max_age_s: float = setting(
+        10.0, "Age of the oldest buffered change at which a table is flushed, in seconds.", above=0, per_table=True
     )
-    freshness_target_s: float = field(
-        default=0.0,
-        metadata={
-            "why": "commit a busy table within this; a slow one waits for small_file_bytes or flush_max_age_s; 0 = off",
-            "per_table": True,
-        },
+    freshness_target_s: float = setting(
+        0.0,
+        "Time in seconds within which a busy table is committed. A slow table waits for `small_file_bytes` or"
+        " `flush_max_age_s`. 0 turns this off.",
+        minimum=0,
+        per_table=True,
     )
-    target_file_bytes: int = field(
-        default=128 * MIB,
-        metadata={"why": "size of a data file: flush when one is full, cut what is larger", "per_table": True},
+    target_file_bytes: int = setting(
+        128 * MIB,
+        "Size of a data file, in bytes. A table is flushed when it can fill one, and larger flushes are cut.",
+        minimum=MIB,
+        per_table=True,
     )
-    small_file_bytes: int = field(
-        default=MIB,
-        metadata={"why": "with freshness_target_s: a smaller file is not worth a commit yet", "per_table": True},
+    small_file_bytes: int = setting(
+        MIB, "With `freshness_target_s`: smallest file worth a commit, in bytes.", minimum=0, per_table=True
     )
-    flush_check_interval_s: float = field(
-        default=0.25, metadata={"why": "how often ages are looked at, so that idle tables flush by themselves"}
+    flush_check_interval_s: float = setting(0.25, "Time between two checks of the tables' ages, in seconds.", above=0)
+    buffer_max_bytes: int = setting(
+        256 * MIB,
+        "Memory for the rows of all tables, in bytes. When it is full, the writer stops reading the log. At least four"
+        " times every `flush_max_bytes`.",
     )
-    buffer_max_bytes: int = field(
-        default=256 * MIB,
-        metadata={
-            "why": "all buffers together; beyond it the writer stops reading the log; at least four times every"
-            " flush_max_bytes"
-        },
+    parquet_compression: str = setting(
+        "zstd", "Compression of Parquet files. Every engine reads zstd.", choices=PARQUET_COMPRESSIONS, per_table=True
     )
-    parquet_compression: str = field(
-        default="zstd",
-        metadata={
-            "why": f"one of {', '.join(PARQUET_COMPRESSIONS)}; zstd reads everywhere and is small",
-            "per_table": True,
-        },
+    parquet_compression_level: int = setting(
+        1, "Level for zstd and gzip. 1 is the fastest; higher levels gain little on change rows.", per_table=True
     )
-    parquet_compression_level: int = field(
-        default=1,
-        metadata={
-            "why": "for zstd and gzip; 1 is the fastest, higher levels gain little on change rows",
-            "per_table": True,
-        },
+    parquet_row_group_rows: int = setting(
+        100_000, "Rows in one row group of a Parquet file. Engines skip whole row groups.", minimum=1, per_table=True
     )
-    parquet_row_group_rows: int = field(
-        default=100_000,
-        metadata={
-            "why": "rows per row group; small enough for readers to skip, large enough to compress",
-            "per_table": True,
-        },
+    tables_max: int = setting(
+        10_000,
+        "Maximum number of tables. Batches for further tables are rejected, so that an id inside a table name cannot"
+        " create tables without bound.",
+        minimum=1,
     )
-    tables_max: int = field(
-        default=10_000,
-        metadata={
-            "why": "tables that changes are taken for from one start to the next; batches of others are refused, lest"
-            " names with an id in them make tables without end"
-        },
+    decode_threads: int = setting(2, "Number of threads that decode batches to Arrow columns.", minimum=1)
+    default_namespace: str = setting("default", "Namespace of source tables whose name has no dot.")
+    partition: str = setting(
+        "day(_cdc_timestamp)",
+        "Partition terms such as `day(_cdc_timestamp), bucket[16](id)`, or `none`. Existing tables follow a change; see"
+        " partitions.md.",
+        per_table=True,
     )
-    decode_threads: int = field(default=2, metadata={"why": "threads that turn frames into Arrow columns"})
-    default_namespace: str = field(
-        default="default", metadata={"why": "namespace of a source table whose name has no dot"}
+    sort: str = setting(
+        "",
+        "Order of the rows in a data file, such as `customer_id, created_at desc`. Empty keeps the order of the log.",
+        per_table=True,
     )
-    partition: str = field(
-        default="day(_cdc_timestamp)",
-        metadata={
-            "why": "terms as `day(_cdc_timestamp), bucket[16](id)`, or none; tables follow a change, see partitions.md",
-            "per_table": True,
-        },
+    format_version: int = setting(
+        2, "Iceberg format version of new tables. Every engine reads version 2.", choices=(2, 3), per_table=True
     )
-    sort: str = field(
-        default="",
-        metadata={
-            "why": "order of rows in a data file, as `customer_id, created_at desc`; empty leaves the log's order",
-            "per_table": True,
-        },
+    transactions: bool = setting(
+        False, "Commit the tables of one source transaction together; see commit.md. A slow table then slows all."
     )
-    format_version: int = field(
-        default=2, metadata={"why": "Iceberg format of new tables; 2 is read by every engine", "per_table": True}
+    transaction_max_wait_s: float = setting(
+        10.0,
+        "With `transactions`: longest time in seconds that changes wait for the end of their transaction. After it they"
+        " are committed without the rest.",
+        minimum=0,
     )
-    transactions: bool = field(
-        default=False,
-        metadata={"why": "commit the tables of a source transaction together, see commit.md; a slow table slows all"},
+    transaction_max_bytes: int = setting(
+        64 * MIB,
+        "With `transactions`: most bytes of changes that wait for the end of their transaction, at most half of"
+        " `buffer_max_bytes`. Beyond it they are committed without the rest.",
+        minimum=1,
     )
-    transaction_max_wait_s: float = field(
-        default=10.0,
-        metadata={"why": "with transactions: how long changes wait for the end of theirs; then they go on without it"},
+    ledger: bool = setting(
+        True,
+        "Record the number and a checksum of the rows in every snapshot, for `lakefeed verify`. Off saves processor"
+        " time; see performance.md.",
     )
-    transaction_max_bytes: int = field(
-        default=64 * MIB,
-        metadata={
-            "why": "with transactions: changes that wait for the end of theirs; beyond it they go on without it, and"
-            " also beyond half of buffer_max_bytes"
-        },
-    )
-    ledger: bool = field(
-        default=True,
-        metadata={
-            "why": "record counts and a checksum of the rows in every snapshot, for `lakefeed verify`; off saves"
-            " processor time, see performance.md"
-        },
-    )
-    keep_before: bool = field(
-        default=False,
-        metadata={
-            "why": "keep the row before the change as JSON in _cdc_before; doubles the data",
-            "per_table": True,
-        },
+    keep_before: bool = setting(
+        False, "Keep the row before the change as JSON in `_cdc_before`. Doubles the data.", per_table=True
     )
 
-    def __post_init__(self) -> None:
-        check(self.flush_max_changes > 0, "flush_max_changes must be positive")
-        # Text in one Arrow column ends at 2 GiB, and a flush may be put together in one.
-        check(0 < self.flush_max_bytes <= GIB, "flush_max_bytes must be between 1 and 1 GiB")
-        check(self.flush_max_age_s > 0, "flush_max_age_s must be positive")
-        check(self.freshness_target_s >= 0, "freshness_target_s must not be negative")
-        check(self.target_file_bytes >= MIB, "target_file_bytes must be at least 1 MiB")
-        check(self.small_file_bytes >= 0, "small_file_bytes must not be negative")
-        check(self.flush_check_interval_s > 0, "flush_check_interval_s must be positive")
+    def check(self) -> None:
+        """Check that memory holds enough flushes, and the grammar of `partition` and `sort`."""
         check(
             self.buffer_max_bytes >= FLUSHES_IN_MEMORY * self.flush_max_bytes,
             f"buffer_max_bytes must be at least {FLUSHES_IN_MEMORY} times flush_max_bytes; raise the one or lower the"
             f" other: buffer_max_bytes={self.buffer_max_bytes} flush_max_bytes={self.flush_max_bytes}",
         )
-        check(
-            self.parquet_compression in PARQUET_COMPRESSIONS,
-            f"parquet_compression must be one of {', '.join(PARQUET_COMPRESSIONS)}",
-        )
-        check(self.parquet_row_group_rows > 0, "parquet_row_group_rows must be positive")
-        check(self.tables_max > 0, "tables_max must be positive")
-        check(self.decode_threads > 0, "decode_threads must be positive")
-        check(self.format_version in (2, 3), "format_version must be 2 or 3")
-        check(self.transaction_max_wait_s >= 0, "transaction_max_wait_s must not be negative")
-        check(self.transaction_max_bytes > 0, "transaction_max_bytes must be positive")
         parse_partition_terms(self.partition)
         parse_sort_terms(self.sort)
 
 
-# --- writer.iceberg.config --------------------------------------------------------------------------------------------
-#
-# Settings of the catalog that the writer commits to. Owns defaults, units and their checks.
-#
-# Each field's `why` is shown by `lakefeed config` and in docs/configuration.md, so it is written for an operator.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IcebergConfig:
-    """An Iceberg REST catalog elsewhere; without a uri, the one that this service serves."""
+class IcebergConfig(Settings):
+    """An Iceberg REST catalog elsewhere. Without a `uri` the writer commits to the catalog of this service."""
 
-    uri: str = field(
-        default="",
-        metadata={
-            "why": "REST catalog to commit to, before /v1; empty means the one served here, else that one is off"
-        },
+    uri: str = setting(
+        "",
+        "REST catalog that the writer commits to, without the `/v1`. Empty means the catalog of this service, which is"
+        " off otherwise.",
     )
-    warehouse: str = field(default="", metadata={"why": "the catalog's name for the warehouse; some have only one"})
-    token: str = field(default="", repr=False, metadata={"why": "bearer token for the catalog at uri", "secret": True})
-    credential: str = field(
-        default="",
-        repr=False,
-        metadata={"why": "OAuth2 client, as `client-id:client-secret`; tokens are fetched and renewed", "secret": True},
+    warehouse: str = setting("", "Name of the warehouse in that catalog. Many catalogs have only one and need no name.")
+    token: str = setting("", "Bearer token for the catalog.", secret=True)
+    credential: str = setting(
+        "", "OAuth2 client as `client-id:client-secret`. Tokens are fetched and renewed with it.", secret=True
     )
-    oauth2_server_uri: str = field(
-        default="", metadata={"why": "where tokens are fetched; empty means the catalog's own v1/oauth/tokens"}
+    oauth2_server_uri: str = setting(
+        "", "Address that OAuth2 tokens are fetched from. Empty means the catalog's own `v1/oauth/tokens`."
     )
-    scope: str = field(
-        default="catalog", metadata={"why": "OAuth2 scope asked for; Polaris wants `PRINCIPAL_ROLE:ALL`; may be empty"}
-    )
-    headers: str = field(
-        default="",
-        repr=False,
-        metadata={"why": "further headers of every request, as `X-Realm: lake; X-Team: data`", "secret": True},
-    )
-    request_timeout_s: float = field(
-        default=30.0,
-        metadata={"why": "one request to the catalog; a commit without answer is looked up before a retry"},
+    scope: str = setting("catalog", "OAuth2 scope to ask for, or empty. Polaris needs `PRINCIPAL_ROLE:ALL`.")
+    headers: str = setting("", "Further headers of every request, such as `X-Realm: lake; X-Team: data`.", secret=True)
+    request_timeout_s: float = setting(
+        30.0,
+        "Time limit of one request to the catalog, in seconds. A commit without a response is looked up before it is"
+        " tried again.",
+        above=0,
     )
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Check addresses, and which settings need or exclude each other."""
         for name in ("uri", "oauth2_server_uri"):
             uri = getattr(self, name)
             check(not uri or uri.startswith(("http://", "https://")), f"{name} must start with http:// or https://")
@@ -275,13 +197,14 @@ class IcebergConfig:
         check(not self.credential or bool(client_id and colon and secret), "credential must be client-id:client-secret")
         needs_uri = any((self.token, self.credential, self.warehouse, self.headers))
         check(bool(self.uri) or not needs_uri, "uri must be set with token, credential, warehouse or headers")
-        check(self.request_timeout_s > 0, "request_timeout_s must be positive")
         self.header_map()
 
     def header_map(self) -> Mapping[str, str]:
-        """Read the further headers."""
+        """Return the further headers by name.
+
+        Raises: ValueError, without the text, which may hold a secret.
+        """
         parts = [part.strip() for part in self.headers.split(";") if part.strip()]
         pairs = [part.partition(":") for part in parts]
-        # The value may be a secret, so that it is not shown.
         check(all(colon and name.strip() for name, colon, _ in pairs), "headers must be `Name: value; Name: value`")
         return {name.strip(): value.strip() for name, _, value in pairs}

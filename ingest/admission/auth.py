@@ -14,10 +14,7 @@ import ipaddress
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeVar
-
-from lakefeed.settings import SettingsError
 
 # --- ingest.auth ------------------------------------------------------------------------------------------------------
 
@@ -114,60 +111,6 @@ def check_token(token: str, number: int) -> None:
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-
-
-# --- ingest.auth_settings ---------------------------------------------------------------------------------------------
-#
-# Settings of authentication. Owns where tokens come from; who may come in is decided in auth.py.
-
-
-# Clients of the command line find their token here; it is no setting of the service.
-CLIENT_TOKEN_VARIABLE = "LAKEFEED_TOKEN"  # noqa: S105 - the name of a variable, not what is in it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuthConfig:
-    """Who may come in."""
-
-    tokens: tuple[str, ...] = field(
-        default=(),
-        repr=False,
-        metadata={
-            "why": "bearer tokens, at least 16 characters each; any one opens /ws, HTTP and the catalog; none = open",
-            "secret": True,
-        },
-    )
-    tokens_file: str = field(
-        default="", metadata={"why": "further tokens, one a line, read at the start; # begins a comment line"}
-    )
-
-    def __post_init__(self) -> None:
-        for number, token in enumerate(self.tokens, start=1):
-            try:
-                check_token(token, number)
-            except ValueError as error:
-                raise ValueError(f"tokens: {error}") from None
-
-
-def load_tokens(config: AuthConfig) -> tuple[str, ...]:
-    """Gather the tokens from the settings and the file.
-
-    Raises: SettingsError. A file without tokens is an error: whoever named one wants the doors shut.
-    """
-    if not config.tokens_file:
-        return config.tokens
-    try:
-        lines = Path(config.tokens_file).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"auth.tokens_file cannot be read: file={config.tokens_file} error={error}") from error
-    found = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    if not found:
-        raise SettingsError(f"auth.tokens_file has no token in it: file={config.tokens_file}")
-    try:
-        auth_from(found)
-    except ValueError as error:
-        raise SettingsError(f"auth.tokens_file: {error}") from None
-    return (*config.tokens, *found)
 
 
 def build_auth(tokens: Iterable[str], *, own_token: str) -> Auth:

@@ -162,7 +162,7 @@ async def _answered(take: _Take, request: web.Request) -> web.Response:
         return web.Response(status=400)
     parts.metrics.http_requests.labels(request.path, str(response.status)).inc()
     try:
-        async with asyncio.timeout(parts.config.answers_timeout_s or None):
+        async with asyncio.timeout(parts.config.reply_timeout_s or None):
             await response.prepare(request)
             await response.write_eof()
     except TimeoutError:

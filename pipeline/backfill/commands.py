@@ -102,7 +102,7 @@ def backfill(table: str, *, address: str, dry_run: bool, as_json: bool, **option
 
 
 def _config(options: dict[str, Any]) -> BackfillConfig:
-    config = load_section(options["config_path"], os.environ, "backfill", BackfillConfig)
+    config = load_section(options["config_path"], os.environ, "pipeline.backfill", BackfillConfig)
     given = {"chunk_max_rows": options["chunk_rows"], "ledger": options["ledger"]}
     try:
         return replace(config, **{name: value for name, value in given.items() if value is not None})

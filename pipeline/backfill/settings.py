@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-MIB = 1024 * 1024
+from lakefeed.settings import MIB, Settings, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackfillConfig:
+class BackfillConfig(Settings):
     """Section [pipeline.backfill]."""
 
-    chunk_max_bytes: int = field(
-        default=512 * MIB,
-        metadata={"why": "files of one chunk, which is one snapshot; what a crash costs is one chunk"},
+    chunk_max_bytes: int = setting(
+        512 * MIB,
+        "Size of the input files of one chunk, in bytes. A chunk is one snapshot; a crash repeats one chunk.",
+        minimum=1,
     )
-    chunk_max_rows: int = field(
-        default=1_000_000, metadata={"why": "rows of one chunk of a database's table, if its keys are evenly spread"}
+    chunk_max_rows: int = setting(
+        1_000_000, "Rows of one chunk of a database table, if its keys are evenly distributed.", minimum=1
     )
-    parallel_reads: int = field(
-        default=4, metadata={"why": "connections to a database at a time; each reads a part of a chunk"}
+    parallel_reads: int = setting(
+        4, "Number of database connections at a time. Each reads a part of a chunk.", minimum=1
     )
-    ledger: bool = field(
-        default=True,
-        metadata={"why": "record the rows of each chunk for lakefeed verify; costs a copy on the executors' disks"},
+    ledger: bool = setting(
+        True, "Record the rows of each chunk for `lakefeed verify`. Costs a copy on the disks of the executors."
     )
-
-    def __post_init__(self) -> None:
-        for name in ("chunk_max_bytes", "chunk_max_rows", "parallel_reads"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0: {getattr(self, name)}")

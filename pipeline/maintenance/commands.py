@@ -48,7 +48,7 @@ def maintain(tables: Sequence[str], *, only: str | None, dry_run: bool, as_json:
       lakefeed maintain sales.orders --only compact,manifests
       lakefeed maintain --json | jq '.tables[].problems'
     """
-    config = load_section(options.get("config_path"), os.environ, "maintenance", MaintenanceConfig)
+    config = load_section(options.get("config_path"), os.environ, "pipeline.maintenance", MaintenanceConfig)
     steps = read_steps(only)
     named = [_table_name(text) for text in tables]
     with opened_session(options, job_kind=JobKind.LONG, app_name="lakefeed-maintain") as spark:

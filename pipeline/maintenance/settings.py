@@ -1,12 +1,14 @@
-"""Settings of maintenance: [pipeline.maintenance], and how a table's own settings override it."""
+"""Settings of maintenance: [pipeline.maintenance], and the settings of single tables that override it."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
+from typing import Any
 
-MIB = 1 << 20
+from lakefeed.settings import MIB, Settings, check, narrowed, setting, table_settings
+
 DAY_S = 86_400.0
 
 # What Iceberg's own procedure insists on. The writer commits no file that waited for longer than half of it.
@@ -24,104 +26,65 @@ class Step(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableMaintenance:
-    """Settings of one table; what is None comes from the section."""
+class MaintenanceSettings(Settings):
+    """Settings of one table's maintenance."""
 
-    run: tuple[Step, ...] | None = None
-    target_file_bytes: int | None = None
-    min_input_files: int | None = None
-    sort: str | None = None
-    zorder: tuple[str, ...] | None = None
-    min_manifests: int | None = None
-    history_s: float | None = None
-    orphan_age_s: float | None = None
-    skip: bool | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MaintenanceConfig:
-    """Section [pipeline.maintenance]: what holds for all, and `tables` for what single ones have of their own."""
-
-    run: tuple[Step, ...] = field(
-        default=tuple(Step), metadata={"why": "what is done: compact, deletes, manifests, expire, orphans"}
+    run: tuple[Step, ...] = setting(tuple(Step), "Steps to run: compact, deletes, manifests, expire, orphans.")
+    target_file_bytes: int = setting(
+        128 * MIB, "Size that small files are merged to, in bytes. Use the writer's `target_file_bytes`.", minimum=MIB
     )
-    target_file_bytes: int = field(
-        default=128 * MIB, metadata={"why": "size that small files are joined to, as the writer's target_file_bytes"}
+    min_input_files: int = setting(
+        5, "Number of small files of a partition that are worth a rewrite. The newest partition still grows.", minimum=2
     )
-    min_input_files: int = field(
-        default=5, metadata={"why": "small files of a partition that are worth a rewrite; the newest grow more anyway"}
+    sort: str = setting(
+        "", "Order of rewritten rows, such as `id desc, name`. Empty means the table's own order, if it has one."
     )
-    sort: str = field(
-        default="",
-        metadata={"why": "order of rewritten rows, as 'id desc, name'; empty means the table's own, if it has one"},
+    zorder: tuple[str, ...] = setting((), "Columns by whose z-order rows are rewritten, in place of a sort order.")
+    min_manifests: int = setting(
+        20, "Number of manifests that are worth a rewrite. The writer merges its own by the hundred.", minimum=2
     )
-    zorder: tuple[str, ...] = field(
-        default=(), metadata={"why": "columns by whose z-order rows are rewritten, in place of a sort order"}
+    history_s: float = setting(
+        0.0,
+        "Age in seconds at which snapshots expire. 0 means the table's `history.expire.max-snapshot-age-ms`.",
+        minimum=0,
     )
-    min_manifests: int = field(
-        default=20, metadata={"why": "manifests that are worth a rewrite; the writer joins its own by the hundred"}
+    orphan_age_s: float = setting(
+        3 * DAY_S,
+        "Age in seconds at which unreferenced files are removed, above the time of any write; at least a day.",
     )
-    history_s: float = field(
-        default=0.0,
-        metadata={"why": "age at which snapshots expire; 0 means the table's history.expire.max-snapshot-age-ms"},
+    skip: bool = setting(
+        False, "Skip tables when none are named. Set it for all tables, and unset it for some, or the reverse."
     )
-    orphan_age_s: float = field(
-        default=3 * DAY_S,
-        metadata={"why": "age at which files that nothing names are removed, above any write; a day at least"},
-    )
-    skip: bool = field(
-        default=False, metadata={"why": "leave tables out when none are named; set it for all, and back for some"}
-    )
-    tables: Mapping[str, TableMaintenance] = field(
-        default_factory=dict, metadata={"why": "settings of single tables, by their names"}
-    )
-
-    def __post_init__(self) -> None:
-        for settings in (self.settings_of(""), *map(self.settings_of, self.tables)):
-            settings.check()
-
-    def settings_of(self, table: str) -> MaintenanceSettings:
-        """Lay a table's own settings over those of all."""
-        own = self.tables.get(table, TableMaintenance())
-        values = {item.name: getattr(own, item.name) for item in fields(own)}
-        merged = {name: getattr(self, name) if value is None else value for name, value in values.items()}
-        if own.sort is not None and own.zorder is None:
-            merged["zorder"] = ()
-        if own.zorder is not None and own.sort is None:
-            merged["sort"] = ""
-        return MaintenanceSettings(**merged)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MaintenanceSettings:
-    """What holds for one table."""
-
-    run: tuple[Step, ...] = tuple(Step)
-    target_file_bytes: int = 128 * MIB
-    min_input_files: int = 5
-    sort: str = ""
-    zorder: tuple[str, ...] = ()
-    min_manifests: int = 20
-    history_s: float = 0.0
-    orphan_age_s: float = 3 * DAY_S
-    skip: bool = False
 
     def check(self) -> None:
-        """Check the values.
-
-        Raises: ValueError.
-        """
-        rules = (
-            (self.target_file_bytes >= MIB, f"target_file_bytes must be at least 1 MiB: {self.target_file_bytes}"),
-            (self.min_input_files > 1, f"min_input_files must be above 1: {self.min_input_files}"),
-            (self.min_manifests > 1, f"min_manifests must be above 1: {self.min_manifests}"),
-            (not (self.sort and self.zorder), f"zorder takes the place of sort, give one of them: {self.sort}"),
-            (self.history_s >= 0, f"history_s must not be below 0: {self.history_s}"),
-            (
-                self.orphan_age_s >= ORPHAN_AGE_LEAST_S,
-                f"orphan_age_s must be a day at least, lest a running write loses files: {self.orphan_age_s}",
-            ),
+        """Check that no running write loses files, and that there is one order."""
+        check(
+            self.orphan_age_s >= ORPHAN_AGE_LEAST_S,
+            f"orphan_age_s must be a day at least, so that no running write loses files: {self.orphan_age_s}",
         )
-        for is_kept, message in rules:
-            if not is_kept:
-                raise ValueError(message)
+        check(not (self.sort and self.zorder), f"zorder replaces sort, give one of them: {self.sort}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaintenanceConfig(MaintenanceSettings):
+    """Section [pipeline.maintenance]: settings of all tables, and `tables` for single ones."""
+
+    tables: Mapping[str, Mapping[str, Any]] = table_settings(MaintenanceSettings, "Settings of single tables, by name.")
+
+    def check(self) -> None:
+        """Check the settings of every table."""
+        MaintenanceSettings.check(self)
+        for table in self.tables:
+            try:
+                self.settings_of(table)
+            except ValueError as error:
+                raise ValueError(f'tables."{table}".{error}') from error
+
+    def settings_of(self, table: str) -> MaintenanceSettings:
+        """Return a table's settings. Its own order replaces the section's, also one of the other kind."""
+        own = dict(self.tables.get(table, {}))
+        if "sort" in own:
+            own.setdefault("zorder", ())
+        elif "zorder" in own:
+            own["sort"] = ""
+        return narrowed(self, MaintenanceSettings, own)

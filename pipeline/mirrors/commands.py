@@ -57,7 +57,7 @@ def run_command(tables: tuple[str, ...], *, once: bool, checkpoints: str | None,
       lakefeed mirror run sales.orders users --once
       lakefeed mirror run --master spark://host:7077 --checkpoints s3a://lake/checkpoints
     """
-    config = load_section(options.get("config_path"), os.environ, "mirror", MirrorConfig)
+    config = load_section(options.get("config_path"), os.environ, "pipeline.mirror", MirrorConfig)
     if checkpoints is not None:
         config = dataclasses.replace(config, checkpoints=checkpoints)
     if remote := spark_settings(options).remote:
@@ -158,7 +158,7 @@ def status_command(tables: tuple[str, ...], *, as_json: bool, **options: Any) ->
     """
     from lakefeed.pipeline.mirrors.runner import load_status  # noqa: PLC0415 - Spark is optional, and slow to import
 
-    config = load_section(options.get("config_path"), os.environ, "mirror", MirrorConfig)
+    config = load_section(options.get("config_path"), os.environ, "pipeline.mirror", MirrorConfig)
     with opened_session(options, job_kind=JobKind.SHORT) as spark:
         catalog = catalog_of(spark)
         found = load_status(spark, catalog, choose_tables(spark, catalog, tables, config), config)

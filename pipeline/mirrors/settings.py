@@ -1,14 +1,14 @@
-"""Settings of mirrors. Owns defaults, their checks, and how a table's own settings lie over those of all."""
+"""Settings of mirrors: [pipeline.mirror], and the names of the tables that belong to a mirror."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
+from typing import Any
 
 from lakefeed.pipeline.spark.tables import TableName
-
-# --- pipeline.mirrors.settings ----------------------------------------------------------------------------------------
+from lakefeed.settings import Settings, check, narrowed, setting, table_settings
 
 
 class MirrorMode(enum.Enum):
@@ -27,137 +27,89 @@ class RowsWithoutKey(enum.Enum):
     SKIP = "skip"
 
 
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)
-
-
 _CURRENT_TARGET = "{table}_current"
 _HISTORY_TARGET = "{table}_history"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableMirror:
-    """Settings of one table's mirror; what is None comes from the section."""
+class MirrorSettings(Settings):
+    """Settings of one mirror."""
 
-    mode: MirrorMode | None = None
-    key: tuple[str, ...] | None = None
-    target: str | None = None
-    batch_max_rows: int | None = None
-    batch_max_files: int | None = None
-    buckets: int | None = None
-    tombstone_horizon_s: float | None = None
-    snapshot_age_s: float | None = None
-    rows_without_key: RowsWithoutKey | None = None
-    skip: bool | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MirrorConfig:
-    """Section [pipeline.mirror]: what holds for all mirrors, and `tables` for what single ones have of their own."""
-
-    mode: MirrorMode = field(
-        default=MirrorMode.COPY_ON_WRITE,
-        metadata={"why": "copy-on-write is read by every engine; the others write less per merge"},
+    mode: MirrorMode = setting(
+        MirrorMode.COPY_ON_WRITE, "Kind of mirror. Every engine reads copy-on-write; the others write less per merge."
     )
-    key: tuple[str, ...] = field(
-        default=(), metadata={"why": "columns that name a row; empty means those declared as key, else _cdc_row_id"}
+    key: tuple[str, ...] = setting(
+        (), "Columns that identify a row. Empty means the columns declared as key, else `_cdc_row_id`."
     )
-    target: str = field(
-        default="", metadata={"why": "name of the mirror with {table} in it; empty means {table}_current or _history"}
+    target: str = setting(
+        "", "Name of the mirror, with `{table}` in it. Empty means `{table}_current` or `{table}_history`."
     )
-    interval_s: float = field(
-        default=10.0, metadata={"why": "between two merges of a table; one of more changes costs little more"}
+    batch_max_rows: int = setting(
+        2_000_000,
+        "Maximum number of changes in one merge, in whole files. `--once` with Iceberg 1.10 merges all at once.",
+        minimum=1,
     )
-    batch_max_rows: int = field(
-        default=2_000_000,
-        metadata={"why": "changes in one merge, in whole files; --once with Iceberg 1.10 takes all at once"},
+    batch_max_files: int = setting(1_000, "Maximum number of data files of a change table in one merge.", minimum=1)
+    buckets: int = setting(
+        0, "Number of partitions of a new mirror by hash of its key, so that a merge reads fewer files.", minimum=0
     )
-    batch_max_files: int = field(default=1_000, metadata={"why": "data files of a change table in one merge"})
-    checkpoints: str = field(
-        default="data/checkpoints",
-        metadata={"why": "where streams keep their place: a directory, or any address that Hadoop takes"},
+    tombstone_horizon_s: float = setting(
+        7 * 86_400.0,
+        "Time in seconds that a deleted row is remembered, so that late reads and replays do not revive it.",
+        minimum=0,
     )
-    buckets: int = field(
-        default=0, metadata={"why": "parts of a new mirror by hash of its key, so that a merge reads fewer files"}
+    snapshot_age_s: float = setting(
+        3_600.0,
+        "Age in seconds at which a mirror's snapshots expire with their files. Longer than any query takes.",
+        above=0,
     )
-    tombstone_horizon_s: float = field(
-        default=7 * 86_400.0,
-        metadata={"why": "how long a deleted row is remembered, against reads and replays that come late"},
+    rows_without_key: RowsWithoutKey = setting(
+        RowsWithoutKey.STOP, "What a change without a key does: `stop` its table, or `skip` the change."
     )
-    snapshot_age_s: float = field(
-        default=3_600.0,
-        metadata={"why": "age at which old versions of a mirror go, with their files; above any query of it"},
-    )
-    rows_without_key: RowsWithoutKey = field(
-        default=RowsWithoutKey.STOP, metadata={"why": "a change that names no row stops its table, or is passed over"}
-    )
-    parallel_tables: int = field(
-        default=4, metadata={"why": "tables that are merged at the same time, in one Spark application"}
-    )
-    skip: bool = field(
-        default=False, metadata={"why": "leave tables out when none are named; set it for all, and back for some"}
-    )
-    tables: Mapping[str, TableMirror] = field(
-        default_factory=dict, metadata={"why": "settings of single tables, by their names"}
+    skip: bool = setting(
+        False, "Skip tables when none are named. Set it for all tables, and unset it for some, or the reverse."
     )
 
-    def __post_init__(self) -> None:
-        _check(self.interval_s > 0, f"interval_s must be above 0: {self.interval_s}")
-        _check(bool(self.checkpoints), "checkpoints must name a directory")
-        _check(self.parallel_tables > 0, f"parallel_tables must be above 0: {self.parallel_tables}")
-        for settings in (self.settings_of(""), *map(self.settings_of, self.tables)):
-            settings.check()
-
-    def settings_of(self, table: str) -> MirrorSettings:
-        """Lay a table's own settings over those of all."""
-        own = self.tables.get(table, TableMirror())
-        values = {item.name: getattr(own, item.name) for item in fields(own)}
-        merged = {name: getattr(self, name) if value is None else value for name, value in values.items()}
-        return MirrorSettings(**merged)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MirrorSettings:
-    """What holds for one mirror."""
-
-    mode: MirrorMode = MirrorMode.COPY_ON_WRITE
-    key: tuple[str, ...] = ()
-    target: str = ""
-    batch_max_rows: int = 2_000_000
-    batch_max_files: int = 1_000
-    buckets: int = 0
-    tombstone_horizon_s: float = 7 * 86_400.0
-    snapshot_age_s: float = 3_600.0
-    rows_without_key: RowsWithoutKey = RowsWithoutKey.STOP
-    skip: bool = False
+    def check(self) -> None:
+        """Check that each table's mirror gets a name of its own."""
+        check(not self.target or "{table}" in self.target, f"target needs {{table}} in it: {self.target}")
 
     @property
     def keeps_history(self) -> bool:
-        """Whether every version of a row is kept, and not its last one alone."""
+        """Return whether the mirror keeps every version of a row."""
         return self.mode is MirrorMode.HISTORY
 
-    def check(self) -> None:
-        """Check the values.
-
-        Raises: ValueError.
-        """
-        _check(self.batch_max_rows > 0, f"batch_max_rows must be above 0: {self.batch_max_rows}")
-        _check(self.batch_max_files > 0, f"batch_max_files must be above 0: {self.batch_max_files}")
-        _check(self.buckets >= 0, f"buckets must not be below 0: {self.buckets}")
-        _check(self.tombstone_horizon_s >= 0, f"tombstone_horizon_s must not be below 0: {self.tombstone_horizon_s}")
-        _check(self.snapshot_age_s > 0, f"snapshot_age_s must be above 0: {self.snapshot_age_s}")
-        _check(not self.target or "{table}" in self.target, f"target needs {{table}} in it: {self.target}")
-
     def target_name(self, table: str) -> str:
-        """Name the mirror of a table."""
+        """Return the name of a table's mirror."""
         template = self.target or (_HISTORY_TARGET if self.keeps_history else _CURRENT_TARGET)
         return template.replace("{table}", table)
 
 
-# --- pipeline.mirrors.names -------------------------------------------------------------------------------------------
-#
-# The tables that belong together: a change table, its mirror, and the mirror's tombstones. Owns their names.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorConfig(MirrorSettings):
+    """Section [pipeline.mirror]: settings of all mirrors, and `tables` for single ones."""
+
+    interval_s: float = setting(
+        10.0, "Time between two merges of a table, in seconds. A merge of more changes costs little more.", above=0
+    )
+    checkpoints: str = setting(
+        "data/checkpoints", "Directory, or any address that Hadoop takes, of the streams' checkpoints.", required=True
+    )
+    parallel_tables: int = setting(4, "Number of tables merged at the same time in one Spark application.", minimum=1)
+    tables: Mapping[str, Mapping[str, Any]] = table_settings(MirrorSettings, "Settings of single tables, by name.")
+
+    def check(self) -> None:
+        """Check the settings of every table."""
+        MirrorSettings.check(self)
+        for table in self.tables:
+            try:
+                self.settings_of(table)
+            except ValueError as error:
+                raise ValueError(f'tables."{table}".{error}') from error
+
+    def settings_of(self, table: str) -> MirrorSettings:
+        """Return the settings of a table's mirror: its own, else those of the section."""
+        return narrowed(self, MirrorSettings, self.tables.get(table, {}))
 
 
 _TOMBSTONES = "_tombstones"

@@ -224,7 +224,7 @@ def spark_settings(options: Mapping[str, Any]) -> SparkSettings:
 
     Raises: SettingsError.
     """
-    settings = load_section(options.get("config_path"), os.environ, "spark", SparkSettings)
+    settings = load_section(options.get("config_path"), os.environ, "pipeline.spark", SparkSettings)
     texts = ("url", "token", "warehouse", "catalog_name", "master", "remote")
     given: dict[str, Any] = {name: options[name] for name in texts if options.get(name) is not None}
     if options.get("packages"):

@@ -24,7 +24,8 @@ from lakefeed.pipeline.spark.runtime import (
     installed_version,
 )
 from lakefeed.pipeline.spark.settings import TIME_ZONE, UTC, CatalogConfig, JobKind, SessionConfig
-from lakefeed.settings import read_file
+from lakefeed.settings import load_sections
+from lakefeed.storage.config import StorageConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,11 +41,7 @@ if TYPE_CHECKING:
 # same variables that the service reads, [storage] and LAKEFEED_STORAGE_S3_..., or else from the AWS credential chain.
 
 
-# As the service has it, which tells it to others.
-DEFAULT_REGION = "us-east-1"
-
 _SECTION = "storage"
-_VARIABLE_PREFIX = "LAKEFEED_STORAGE_"
 
 # Setting of ours -> of Iceberg's S3FileIO, and of Hadoop's S3A, which Spark keeps checkpoints with.
 _NAMES = {
@@ -65,12 +62,12 @@ def load_s3_settings(path: Path | None, environ: Mapping[str, str]) -> dict[str,
 
     Raises: SettingsError.
     """
-    section = read_file(path)[1].get(_SECTION, {})
-    in_file = section if isinstance(section, Mapping) else {}
-    found = {name: environ.get(f"{_VARIABLE_PREFIX}{name.upper()}", in_file.get(name, "")) for name in _NAMES}
-    given = {name: _as_text(value) for name, value in found.items() if value not in ("", False, "false")}
+    loaded = load_sections({_SECTION: StorageConfig}, path, environ)
+    storage = loaded.sections[_SECTION]
+    found = {name: getattr(storage, name) for name in _NAMES if f"{_SECTION}.{name}" in loaded.origins}
+    given = {name: _as_text(value) for name, value in found.items() if value not in ("", False)}
     # Java's client asks the machine for a region where it is told none, and ends if that knows none either.
-    return {"s3_region": DEFAULT_REGION, **given} if given else {}
+    return {"s3_region": storage.s3_region, **given} if given else {}
 
 
 def catalog_properties(s3: Mapping[str, str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lakefeed.settings import check
+from lakefeed.settings import Settings, check, setting
 
 TIME_ZONE = "spark.sql.session.timeZone"
 UTC = "UTC"
@@ -28,23 +28,17 @@ class JobKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogConfig:
+class CatalogConfig(Settings):
     """The REST catalog as Spark sees it."""
 
-    uri: str = field(
-        default="http://127.0.0.1:8181",
-        metadata={"why": "where the Iceberg REST catalog answers, without the /v1"},
-    )
-    name: str = field(default="lake", metadata={"why": "first part of a table's name in SQL: lake.sales.orders"})
-    warehouse: str = field(default="", metadata={"why": "which of the catalog's warehouses; empty means its only one"})
-    token: str = field(
-        default="", metadata={"why": "bearer token; empty means the catalog asks for none", "secret": True}
-    )
-    properties: Mapping[str, str] = field(
-        default_factory=dict, metadata={"why": "further properties of the Iceberg catalog, such as s3.endpoint"}
-    )
+    uri: str = setting("http://127.0.0.1:8181", "Address of the Iceberg REST catalog, without the `/v1`.")
+    name: str = setting("lake", "First part of a table's name in SQL: lake.sales.orders.")
+    warehouse: str = setting("", "Warehouse of the catalog. Empty means its only one.")
+    token: str = setting("", "Bearer token. Empty if the catalog requires none.", secret=True)
+    properties: Mapping[str, str] = setting({}, "Further properties of the Iceberg catalog, such as s3.endpoint.")
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Check the address, and that SQL can use the name."""
         check(self.uri.startswith(("http://", "https://")), f"catalog uri must be http or https: {self.uri}")
         check(
             _IDENTIFIER.fullmatch(self.name) is not None,
@@ -54,71 +48,53 @@ class CatalogConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionConfig:
+class SessionConfig(Settings):
     """One Spark session and the JVM under it."""
 
     catalog: CatalogConfig = field(default_factory=CatalogConfig)
-    app_name: str = field(default="lakefeed", metadata={"why": "shown in logs and cluster consoles"})
-    master: str = field(
-        default="local[*]",
-        metadata={"why": "where Spark runs; empty leaves master, Java and jars to spark-submit"},
+    app_name: str = setting("lakefeed", "Name in logs and cluster consoles.")
+    master: str = setting("local[*]", "Spark master. Empty leaves master, Java and jars to spark-submit.")
+    job_kind: JobKind = setting(
+        JobKind.SHORT,
+        "`short` starts faster and takes less memory; `long` compiles hot code fully and adapts its plans.",
     )
-    job_kind: JobKind = field(
-        default=JobKind.SHORT,
-        metadata={"why": "short starts faster in less memory; long compiles hot code fully and adapts its plans"},
+    driver_memory: str = setting("1g", "Heap of a local session, as Spark writes sizes.")
+    iceberg_jar: Path | None = setting(None, "Iceberg runtime to use. None means the one from PyPI.")
+    extra_jars: tuple[Path, ...] = setting((), "Further jars for the class path, such as the AWS SDK for s3:// tables.")
+    packages: tuple[str, ...] = setting(
+        (), "Maven coordinates to download. An Iceberg runtime among them replaces the jar."
     )
-    driver_memory: str = field(default="1g", metadata={"why": "heap of a local session, as Spark writes sizes"})
-    iceberg_jar: Path | None = field(
-        default=None, metadata={"why": "an Iceberg runtime of your own; empty means the one from PyPI"}
-    )
-    extra_jars: tuple[Path, ...] = field(
-        default=(), metadata={"why": "further jars for the class path, such as the AWS SDK for s3:// tables"}
-    )
-    packages: tuple[str, ...] = field(
-        default=(), metadata={"why": "Maven coordinates to download; an Iceberg runtime among them replaces the jar"}
-    )
-    extra_conf: Mapping[str, str] = field(
-        default_factory=dict, metadata={"why": "further Spark settings; they win over ours"}
-    )
+    extra_conf: Mapping[str, str] = setting({}, "Further Spark settings. They override ours.")
+    remote: str = setting("", "Spark Connect server such as sc://host:15002, which has its own master, Java and jars.")
 
-    remote: str = field(
-        default="",
-        metadata={"why": "a Spark Connect server, as sc://host:15002; master, Java and jars are then its own"},
-    )
-
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Check the server's address, and that days of partitions are those of UTC."""
         check(self.remote == "" or self.remote.startswith("sc://"), f"remote must begin with sc://: {self.remote}")
         zone = self.extra_conf.get(TIME_ZONE, UTC)
         check(zone == UTC, f"the time zone of a session is UTC, as days of partitions are: {TIME_ZONE}={zone}")
 
     @property
     def is_submitted(self) -> bool:
-        """Whether spark-submit started us, so that the JVM and its class path are settled already."""
+        """Return whether spark-submit started this process, with the JVM and its class path."""
         return not self.master and not self.remote
 
     @property
     def is_local(self) -> bool:
-        """Whether driver and executors are one process on this machine."""
+        """Return whether driver and executors are one process on this machine."""
         return self.master.startswith("local") and not self.remote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SparkSettings:
-    """Where the catalog and Spark are, for every command of the pipeline."""
+class SparkSettings(Settings):
+    """Section [pipeline.spark]: addresses of the catalog and of Spark, for every Spark command."""
 
-    url: str = field(default="http://127.0.0.1:8181", metadata={"why": "Iceberg REST catalog, before /v1"})
-    token: str = field(
-        default="", repr=False, metadata={"why": "bearer token, where the catalog asks for one", "secret": True}
-    )
-    warehouse: str = field(default="", metadata={"why": "which of the catalog's warehouses; empty means its only one"})
-    catalog_name: str = field(default="lake", metadata={"why": "first part of a table's name in SQL"})
-    master: str = field(
-        default="", metadata={"why": "Spark master; empty means local[*], and under spark-submit the one named there"}
-    )
-    remote: str = field(default="", metadata={"why": "Spark Connect server, as sc://host:15002, in place of a master"})
-    driver_memory: str = field(default="1g", metadata={"why": "heap of a local session, as Spark writes sizes"})
-    packages: tuple[str, ...] = field(default=(), metadata={"why": "Maven coordinates for Spark to download"})
-    jar: tuple[str, ...] = field(default=(), metadata={"why": "jars for the class path, an Iceberg runtime among them"})
-    conf: Mapping[str, str] = field(
-        default_factory=dict, metadata={"why": "further settings of Spark; they win over ours"}
-    )
+    url: str = setting("http://127.0.0.1:8181", "Address of the Iceberg REST catalog, without the `/v1`.")
+    token: str = setting("", "Bearer token, if the catalog requires one.", secret=True)
+    warehouse: str = setting("", "Warehouse of the catalog. Empty means its only one.")
+    catalog_name: str = setting("lake", "First part of a table's name in SQL.")
+    master: str = setting("", "Spark master. Empty means `local[*]`, or under spark-submit the master given there.")
+    remote: str = setting("", "Spark Connect server such as `sc://host:15002`, in place of a master.")
+    driver_memory: str = setting("1g", "Heap of a local session, as Spark writes sizes.")
+    packages: tuple[str, ...] = setting((), "Maven coordinates for Spark to download.")
+    jar: tuple[str, ...] = setting((), "Jars for the class path. An Iceberg runtime among them replaces ours.")
+    conf: Mapping[str, str] = setting({}, "Further settings of Spark. They override ours.")

@@ -222,7 +222,9 @@ def compare_mirror(
     spark: SparkSession, name: TableName, catalog: str, *, report: Report, options: Mapping[str, Any]
 ) -> None:
     """Compare the mirror of a change table with it, if there is one, and add what was found to the table's report."""
-    settings = load_section(options.get("config_path"), os.environ, "mirror", MirrorConfig).settings_of(str(name))
+    settings = load_section(options.get("config_path"), os.environ, "pipeline.mirror", MirrorConfig).settings_of(
+        str(name)
+    )
     names = mirror_names(name, settings, catalog)
     if not tables.exists(spark, names.mirror_sql):
         return

@@ -16,7 +16,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from lakefeed.pipeline.mirrors.commands import run_mirrors
-from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode, TableMirror
+from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode
 
 _COLUMNS = (
     "id bigint, name string, city string, note string, amount double, active boolean, "
@@ -93,9 +93,7 @@ def _measure(
     )
     inserted = _ROW.format(key="id", sequence="id", operation="'INSERT'")
     spark.sql(f"INSERT INTO {table} SELECT {inserted} FROM range({rows})")
-    config = MirrorConfig(
-        checkpoints=str(directory / "checkpoints"), tables={table: TableMirror(key=("id",), mode=mode)}
-    )
+    config = MirrorConfig(checkpoints=str(directory / "checkpoints"), tables={table: {"key": ("id",), "mode": mode}})
     log.seconds.clear()
     _run(spark, name, config)
     bootstrap_s = log.seconds[0]

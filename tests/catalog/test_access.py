@@ -10,8 +10,7 @@ import pytest
 import pytest_asyncio
 
 from lakefeed.catalog.app import ROUTES
-from lakefeed.ingest.admission.auth import AuthConfig
-from lakefeed.ingest.config import Config, ServerConfig
+from lakefeed.ingest.config import AuthConfig, Config, ServerConfig
 from lakefeed.ingest.service import serving_catalog
 
 TOKEN = "a-token-of-the-tests"

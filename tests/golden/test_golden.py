@@ -29,16 +29,12 @@ from lakefeed.catalog.errors import SHARED_ERRORS, CatalogError
 from lakefeed.ingest.admission.auth import SUBPROTOCOL, Refusal
 from lakefeed.ingest.admission.limits import CloseCode, Closing, LoadLevel, TurnAwayReason
 from lakefeed.ingest.cli.main import main
-from lakefeed.ingest.config import section_types
+from lakefeed.ingest.config import PIPELINE_SECTIONS, SERVICE_SECTIONS
 from lakefeed.ingest.http.changes import STATUS_OF_REASON
 from lakefeed.ingest.protocol.messages import PROTOCOL_VERSION, ClientMessage, ServerMessage
 from lakefeed.ingest.protocol.offers import NackReason
 from lakefeed.ingest.service import serving
-from lakefeed.pipeline.backfill.settings import BackfillConfig
-from lakefeed.pipeline.maintenance.settings import MaintenanceConfig
-from lakefeed.pipeline.mirrors.settings import MirrorConfig
-from lakefeed.pipeline.spark.settings import SparkSettings
-from lakefeed.settings import SECTIONS
+from lakefeed.settings import TableSettingTypes, setting_types
 from lakefeed.writer.rows.table_settings import per_table_keys
 from lakefeed.writer.wire.arrow_frame import ArrowFrame
 from lakefeed.writer.wire.json_batch import Batch
@@ -51,13 +47,6 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 FOLDERS = ("ingest", "writer", "catalog", "pipeline", "lakefeed")
 HELP_WIDTH = 100
-
-PIPELINE_SECTIONS = {
-    "spark": SparkSettings,
-    "mirror": MirrorConfig,
-    "maintenance": MaintenanceConfig,
-    "backfill": BackfillConfig,
-}
 
 # Names that the test itself chooses; as keys of a JSON object they are data.
 TABLE = "golden_table"
@@ -89,32 +78,31 @@ def test_settings_are_unchanged():
 
 
 def _settings() -> Iterator[str]:
-    for section, kind in section_types().items():
+    for section, kind in SERVICE_SECTIONS.items():
         yield f"[{section}]"
         yield from _section(kind, section)
     yield '[tables."<pattern>"]'
     for name, kind in per_table_keys().items():
         yield f"tables.<pattern>.{name}: {type_text(kind)}"
-    assert PIPELINE_SECTIONS.keys() <= set(SECTIONS)
-    for section in SECTIONS:
-        yield f"[pipeline.{section}]"
-        if section in PIPELINE_SECTIONS:
-            yield from _section(PIPELINE_SECTIONS[section], f"pipeline.{section}")
+    for section, kind in PIPELINE_SECTIONS.items():
+        yield f"[{section}]"
+        yield from _section(kind, section)
 
 
 def _section(kind: type, prefix: str) -> Iterator[str]:
-    hints = typing.get_type_hints(kind)
+    types = setting_types(kind)
     for item in dataclasses.fields(kind):
+        type_ = types[item.name]
+        if isinstance(type_, TableSettingTypes):
+            yield from (f"{prefix}.tables.<name>.{name}: {type_text(each)}" for name, each in type_.settings.items())
+            continue
         default = "required"
         if item.default is not dataclasses.MISSING:
             default = value_text(item.default)
         elif item.default_factory is not dataclasses.MISSING:
             default = value_text(item.default_factory())
         secret = " secret" if item.metadata.get("secret") else ""
-        yield f"{prefix}.{item.name}: {type_text(hints[item.name])} = {default}{secret}"
-        nested = record_in(hints[item.name])
-        if nested is not None:
-            yield from _section(nested, f"{prefix}.{path_text(item.name, hints[item.name])}")
+        yield f"{prefix}.{item.name}: {type_text(type_)} = {default}{secret}"
 
 
 # -- metrics

@@ -15,7 +15,7 @@ import pytest
 from lakefeed.ingest.config import Config, IngestConfig, ServerConfig
 from lakefeed.ingest.service import Addresses, serving
 from lakefeed.ingest.websocket.socket import BudgetedConnection
-from lakefeed.storage.config import MIB
+from lakefeed.settings import MIB
 from lakefeed.writer.config import LogConfig, WriterConfig
 from tests.ingest.talking import DEADLINE_S
 

@@ -13,7 +13,7 @@ from lakefeed.ingest.config import IngestConfig
 from lakefeed.ingest.intake.intake import Intake
 from lakefeed.ingest.metrics import IngestMetrics
 from lakefeed.ingest.protocol.offers import NackReason, Offer, Refused, Verdict
-from lakefeed.storage.config import MIB
+from lakefeed.settings import MIB
 from lakefeed.writer.config import LogConfig
 from lakefeed.writer.wal.directory import Filesystem
 from lakefeed.writer.wal.log import Log

@@ -20,7 +20,7 @@ from lakefeed.ingest.http.listener import HttpLimits, serve_http
 from lakefeed.ingest.intake.debezium import DebeziumIntake
 from lakefeed.ingest.metrics import IngestMetrics
 from lakefeed.ingest.websocket.handshake import Gatekeeper
-from lakefeed.storage.config import MIB
+from lakefeed.settings import MIB
 from lakefeed.writer.config import LogConfig
 from lakefeed.writer.wal.directory import Filesystem
 from lakefeed.writer.wire.json_batch import Event, decode_batch

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
-from lakefeed.ingest.config import Config, Loaded, known_keys, load_config, section_types
-from lakefeed.settings import SettingsError
-from lakefeed.storage.config import MIB
+from lakefeed.ingest.config import PIPELINE_SECTIONS, SERVICE_SECTIONS, TABLES, Config, LoadedConfig, load_config
+from lakefeed.settings import MIB, SECTIONS, SettingsError, setting_types
 
 NO_ENVIRONMENT: dict[str, str] = {}
 
@@ -20,7 +20,7 @@ def _empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def load(text: str = "", environ: dict[str, str] | None = None, **flags: object) -> Loaded:
+def load(text: str = "", environ: dict[str, str] | None = None, **flags: object) -> LoadedConfig:
     path = Path("settings.toml")
     path.write_text(text, encoding="utf-8")
     return load_config(path, environ or NO_ENVIRONMENT, {f"server.{name}": value for name, value in flags.items()})
@@ -70,15 +70,23 @@ def test_variables_of_others_are_left_alone():
     ("text", "words"),
     [
         ("[server]\nhttp_prot = 1", "unknown setting: key=server.http_prot in=settings.toml; did you mean"),
-        ("[sever]\nhttp_port = 1", "unknown setting: key=sever.http_port in=settings.toml; did you mean"),
+        ("[sever]\nhttp_port = 1", "unknown section: file=settings.toml section=sever; did you mean server?"),
         ("[sever]\n", "unknown section: file=settings.toml section=sever; did you mean server?"),
-        ("[nonsense]\nxyzzy = 1", "unknown setting: key=nonsense.xyzzy in=settings.toml; `lakefeed config` lists all"),
+        ("[xyzzy]\nport = 1", "unknown section: file=settings.toml section=xyzzy; `lakefeed config` lists all"),
         (
             "http_port = 1",
-            "settings stand in sections: file=settings.toml key=http_port; did you mean server.http_port?",
+            "setting outside a section: file=settings.toml key=http_port; did you mean server.http_port?",
         ),
         ("flush_max_bytes = 1", "did you mean writer.flush_max_bytes?"),
         ("[server.tls]\ncert = 'x'", "unknown setting: key=server.tls"),
+        ("[pipeline.miror]\nmode = 'x'", "unknown section: file=settings.toml section=pipeline.miror; did you mean"),
+        ("[pipeline.verification]\n", "unknown section: file=settings.toml section=pipeline.verification"),
+        (
+            "[pipeline.mirror]\nmodes = 'x'",
+            "key=pipeline.mirror.modes in=settings.toml; did you mean pipeline.mirror.mode?",
+        ),
+        ("pipeline = 1", "setting outside a section: file=settings.toml key=pipeline"),
+        ("[pipeline]\nmirror = 1", "setting outside a section: file=settings.toml key=pipeline.mirror"),
         ("[server]\n'http.port' = 1", "unknown setting: key=server.http.port"),
     ],
 )
@@ -97,7 +105,7 @@ def test_unknown_key_in_the_environment_is_an_error_that_names_the_nearest():
         ("[server]\nhttp_port = 'eighty'", "wrong value: key=server.http_port in=settings.toml expected=int"),
         ("[server]\nhttp_port = 1.5", "wrong type: key=server.http_port in=settings.toml expected=int got=float"),
         ("[server]\nhttp_port = true", "wrong type: key=server.http_port in=settings.toml expected=int got=bool"),
-        ("[server]\nhost = 5", "wrong type: key=server.host in=settings.toml expected=str got=int"),
+        ("[server]\nhost = 5", "wrong type: key=server.host in=settings.toml expected=text got=int"),
         ("[writer]\nkeep_before = 1", "wrong type: key=writer.keep_before in=settings.toml expected=bool got=int"),
         ("[writer]\nflush_max_age_s = 'soon'", "wrong type: key=writer.flush_max_age_s"),
         ("[writer]\nflush_max_age_s = true", "wrong type: key=writer.flush_max_age_s"),
@@ -163,22 +171,22 @@ def test_whole_numbers_do_for_seconds():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[server]\nhttp_port = 65536", "server.http_port must be between 0 and 65535"),
+        ("[server]\nhttp_port = 65536", "server.http_port must be between 0 and 65535: 65536"),
         ("[server]\nws_port = -1", "server.ws_port must be between 0 and 65535"),
         ("[server]\nhost = ''", "server.host must not be empty"),
-        ("[server]\nshutdown_deadline_s = -1", "server.shutdown_deadline_s must not be negative"),
-        ("[server]\nstalled_after_s = 0", "server.stalled_after_s must be positive"),
-        ("[ingest]\nqueue_max_bytes = 0", "ingest.queue_max_bytes must be positive"),
+        ("[server]\nshutdown_deadline_s = -1", "server.shutdown_deadline_s must be at least 0: -1.0"),
+        ("[server]\nstalled_after_s = 0", "server.stalled_after_s must be above 0: 0.0"),
+        ("[ingest]\nqueue_max_bytes = 0", "ingest.queue_max_bytes must be at least 1: 0"),
         ("[ingest]\nevent_max_bytes = '8MiB'", "ingest.event_max_bytes must not be above frame_max_bytes"),
         ("[ingest]\nmemory_max_bytes = '8MiB'", "ingest.memory_max_bytes must be at least 10485760, for two frames"),
-        ("[ingest]\nmessage_rate_per_s = -1", "ingest.message_rate_per_s must not be negative"),
-        ("[ingest]\nconnections_max = 0", "ingest.connections_max must be positive"),
+        ("[ingest]\nmessage_rate_per_s = -1", "ingest.message_rate_per_s must be at least 0: -1.0"),
+        ("[ingest]\nconnections_max = 0", "ingest.connections_max must be at least 1: 0"),
         ("[ingest]\ntrusted_proxies = 'proxy'", "ingest.trusted_proxies must be addresses and networks: "),
         ("[log]\nmax_bytes = '64MiB'", "log.max_bytes must hold at least two segments"),
-        ("[writer]\nflush_max_age_s = nan", "writer.flush_max_age_s must be positive"),
+        ("[writer]\nflush_max_age_s = nan", "writer.flush_max_age_s must be above 0: nan"),
         ("[writer]\nbuffer_max_bytes = '255MiB'", "writer.buffer_max_bytes must be at least 4 times flush_max_bytes; "),
         ("[writer]\nflush_max_bytes = '65MiB'", "writer.buffer_max_bytes must be at least 4 times flush_max_bytes; "),
-        ("[writer]\ntables_max = 0", "writer.tables_max must be positive"),
+        ("[writer]\ntables_max = 0", "writer.tables_max must be at least 1: 0"),
         ("[writer]\nparquet_compression = 'zip'", "writer.parquet_compression must be one of zstd"),
         ("[storage]\npart_bytes = 1", "storage.part_bytes must be at least 5 MiB"),
         (
@@ -194,15 +202,24 @@ def test_values_that_cannot_work_are_refused_by_name(text, words):
 # -- every setting
 
 
-@pytest.mark.parametrize("section", section_types())
-def test_every_setting_has_its_reason_and_a_default(section):
-    for item in dataclasses.fields(section_types()[section]):
-        assert item.metadata.get("why"), item.name
-        assert item.default is not dataclasses.MISSING, item.name
-    assert section_types()[section].__doc__
+ALL_SECTIONS = {**SERVICE_SECTIONS, **PIPELINE_SECTIONS}
+SERVICE_KEYS = [f"{section}.{name}" for section, kind in SERVICE_SECTIONS.items() for name in setting_types(kind)]
 
 
-@pytest.mark.parametrize("key", known_keys())
+def test_every_section_is_known_to_every_command():
+    assert sorted((*ALL_SECTIONS, TABLES)) == sorted(SECTIONS)
+    assert tuple(SERVICE_SECTIONS) == tuple(item.name for item in dataclasses.fields(Config) if item.name != TABLES)
+
+
+@pytest.mark.parametrize("section", ALL_SECTIONS)
+def test_every_setting_has_a_default_and_one_sentence_or_more_on_what_it_does(section):
+    for item in dataclasses.fields(ALL_SECTIONS[section]):
+        assert re.fullmatch(r"[A-Z`].*[.]", item.metadata["help"]), item.name
+    assert ALL_SECTIONS[section]()
+    assert ALL_SECTIONS[section].__doc__
+
+
+@pytest.mark.parametrize("key", SERVICE_KEYS)
 def test_every_setting_can_come_from_the_environment(key):
     section, name = key.split(".")
     default = getattr(getattr(Config(), section), name)
@@ -212,7 +229,7 @@ def test_every_setting_can_come_from_the_environment(key):
     assert loaded.config == Config()
 
 
-@pytest.mark.parametrize("key", known_keys())
+@pytest.mark.parametrize("key", SERVICE_KEYS)
 def test_every_setting_can_come_from_the_file(key):
     section, name = key.split(".")
     default = getattr(getattr(Config(), section), name)
@@ -253,7 +270,7 @@ def test_token_of_the_command_line_is_no_setting_of_the_service():
 
 
 def test_secrets_are_marked_and_do_not_show_when_settings_are_printed():
-    secrets = [item.name for item in dataclasses.fields(section_types()["storage"]) if item.metadata.get("secret")]
+    secrets = [item.name for item in dataclasses.fields(SERVICE_SECTIONS["storage"]) if item.metadata.get("secret")]
     assert secrets == ["s3_secret_access_key", "s3_session_token", "azure_account_key"]
     environ = {f"LAKEFEED_STORAGE_{name.upper()}": "hush" for name in secrets}
     assert "hush" not in repr(load(environ=environ | {"LAKEFEED_STORAGE_S3_ACCESS_KEY_ID": "known"}))

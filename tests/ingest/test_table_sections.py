@@ -9,9 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from lakefeed.ingest.cli.main import main
-from lakefeed.ingest.config import Loaded, load_config
-from lakefeed.settings import SettingsError
-from lakefeed.storage.config import MIB
+from lakefeed.ingest.config import LoadedConfig, load_config
+from lakefeed.settings import MIB, SettingsError
 
 SECTIONS = """
 [tables."sales.*"]
@@ -30,7 +29,7 @@ def _empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def load(text: str) -> Loaded:
+def load(text: str) -> LoadedConfig:
     Path("settings.toml").write_text(text, encoding="utf-8")
     return load_config(Path("settings.toml"), {})
 
@@ -60,7 +59,7 @@ def test_unknown_key_of_a_table_is_an_error_that_names_the_nearest():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('[tables]\nusers = "day(x)"\n', "key=tables.users"),
+        ('[tables]\nusers = "day(x)"\n', 'key=tables."users"'),
         ("[tables.users]\nflush_max_bytes = 1.5\n", 'wrong type: key=tables."users".flush_max_bytes'),
         (
             "[tables.users]\nflush_max_bytes = '512MiB'\n",

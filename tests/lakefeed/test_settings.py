@@ -2,14 +2,26 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lakefeed.ingest.config import load_config
 from lakefeed.pipeline.spark.settings import SparkSettings
-from lakefeed.settings import SECTIONS, SettingsError, load_section, variable_of
+from lakefeed.settings import (
+    GIB,
+    SECTIONS,
+    Settings,
+    SettingsError,
+    check,
+    load_section,
+    narrowed,
+    setting,
+    table_settings,
+    variable_name,
+)
 
 
 class Mode(enum.Enum):
@@ -18,25 +30,25 @@ class Mode(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneTable:
-    mode: Mode | None = None
-    limit_bytes: int = 0
+class OneTable(Settings):
+    mode: Mode = setting(Mode.FAST, "Mode.")
+    limit_bytes: int = setting(10, "Limit.", minimum=0, maximum=GIB)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    mode: Mode = Mode.FAST
-    limit_bytes: int = 10
-    wait_s: float = 1.0
-    switch: bool = False
-    names: tuple[str, ...] = ()
-    place: Path | None = None
-    conf: Mapping[str, str] = field(default_factory=dict)
-    tables: Mapping[str, OneTable] = field(default_factory=dict)
+class Section(OneTable):
+    wait_s: float = setting(1.0, "Wait.", above=0)
+    share: float = setting(0.5, "Share.", above=0, maximum=1)
+    kind: str = setting("a", "Kind.", choices=("a", "b"))
+    password: str = setting("", "Password.", choices=("", "hunter2"), secret=True)
+    switch: bool = setting(False, "Switch.")
+    names: tuple[str, ...] = setting((), "Names.")
+    place: Path | None = setting(None, "Place.")
+    conf: Mapping[str, str] = setting({}, "Conf.")
+    tables: Mapping[str, Mapping[str, Any]] = table_settings(OneTable, "Tables.")
 
-    def __post_init__(self) -> None:
-        if self.limit_bytes < 0:
-            raise ValueError("limit_bytes must not be negative")
+    def check(self) -> None:
+        check(self.wait_s < 100 or self.switch, "wait_s needs switch")
 
 
 @pytest.fixture(autouse=True)
@@ -45,13 +57,13 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def load(text: str = "", **environ: str) -> Settings:
+def load(text: str = "", **environ: str) -> Section:
     Path("lakefeed.toml").write_text(text)
-    return load_section(None, environ, "mirror", Settings)
+    return load_section(None, environ, "pipeline.mirror", Section)
 
 
 def test_without_file_and_environment_the_defaults_hold():
-    assert load_section(None, {}, "mirror", Settings) == Settings()
+    assert load_section(None, {}, "pipeline.mirror", Section) == Section()
 
 
 def test_file_is_read_with_every_kind_of_value():
@@ -70,7 +82,7 @@ def test_file_is_read_with_every_kind_of_value():
         """
     )
 
-    assert settings == Settings(
+    assert settings == Section(
         mode=Mode.SAFE,
         limit_bytes=2 << 20,
         wait_s=3.0,
@@ -78,7 +90,7 @@ def test_file_is_read_with_every_kind_of_value():
         names=("a", "b"),
         place=Path("/checkpoints"),
         conf={"spark.ui.enabled": "true"},
-        tables={"sales.orders": OneTable(mode=Mode.SAFE)},
+        tables={"sales.orders": {"mode": Mode.SAFE}},
     )
 
 
@@ -90,13 +102,15 @@ def test_environment_wins_over_the_file():
         LAKEFEED_PIPELINE_MIRROR_SWITCH="on",
     )
 
-    assert settings == Settings(mode=Mode.SAFE, limit_bytes=1024, names=("a", "b"), switch=True)
+    assert settings == Section(mode=Mode.SAFE, limit_bytes=1024, names=("a", "b"), switch=True)
 
 
 def test_other_sections_and_other_variables_are_left_alone():
     text = '[server]\ndata_dir = "x"\n[pipeline.maintenance]\nwhatever = 1\n[pipeline.mirror]\nlimit_bytes = 5'
 
-    assert load(text, LAKEFEED_PIPELINE_BACKFILL_X="1", LAKEFEED_SERVER_HOST="h") == Settings(limit_bytes=5)
+    assert load(text, LAKEFEED_PIPELINE_BACKFILL_X="1", LAKEFEED_SERVER_HOST="h", LAKEFEED_TOKEN="t") == Section(
+        limit_bytes=5
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,15 +118,16 @@ def test_other_sections_and_other_variables_are_left_alone():
     [
         (
             "[pipeline.mirror]\nlimit_byte = 1",
-            r"key=pipeline\.mirror\.limit_byte .*did you mean limit_bytes\? known=mode,",
+            r"key=pipeline\.mirror\.limit_byte .*did you mean pipeline\.mirror\.limit_bytes\?",
         ),
-        ("[pipeline.miror]\nmode = 1", r"section=pipeline\.miror did you mean mirror\?"),
+        ("[pipeline.miror]\nmode = 1", r"section=pipeline\.miror; did you mean pipeline\.mirror\?"),
         ('[pipeline.mirror.tables."a.b"]\nmod = 1', r'key=pipeline\.mirror\.tables\."a\.b"\.mod .*did you mean mode\?'),
-        ("pipeline = 1", r"settings stand in sections such as \[pipeline\.mirror\]"),
-        ("[pipeline]\nmirror = 1", r"settings stand in sections: .*key=pipeline\.mirror"),
+        ("pipeline = 1", r"setting outside a section: .*key=pipeline"),
+        ("[pipelin.mirror]\nmode = 1", r"unknown section: .*section=pipelin"),
+        ("[pipeline]\nmirror = 1", r"setting outside a section: .*key=pipeline\.mirror"),
     ],
 )
-def test_unknown_key_in_the_file_is_an_error_that_names_it_and_the_known_ones(text, words):
+def test_unknown_key_in_the_file_is_an_error_that_names_the_nearest(text, words):
     with pytest.raises(SettingsError, match=words):
         load(text)
 
@@ -120,11 +135,17 @@ def test_unknown_key_in_the_file_is_an_error_that_names_it_and_the_known_ones(te
 @pytest.mark.parametrize(
     ("variable", "words"),
     [
-        ("LAKEFEED_PIPELINE_MIRROR_LIMIT", r"environment=LAKEFEED_PIPELINE_MIRROR_LIMIT did you mean .*_LIMIT_BYTES\?"),
-        ("LAKEFEED_PIPELINE_MIROR_MODE", r"environment=LAKEFEED_PIPELINE_MIROR_MODE.* known=LAKEFEED_PIPELINE_SPARK_,"),
+        (
+            "LAKEFEED_PIPELINE_MIRROR_LIMIT",
+            r"environment=LAKEFEED_PIPELINE_MIRROR_LIMIT; did you mean .*_LIMIT_BYTES\?",
+        ),
+        (
+            "LAKEFEED_PIPELINE_MIROR_MODE",
+            r"environment=LAKEFEED_PIPELINE_MIROR_MODE; did you mean LAKEFEED_PIPELINE_MIRROR_MODE\?",
+        ),
     ],
 )
-def test_unknown_variable_is_an_error_that_names_it_and_the_known_ones(variable, words):
+def test_unknown_variable_is_an_error_that_names_the_nearest(variable, words):
     with pytest.raises(SettingsError, match=words):
         load(**{variable: "1"})
 
@@ -139,7 +160,12 @@ def test_unknown_variable_is_an_error_that_names_it_and_the_known_ones(variable,
         ("names = 1", r"wrong type: .*expected=list of text got=int"),
         ("tables = 1", r"wrong type: .*expected=section got=int"),
         ('tables = { "a" = 1 }', r"wrong type: .*expected=section got=int"),
-        ("limit_bytes = -1", r"pipeline\.mirror\.limit_bytes must not be negative"),
+        ("limit_bytes = -1", r"pipeline\.mirror\.limit_bytes must be between 0 and 1024 MiB: -1"),
+        ("wait_s = nan", r"pipeline\.mirror\.wait_s must be above 0: nan"),
+        ("share = 2", r"pipeline\.mirror\.share must be above 0 and at most 1: 2\.0"),
+        ('kind = "c"', r"pipeline\.mirror\.kind must be one of a, b: c"),
+        ('password = "letmein"', r"pipeline\.mirror\.password must be one of empty, hunter2$"),
+        ("wait_s = 100", r"pipeline\.mirror\.wait_s needs switch"),
     ],
 )
 def test_value_that_does_not_fit_is_named_with_what_is_expected(text, words):
@@ -157,25 +183,31 @@ def test_value_of_the_environment_that_does_not_fit_is_not_repeated():
 
 def test_file_that_was_named_and_is_not_there_is_an_error():
     with pytest.raises(SettingsError, match=r"cannot read the configuration: file=absent\.toml"):
-        load_section(Path("absent.toml"), {}, "mirror", Settings)
+        load_section(Path("absent.toml"), {}, "pipeline.mirror", Section)
 
 
-def test_service_passes_over_the_settings_of_the_pipeline():
-    Path("lakefeed.toml").write_text('[server]\nhttp_port = 1\n[pipeline.mirror]\nanything = "goes"')
+def test_service_reports_unknown_settings_of_the_pipeline():
+    Path("lakefeed.toml").write_text('[pipeline.mirror]\nanything = "goes"')
 
-    loaded = load_config(None, {"LAKEFEED_PIPELINE_MIRROR_MODE": "safe"})
+    with pytest.raises(SettingsError, match=r"unknown setting: key=pipeline\.mirror\.anything"):
+        load_config(None, {})
 
-    assert loaded.config.server.http_port == 1
+
+def test_settings_of_a_table_override_those_of_its_section():
+    section = Section(mode=Mode.SAFE, limit_bytes=5, tables={"t": {"limit_bytes": 6}})
+
+    assert narrowed(section, OneTable, section.tables["t"]) == OneTable(mode=Mode.SAFE, limit_bytes=6)
 
 
 def test_every_setting_of_spark_but_its_table_can_come_from_the_environment():
     names = [item.name for item in fields(SparkSettings) if item.name != "conf"]
-    environ = {variable_of("spark", name): "http://x" for name in names}
+    environ = {variable_name("pipeline.spark", name): "http://x" for name in names}
 
-    settings = load_section(None, environ, "spark", SparkSettings)
+    settings = load_section(None, environ, "pipeline.spark", SparkSettings)
 
     assert {name for name in names if getattr(settings, name) in ("http://x", ("http://x",))} == set(names)
 
 
 def test_sections_have_names_that_the_environment_can_tell_apart():
-    assert not [(a, b) for a in SECTIONS for b in SECTIONS if a != b and b.startswith(f"{a}_")]
+    names = [section.replace(".", "_") for section in SECTIONS]
+    assert not [(a, b) for a in names for b in names if a != b and b.startswith(f"{a}_")]

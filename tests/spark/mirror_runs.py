@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from lakefeed.pipeline.mirrors.commands import run_mirrors
-from lakefeed.pipeline.mirrors.settings import MirrorConfig, TableMirror
+from lakefeed.pipeline.mirrors.settings import MirrorConfig
 
 
 def mirrored(spark: SparkSession, table: str, *columns: str) -> list[tuple[Any, ...]]:
@@ -16,7 +16,7 @@ def mirrored(spark: SparkSession, table: str, *columns: str) -> list[tuple[Any, 
 
 
 def keyed(config: MirrorConfig, table: str, **settings: Any) -> MirrorConfig:
-    return dataclasses.replace(config, tables={table: TableMirror(key=("id",), **settings)})
+    return dataclasses.replace(config, tables={table: {"key": ("id",), **settings}})
 
 
 def run_once(spark: SparkSession, table: str, config: MirrorConfig) -> None:

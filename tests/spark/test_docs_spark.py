@@ -143,5 +143,5 @@ def test_every_setting_of_spark_is_documented_with_its_default_and_reason() -> N
 
     settings = {item.name: item for item in fields(SparkSettings)}
     assert {name: shown.get(name) for name in settings} == {
-        name: (repr(item.default if name != "conf" else {}), item.metadata["why"]) for name, item in settings.items()
+        name: (repr(item.default if name != "conf" else {}), item.metadata["help"]) for name, item in settings.items()
     }

@@ -15,7 +15,7 @@ from lakefeed.pipeline.maintenance.steps import Compacted, compact
 from lakefeed.pipeline.mirrors.commands import run_mirrors
 from lakefeed.pipeline.mirrors.merge import commit_marked
 from lakefeed.pipeline.mirrors.runner import MirrorRun
-from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode, TableMirror
+from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode
 from lakefeed.pipeline.spark.tables import TableName, commit_with_properties, snapshots
 from tests.fault_proxy import CutResponse, Fault, FaultProxy, Meanwhile, Rule, fault_proxy
 from tests.mirror_events import Pusher
@@ -43,7 +43,7 @@ def current_rows(rows: DataFrame, mode: MirrorMode) -> list[tuple[int, int]]:
 
 
 def config_of(tmp_path: Path, table: str, mode: MirrorMode) -> MirrorConfig:
-    tables = {f"default.{table}": TableMirror(key=("id",), mode=mode)}
+    tables = {f"default.{table}": {"key": ("id",), "mode": mode}}
     return MirrorConfig(checkpoints=str(tmp_path / "checkpoints"), tables=tables)
 
 

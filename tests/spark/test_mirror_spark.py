@@ -22,7 +22,7 @@ from lakefeed.pipeline.mirrors.commands import run_mirrors
 from lakefeed.pipeline.mirrors.marker import Marker, load_lineage
 from lakefeed.pipeline.mirrors.merge import Merged, merge_changes
 from lakefeed.pipeline.mirrors.runner import MirrorRun, load_status
-from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode, TableMirror
+from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode
 from lakefeed.pipeline.spark.tables import TableName, catalog_of
 from tests.mirror_events import Pusher
 from tests.service_process import ServiceProcess
@@ -97,7 +97,7 @@ def test_keys_and_columns_may_look_like_variables_and_like_columns_of_a_history(
     for number, key in enumerate(keys):
         push.change("INSERT", key, after={"code": key, "n": number, "valid_from": "monday"})
     push.commit()
-    settings = dataclasses.replace(config, tables={"default.odd": TableMirror(key=("code",))})
+    settings = dataclasses.replace(config, tables={"default.odd": {"key": ("code",)}})
     run_once(spark, "odd", settings)
     push.change("UPDATE", keys[0], after={"code": keys[0], "n": 7, "valid_from": "friday"}).commit()
     run_once(spark, "odd", settings)

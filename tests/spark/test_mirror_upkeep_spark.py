@@ -18,7 +18,7 @@ from lakefeed.pipeline import consumers
 from lakefeed.pipeline.mirrors.commands import run_mirrors
 from lakefeed.pipeline.mirrors.merge import Merged, merge_changes
 from lakefeed.pipeline.mirrors.runner import MirrorRun, load_status
-from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode, MirrorSettings, TableMirror
+from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode, MirrorSettings
 from lakefeed.pipeline.mirrors.table import columns_sql, plan_evolution, plan_layout
 from lakefeed.pipeline.spark.tables import TableName, catalog_of, snapshots
 from tests.mirror_events import START_MS, Pusher
@@ -278,7 +278,7 @@ def test_each_mirror_has_a_pool_of_its_own_for_all_that_it_does(
 
     monkeypatch.setattr("lakefeed.pipeline.mirrors.follower.merge_changes", looking)
     pushers = [Pusher(service, name, name) for name in ("left", "right")]
-    both = {f"default.{name}": TableMirror(key=("id",)) for name in ("left", "right")}
+    both = {f"default.{name}": {"key": ("id",)} for name in ("left", "right")}
     for key in (1, 2):
         for push in pushers:
             push.insert(key, n=key).commit()

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from lakefeed.contract.changes import SourceId
 from lakefeed.contract.errors import StorageError
-from lakefeed.storage.config import MIB
+from lakefeed.settings import MIB
 from lakefeed.storage.store import ObjectStore, open_store
 from lakefeed.writer.commit.committer import Committer
 from lakefeed.writer.commit.rest_catalog import open_catalog

@@ -12,14 +12,13 @@ names do.
 from __future__ import annotations
 
 import re
-import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lakefeed.contract.properties import TABLE as QUARANTINE_TABLE
 from lakefeed.iceberg.types import StructType
-from lakefeed.settings import check
+from lakefeed.settings import check, per_table_types
 from lakefeed.writer.config import WriterConfig
 from lakefeed.writer.rows.declaration import NOTHING_DECLARED, DeclarationMalformed, parse_declaration
 
@@ -91,9 +90,7 @@ class TableSections:
 
 def per_table_keys() -> dict[str, type]:
     """Map every key of a section to the type of its value; properties are a mapping of texts."""
-    hints = typing.get_type_hints(WriterConfig)
-    keys = {item.name: hints[item.name] for item in fields(WriterConfig) if item.metadata.get("per_table")}
-    return {**keys, PROPERTIES: dict, COLUMNS: dict, IDENTIFIER: list}
+    return {**per_table_types(WriterConfig), PROPERTIES: dict, COLUMNS: dict, IDENTIFIER: list}
 
 
 def _laid_over(config: WriterConfig, values: Mapping[str, Any]) -> WriterConfig:

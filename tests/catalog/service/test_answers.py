@@ -115,7 +115,7 @@ def test_tags_differ_by_version_history_and_client_configuration():
 def test_packed_and_plain_loads_say_the_same_before_and_after_a_commit(
     start_server: Callable[..., Server], connect: Connect, cache_bytes: int, shown: str
 ):
-    client: Client = connect(start_server(answer_cache_bytes=cache_bytes))
+    client: Client = connect(start_server(response_cache_bytes=cache_bytes))
     client.post("namespaces", {"namespace": ["db"]})
     client.post("namespaces/db/tables", create_body(properties={"padding": "x" * GZIP_MIN_BYTES}))
     seen = []

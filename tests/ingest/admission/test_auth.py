@@ -13,16 +13,9 @@ from click.testing import CliRunner
 from pyiceberg.exceptions import UnauthorizedError
 from websockets.asyncio.client import connect
 
-from lakefeed.ingest.admission.auth import (
-    Auth,
-    AuthConfig,
-    Refusal,
-    auth_from,
-    choose_subprotocol,
-    is_loopback,
-    load_tokens,
-)
+from lakefeed.ingest.admission.auth import Auth, Refusal, auth_from, choose_subprotocol, is_loopback
 from lakefeed.ingest.cli.main import main
+from lakefeed.ingest.config import AuthConfig, load_tokens
 from lakefeed.ingest.service import Addresses, serving
 from lakefeed.settings import SettingsError
 from tests.clients import open_duckdb, open_pyiceberg

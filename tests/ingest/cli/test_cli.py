@@ -18,14 +18,20 @@ from aiohttp import web
 from click.testing import CliRunner, Result
 
 from lakefeed.ingest.cli.main import COMMANDS, main
-from lakefeed.ingest.config import known_keys
+from lakefeed.ingest.config import PIPELINE_SECTIONS, SERVICE_SECTIONS
 from lakefeed.ingest.service import serving
+from lakefeed.settings import setting_types
 from lakefeed.writer.config import LogConfig
 from lakefeed.writer.wal.log import Log
 from tests.ingest.conftest import small_config
 from tests.serving import serve_in_thread
 
 NOBODY = "http://127.0.0.1:1"
+KEYS = [
+    f"{section}.{name}"
+    for section, kind in {**SERVICE_SECTIONS, **PIPELINE_SECTIONS}.items()
+    for name in setting_types(kind)
+]
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +121,7 @@ def test_config_prints_every_setting_with_its_origin_and_reason(monkeypatch):
     monkeypatch.setenv("LAKEFEED_SERVER_WS_PORT", "9998")
     result = run("config")
     assert result.exit_code == 0
-    for key in known_keys():
+    for key in KEYS:
         assert key in result.output
     lines = result.output.splitlines()
     (http_port,) = [line for line in lines if " server.http_port " in line]
@@ -133,7 +139,7 @@ def test_config_as_json_holds_every_value_and_no_secret(monkeypatch):
     monkeypatch.setenv("LAKEFEED_STORAGE_S3_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("LAKEFEED_AUTH_TOKENS", "hush-hush-hush-hush")
     values = json.loads(run("config", "--json").output)
-    assert set(values) == set(known_keys())
+    assert set(values) == set(KEYS)
     assert values["server.http_port"] == 8181
     assert values["storage.s3_secret_access_key"] == values["auth.tokens"] == "(set)"
     assert "hush" not in run("config").output

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lakefeed.contract.changes import Position, SourceId
-from lakefeed.storage.config import MIB
+from lakefeed.settings import MIB
 from lakefeed.writer.config import LogConfig
 from tests.fakes import HeldFilesystem
 from tests.ingest.intake_at_work import until

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from lakefeed.ingest.config import IngestConfig
-from lakefeed.storage.config import MIB
+from lakefeed.settings import MIB
 from tests.ingest.intake_at_work import LARGE
 from tests.ingest.posting import NDJSON, insert, posting
 from tests.ingest.raw_http import talk_raw

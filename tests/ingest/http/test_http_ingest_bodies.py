@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lakefeed.ingest.config import IngestConfig
-from lakefeed.storage.config import MIB
+from lakefeed.settings import MIB
 from tests.ingest.debezium.envelopes import streamed
 from tests.ingest.intake_at_work import until
 from tests.ingest.posting import NDJSON, insert, posting
@@ -139,7 +139,7 @@ async def test_client_that_goes_in_the_middle_of_its_body_leaves_nothing_behind(
 
 
 async def test_client_that_does_not_read_its_answers_is_cut_off_and_holds_nothing(tmp_path):
-    config = IngestConfig(answers_timeout_s=0.3)
+    config = IngestConfig(reply_timeout_s=0.3)
     body = b"no JSON"
     requests = (post_head("/cdc?source=shop", Content_Length=len(body)) + body) * 100
     async with (

@@ -20,7 +20,7 @@ from lakefeed.ingest.admission.budget import ALLOWANCE_BYTES
 from lakefeed.ingest.config import IngestConfig
 from lakefeed.ingest.http import changes, gate
 from lakefeed.ingest.intake.sources import ResumePoints
-from lakefeed.storage.config import MIB
+from lakefeed.settings import MIB
 from lakefeed.writer.config import LogConfig
 from tests.fakes import FaultyFilesystem, HeldFilesystem
 from tests.ingest.debezium.envelopes import streamed

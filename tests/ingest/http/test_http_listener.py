@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from lakefeed.ingest.config import IngestConfig
-from lakefeed.storage.config import MIB
+from lakefeed.settings import MIB
 from tests.ingest.posting import serving_http
 
 BODY = b'{"id": 1}' * 50_000

@@ -14,7 +14,7 @@ from lakefeed.ingest.config import IngestConfig
 from lakefeed.ingest.intake.intake import FULL_SHOWN_S, GROUP_MAX_BYTES, Intake
 from lakefeed.ingest.metrics import IngestMetrics
 from lakefeed.ingest.protocol.offers import Duplicate, Durable, Line, NackReason, Refused
-from lakefeed.storage.config import MIB
+from lakefeed.settings import MIB
 from lakefeed.writer.config import LogConfig
 from lakefeed.writer.wal.log import Log
 from tests.fakes import FaultyFilesystem, HeldFilesystem

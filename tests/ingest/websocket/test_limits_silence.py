@@ -58,7 +58,7 @@ async def until_not_read(sent: list[int]) -> None:
     ids=["heartbeats", "pings"],
 )
 async def test_client_that_does_not_read_its_answers_is_not_read_and_closed_with_1008(tmp_path, frame):
-    limits = {"answers_timeout_s": TIMEOUT_S, "heartbeat_rate_per_s": 0.0}
+    limits = {"reply_timeout_s": TIMEOUT_S, "heartbeat_rate_per_s": 0.0}
     async with limited(tmp_path, **limits) as addresses, talking(addresses.ws_url) as neighbour:
         client = await open_raw(addresses.ws_url, buffer_bytes=8_192)
         sending = asyncio.ensure_future(send_without_reading(client, frame))
@@ -83,7 +83,7 @@ async def test_client_that_is_to_be_closed_but_takes_no_answer_is_closed_all_the
 
 async def test_stopping_does_not_wait_for_a_client_that_does_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(lakefeed.ingest.websocket.server, "CLOSE_TIMEOUT_S", 0.5)
-    async with limited(tmp_path, heartbeat_rate_per_s=0.0, answers_timeout_s=0.0) as addresses:
+    async with limited(tmp_path, heartbeat_rate_per_s=0.0, reply_timeout_s=0.0) as addresses:
         client = await open_raw(addresses.ws_url, buffer_bytes=8_192)
         sent: list[int] = []
         sending = asyncio.ensure_future(send_without_reading(client, encode_frame(PING, b"x" * 125), sent))

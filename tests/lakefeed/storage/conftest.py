@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lakefeed.storage.config import MIB, StorageConfig
+from lakefeed.settings import MIB
+from lakefeed.storage.config import StorageConfig
 from lakefeed.storage.store import ObjectStore, open_store
 from tests.azure_server import AzureServer
 from tests.gcs_server import GcsServer

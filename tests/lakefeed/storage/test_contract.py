@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from lakefeed.contract.errors import FileMissing, StorageError
-from lakefeed.storage.config import MIB
+from lakefeed.settings import MIB
 from lakefeed.storage.store import open_store
 
 BIG = os.urandom(11 * MIB)  # three parts of 5 MiB

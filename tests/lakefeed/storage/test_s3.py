@@ -11,8 +11,8 @@ import pytest
 
 from lakefeed.aio import ATTEMPTS_MAX, PAUSE_MAX_S, is_transient_status, longest_pause_s
 from lakefeed.contract.errors import StorageError
+from lakefeed.settings import MIB
 from lakefeed.storage import s3
-from lakefeed.storage.config import MIB
 from lakefeed.storage.store import open_store
 from tests.fault_proxy import Answer, CutRequest, CutResponse, Fault, FaultProxy, Silence, Slow, fault_proxy
 from tests.lakefeed.storage.conftest import s3_config

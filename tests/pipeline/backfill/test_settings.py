@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "backfill.md"
 
 
 def test_every_setting_is_documented_with_its_default_and_reason() -> None:
-    rows = [f"| `{item.name}` | `{item.default!r}` | {item.metadata['why']} |" for item in fields(BackfillConfig)]
+    rows = [f"| `{item.name}` | `{item.default!r}` | {item.metadata['help']} |" for item in fields(BackfillConfig)]
     section = PAGE.read_text(encoding="utf-8").partition("## Settings")[2]
     assert [line for line in section.splitlines() if line.startswith("| `")] == rows
 

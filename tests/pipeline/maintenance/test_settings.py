@@ -14,7 +14,7 @@ from lakefeed.settings import SettingsError, load_section
 def load(tmp_path: Path, text: str, **environ: str) -> MaintenanceConfig:
     path = tmp_path / "lakefeed.toml"
     path.write_text(text)
-    return load_section(path, environ, "maintenance", MaintenanceConfig)
+    return load_section(path, environ, "pipeline.maintenance", MaintenanceConfig)
 
 
 def test_a_tables_own_settings_lie_over_those_of_all(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_tables_own_settings_lie_over_those_of_all(tmp_path: Path) -> None:
     [
         ("orphan_age_s = 3600", "a day at least"),
         ('sort = "a"\nzorder = ["b"]', "give one of them"),
-        ("min_input_files = 1", "above 1"),
+        ("min_input_files = 1", "at least 2"),
         ("target_file_bytes = 1", "at least 1 MiB"),
         ('run = ["compress"]', "compact"),
         ("[pipeline.maintenance.tables.a]\norphan_age_s = 1", "a day at least"),
@@ -65,11 +65,11 @@ def test_steps_are_chosen_by_name() -> None:
 
 def test_every_setting_is_documented_with_its_default_and_reason() -> None:
     page = (Path(__file__).parents[3] / "docs" / "maintenance.md").read_text(encoding="utf-8")
-    table = page[page.index("| setting | default | why |") :].partition("\n\n")[0].splitlines()[2:]
+    table = page[page.index("| setting | default | what it does |") :].partition("\n\n")[0].splitlines()[2:]
     config = MaintenanceConfig()
     shown = {item.name: repr(getattr(config, item.name)) for item in fields(config)}
     shown["run"] = ", ".join(step.value for step in config.run)
-    assert table == [f"| `{item.name}` | `{shown[item.name]}` | {item.metadata['why']} |" for item in fields(config)]
+    assert table == [f"| `{item.name}` | `{shown[item.name]}` | {item.metadata['help']} |" for item in fields(config)]
 
 
 A, B = "default.a", "default.a.b"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lakefeed.pipeline.mirrors.follower import tidy_every_s
-from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode, MirrorSettings, RowsWithoutKey, TableMirror
+from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode, MirrorSettings, RowsWithoutKey
 from lakefeed.settings import SettingsError, load_section
 
 PAGE = Path(__file__).parents[3] / "docs" / "mirrors.md"
@@ -26,7 +26,7 @@ rows_without_key = "skip"
 def load(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> MirrorConfig:
     path = tmp_path / "lakefeed.toml"
     path.write_text(text)
-    return load_section(path, environ or {}, "mirror", MirrorConfig)
+    return load_section(path, environ or {}, "pipeline.mirror", MirrorConfig)
 
 
 def test_a_tables_own_settings_lie_over_those_of_all(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_setting_that_cannot_work_is_refused_by_name(tmp_path: Path, wrong: st
 
 
 def test_a_target_of_ones_own_names_the_mirror() -> None:
-    config = MirrorConfig(target="live_{table}", tables={"a.b": TableMirror(target="{table}_now")})
+    config = MirrorConfig(target="live_{table}", tables={"a.b": {"target": "{table}_now"}})
     assert config.settings_of("a.c").target_name("c") == "live_c"
     assert config.settings_of("a.b").target_name("b") == "b_now"
 
@@ -74,7 +74,7 @@ def test_every_setting_is_documented_with_its_default_and_reason() -> None:
         for item in fields(MirrorConfig)
     }
     expected = [
-        f"| `{item.name}` | `{defaults[item.name]!r}` | {item.metadata['why']} |"
+        f"| `{item.name}` | `{defaults[item.name]!r}` | {item.metadata['help']} |"
         for item in fields(MirrorConfig)
         if item.name != "tables"
     ]

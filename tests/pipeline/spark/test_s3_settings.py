@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from lakefeed.pipeline.spark.session import DEFAULT_REGION, catalog_properties, hadoop_conf, load_s3_settings
+from lakefeed.pipeline.spark.session import catalog_properties, hadoop_conf, load_s3_settings
 from lakefeed.settings import SettingsError
-from lakefeed.storage.config import StorageConfig
+
+KEY = {"LAKEFEED_STORAGE_S3_SECRET_ACCESS_KEY": "secret"}
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_keys_are_those_of_the_service_under_the_names_of_iceberg_and_hadoop(file):
-    s3 = load_s3_settings(file, {"LAKEFEED_STORAGE_S3_SECRET_ACCESS_KEY": "secret"})
+    s3 = load_s3_settings(file, KEY)
 
     assert catalog_properties(s3) == {
         "client.region": "us-east-1",
@@ -36,7 +37,9 @@ def test_keys_are_those_of_the_service_under_the_names_of_iceberg_and_hadoop(fil
 
 
 def test_environment_wins_over_the_file(file):
-    assert load_s3_settings(file, {"LAKEFEED_STORAGE_S3_ENDPOINT": "http://here"})["s3_endpoint"] == "http://here"
+    assert (
+        load_s3_settings(file, {**KEY, "LAKEFEED_STORAGE_S3_ENDPOINT": "http://here"})["s3_endpoint"] == "http://here"
+    )
 
 
 def test_temporary_keys_are_told_apart_to_hadoop():
@@ -51,13 +54,6 @@ def test_service_on_local_files_says_nothing_of_s3(tmp_path):
     file.write_text('[storage]\nwarehouse = "/lake"\ns3_path_style = false\n')
 
     assert load_s3_settings(file, {"LAKEFEED_STORAGE_S3_PATH_STYLE": "false"}) == {}
-
-
-def test_names_and_default_are_those_of_the_service():
-    settings = {"s3_endpoint", "s3_region", "s3_path_style", "s3_access_key_id", "s3_secret_access_key"}
-
-    assert StorageConfig().s3_region == DEFAULT_REGION
-    assert all(hasattr(StorageConfig(), name) for name in (*settings, "s3_session_token"))
 
 
 def test_file_that_is_named_and_missing_is_told(tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from lakefeed.ingest.admission.auth import CLIENT_TOKEN_VARIABLE
+from lakefeed.command_line import TOKEN_VARIABLE
 from lakefeed.ingest.cli.main import COMMANDS, main
 from lakefeed.pipeline.spark import options
 from tests.service_process import free_ports
@@ -55,7 +55,11 @@ def test_conf_for_a_store_on_s3_has_what_reads_it():
 
 
 def test_conf_shows_secrets_only_when_it_is_told_to():
-    environ = {"LAKEFEED_TOKEN": "token-of-mine", "LAKEFEED_STORAGE_S3_SECRET_ACCESS_KEY": "key-of-mine"}
+    environ = {
+        "LAKEFEED_TOKEN": "token-of-mine",
+        "LAKEFEED_STORAGE_S3_ACCESS_KEY_ID": "id",
+        "LAKEFEED_STORAGE_S3_SECRET_ACCESS_KEY": "key-of-mine",
+    }
 
     assert "of-mine" not in run("spark", "conf", **environ).output
     shown = properties("--show-secrets", **environ)
@@ -130,7 +134,7 @@ def test_under_spark_submit_no_master_is_named():
 
 
 def test_token_comes_from_the_variable_of_the_other_commands():
-    assert options.CLIENT_TOKEN_VARIABLE == CLIENT_TOKEN_VARIABLE
+    assert options.CLIENT_TOKEN_VARIABLE == TOKEN_VARIABLE
 
 
 @pytest.mark.parametrize("name", COMMANDS)

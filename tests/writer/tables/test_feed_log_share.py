@@ -12,7 +12,7 @@ import pytest
 
 from lakefeed.contract.changes import Position, SourceId, TableName
 from lakefeed.contract.errors import WalFull
-from lakefeed.storage.config import MIB
+from lakefeed.settings import MIB
 from lakefeed.writer.config import LogConfig
 from tests.writer.conftest import Lake
 from tests.writer.feeding import WAIT_S, Running, read_columns, read_sequences, running_feed, shop, wait_for

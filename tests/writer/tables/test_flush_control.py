@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakefeed.storage.config import MIB
+from lakefeed.settings import MIB
 from lakefeed.writer.config import WriterConfig
 from lakefeed.writer.tables.flush_policy import FIRST_FILE_RATIO, FlushControl, FlushRecord
 from lakefeed.writer.tables.pending import FlushReason

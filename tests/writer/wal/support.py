@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from lakefeed.storage.config import MIB
+from lakefeed.settings import MIB
 from lakefeed.writer.config import LogConfig
 from lakefeed.writer.wal.directory import Filesystem
 from lakefeed.writer.wal.log import Log

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lakefeed.contract.errors import WalCorrupt, WalFailed, WalFull, WalLocked
-from lakefeed.storage.config import MIB
+from lakefeed.settings import MIB
 from lakefeed.writer.config import LogConfig
 from lakefeed.writer.wal.directory import Filesystem
 from lakefeed.writer.wal.log import Log

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lakefeed.contract.errors import WalCorrupt
-from lakefeed.storage.config import MIB
+from lakefeed.settings import MIB
 from lakefeed.writer.wal.directory import Filesystem
 from lakefeed.writer.wal.log import Log
 from lakefeed.writer.wal.records import HEADER_BYTES, MARK_BYTES, record_bytes

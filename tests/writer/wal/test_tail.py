@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lakefeed.contract.errors import WalCorrupt
-from lakefeed.storage.config import MIB
+from lakefeed.settings import MIB
 from lakefeed.writer.wal.tail import Tail
 from tests.writer.wal.support import append, append_large, large, opened, read_all, wait_until
 
