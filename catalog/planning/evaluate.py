@@ -36,10 +36,10 @@ from lakefeed.catalog.planning.expressions import (
     Predicate,
     join,
 )
-from lakefeed.iceberg.manifest_reads import column_value
+from lakefeed.iceberg.manifests import column_value
 from lakefeed.iceberg.terms import IDENTITY, Transform, parse_transform
 from lakefeed.iceberg.transforms import TIME_UNITS, apply_transform, result_type, wraps
-from lakefeed.iceberg.values import decode_bound, decode_stored, is_nan
+from lakefeed.iceberg.values import decode_bound, is_nan
 
 # --- catalog.planning.facts -------------------------------------------------------------------------------------------
 
@@ -382,12 +382,10 @@ class Spec:
         """Tell whether files of this spec are apart by anything."""
         return not all(field.is_void for field in self.fields)
 
-    def read_tuple(self, stored: Sequence[Any]) -> tuple[Any, ...]:
-        """Read a partition tuple as manifests store it."""
-        return tuple(
-            None if value is None else decode_stored(field.type_, value)
-            for field, value in zip(self.fields, stored, strict=True)
-        )
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The types of its partition values."""
+        return tuple(field.type_ for field in self.fields)
 
 
 def read_specs(specs: Iterable[Mapping[str, Any]], find_column: FindColumn) -> dict[int, Spec]:

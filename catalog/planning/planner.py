@@ -35,7 +35,7 @@ from lakefeed.catalog.service.files import Files
 from lakefeed.catalog.service.tables import Tables
 from lakefeed.catalog.service.versions import Versions
 from lakefeed.contract.errors import LakefeedError
-from lakefeed.iceberg.manifest_reads import Entry, Manifest, decode_manifest_list
+from lakefeed.iceberg.manifests import Entry, Manifest, list_manifests
 
 # --- catalog.planning.plans -------------------------------------------------------------------------------------------
 #
@@ -311,7 +311,7 @@ class Planner:
         """Read the manifest lists of a scan; lists of several snapshots have most of their manifests in common."""
         listed: dict[str, Manifest] = {}
         async for location, body in self._read(scan.manifest_lists):
-            listed |= {m.location: m for m in await self._run(decode_manifest_list, body, location)}
+            listed |= {m.location: m for m in await self._run(list_manifests, body, location)}
             self._check_size(listed, "manifests")
         return list(listed.values())
 

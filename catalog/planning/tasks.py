@@ -36,8 +36,8 @@ from lakefeed.catalog.planning.expressions import (
     parse_filter,
     referenced_columns,
 )
-from lakefeed.iceberg.manifest_reads import Content, Entry, Manifest, Status, column_value, decode_entries
-from lakefeed.iceberg.values import show_value
+from lakefeed.iceberg.manifests import Content, Entry, Manifest, Status, column_value, read_entries
+from lakefeed.iceberg.values import value_to_json
 
 # --- catalog.planning.requests ----------------------------------------------------------------------------------------
 #
@@ -292,7 +292,7 @@ def _show_file(entry: Entry, spec: Spec) -> JsonObject:
         "file-format": file["file_format"].lower(),
         "spec-id": entry.spec_id,
         "partition": [
-            show_value(field.type_, value) for field, value in zip(spec.fields, entry.partition, strict=True)
+            value_to_json(field.type_, value) for field, value in zip(spec.fields, entry.partition, strict=True)
         ],
         "file-size-in-bytes": file["file_size_in_bytes"],
         "record-count": file["record_count"],
@@ -371,7 +371,7 @@ def read_deletes(scan: Scan, data: bytes, manifest: Manifest) -> list[Entry]:
     Raises: Unplannable.
     """
     spec = scan.specs[manifest.spec_id]
-    return [_slim(entry) for entry in decode_entries(data, manifest, spec.read_tuple)]
+    return [_slim(entry) for entry in _live_entries(data, manifest, spec)]
 
 
 def prepare_scan(scan: Scan, manifests: Sequence[Manifest], deletes: Sequence[Entry], page_files: int) -> PreparedScan:
@@ -422,12 +422,16 @@ def _manifest_may_match(scan: Scan, manifest: Manifest, columns: Mapping[int, Co
     return judge(scan.filter_, lambda field_id: summary_facts(spec, manifest.summaries, columns[field_id])).may_match
 
 
+def _live_entries(data: bytes, manifest: Manifest, spec: Spec) -> Iterator[Entry]:
+    return (entry for entry in read_entries(data, manifest, spec.types) if entry.status is not Status.DELETED)
+
+
 def _matching_entries(scan: Scan, page: Sequence[Part], bodies: Iterable[bytes]) -> Iterator[tuple[Entry, Any]]:
     """Yield the files with a row that may match, and what of the filter is left to check in them."""
     columns = referenced_columns(scan.filter_)
     for part, body in zip(page, bodies, strict=True):
         spec = scan.specs[part.manifest.spec_id]
-        for entry in islice(decode_entries(body, part.manifest, spec.read_tuple), part.first, part.end):
+        for entry in islice(_live_entries(body, part.manifest, spec), part.first, part.end):
             if scan.added_by is not None and not _is_added(entry, scan.added_by):
                 continue
             judgement = judge(scan.filter_, _file_facts(entry, spec, columns))

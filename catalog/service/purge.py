@@ -29,7 +29,7 @@ from lakefeed.catalog.names import Pointer, TableId, owned_directories
 from lakefeed.catalog.service.files import Files
 from lakefeed.catalog.service.metadata_cache import MetadataFiles
 from lakefeed.contract.errors import FileMissing, LakefeedError
-from lakefeed.iceberg.manifest_reads import live_files_of, manifests_of
+from lakefeed.iceberg.manifests import live_file_paths, manifest_paths
 from lakefeed.locations import Confinement, OwnedDirectories
 
 # Each holds one manifest and its paths in memory; further ones wait with their tables still there.
@@ -133,7 +133,7 @@ class _Purge:
     async def run(self, document: JsonObject, location: str) -> _Tally:
         async for manifest in self._manifests(document):
             failed_before = self._tally.failed
-            await self._delete_all(await self._maybe_read(manifest, live_files_of))
+            await self._delete_all(await self._maybe_read(manifest, live_file_paths))
             if self._tally.failed == failed_before:
                 await self._delete_all([manifest])
         if not self._tally.failed:
@@ -149,7 +149,7 @@ class _Purge:
         for snapshot in document.get("snapshots") or ():
             listed = snapshot.get("manifest-list")
             # Only the oldest version of the format names manifests in the snapshot itself.
-            found = await self._maybe_read(listed, manifests_of) if listed else snapshot.get("manifests") or ()
+            found = await self._maybe_read(listed, manifest_paths) if listed else snapshot.get("manifests") or ()
             for manifest in found:
                 if manifest not in seen:
                     seen.add(manifest)

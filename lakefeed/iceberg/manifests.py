@@ -1,219 +1,79 @@
-"""Manifests and manifest lists as Avro bytes, formats 2 and 3. Owns their contents; storing them is the committer's.
+"""Manifests and manifest lists, formats 1 to 3 read, 2 and 3 written: their Avro schemas, contents and inheritance.
 
-    manifest list (one per snapshot) -> manifests (one per flush) -> data files
+    manifest list (one per snapshot) -> manifests (data or deletes) -> entries, one per file
 
-A manifest holds entries of added files whose sequence number is left null: readers take it from the manifest list. So
-a manifest, once written, fits every attempt to commit it, and only the list is written anew after a conflict.
+An entry that was added with its manifest leaves its snapshot and sequence numbers null: readers take them from the
+manifest list. So a manifest, once written, fits every attempt to commit it, and only the list is written again after a
+conflict. A data file of format 3 without a first row id gets its id by its position among the manifest's rows.
 
-Entries of a list are kept as dictionaries, with every field that the file had: what another writer stored there and we
-do not know (fields of a later format) is carried into the next list untouched.
+A list's manifests are dictionaries with every field that the file had. Fields of a later format that another writer
+stored are carried into the next list unchanged. `Manifest` and `Entry` are what readers need.
 """
 
 from __future__ import annotations
 
-import io
-import re
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from decimal import Decimal
+from enum import IntEnum
 from typing import Any, TypeAlias
 
-import fastavro
 import orjson
 
-from lakefeed.contract.errors import WriterError
-from lakefeed.iceberg.layout import Partition, PartitionSpec, fields_to_json, partition_types
-from lakefeed.iceberg.terms import PartitionRejected
-from lakefeed.iceberg.types import Schema, schema_to_json
-from lakefeed.iceberg.values import encode_single_value
-
-# --- writer.iceberg.avro_schemas --------------------------------------------------------------------------------------
-#
-# Avro schemas of manifests and manifest lists, formats 2 and 3. Owns names, types and field ids, no values.
-#
-# Readers go by the `field-id` of each Avro field; names are the specification's.
-
-
-AvroSchema: TypeAlias = dict[str, Any]
-
-FORMAT_WITH_ROW_IDS = 3
-
-_DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
-_FIXED = re.compile(r"fixed\[(\d+)\]")
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]")
-
-_PRIMITIVES: dict[str, Any] = {
-    "boolean": "boolean",
-    "int": "int",
-    "long": "long",
-    "float": "float",
-    "double": "double",
-    "date": {"type": "int", "logicalType": "date"},
-    "time": {"type": "long", "logicalType": "time-micros"},
-    "timestamp": {"type": "long", "logicalType": "timestamp-micros", "adjust-to-utc": False},
-    "timestamptz": {"type": "long", "logicalType": "timestamp-micros", "adjust-to-utc": True},
-    "timestamp_ns": {"type": "long", "logicalType": "timestamp-nanos", "adjust-to-utc": False},
-    "timestamptz_ns": {"type": "long", "logicalType": "timestamp-nanos", "adjust-to-utc": True},
-    "string": "string",
-    "binary": "bytes",
-}
-
-
-def _required(field_id: int, name: str, type_: Any) -> AvroSchema:
-    return {"name": name, "type": type_, "field-id": field_id}
-
-
-def _optional(field_id: int, name: str, type_: Any) -> AvroSchema:
-    return {"name": name, "type": ["null", type_], "default": None, "field-id": field_id}
-
-
-def _list_of(element_id: int, element: Any) -> AvroSchema:
-    return {"type": "array", "items": element, "element-id": element_id}
-
-
-def _map_of(key_id: int, value_id: int, value: str) -> AvroSchema:
-    """Describe a map with integer keys: Avro has none, so it is an array of pairs."""
-    pair = {
-        "type": "record",
-        "name": f"k{key_id}_v{value_id}",
-        "fields": [_required(key_id, "key", "int"), _required(value_id, "value", value)],
-    }
-    return {"type": "array", "logicalType": "map", "items": pair}
-
-
-_FIELD_SUMMARY = {
-    "type": "record",
-    "name": "r508",
-    "fields": [
-        _required(509, "contains_null", "boolean"),
-        _optional(518, "contains_nan", "boolean"),
-        _optional(510, "lower_bound", "bytes"),
-        _optional(511, "upper_bound", "bytes"),
-    ],
-}
-
-MANIFEST_FILE_FIELDS: tuple[AvroSchema, ...] = (
-    _required(500, "manifest_path", "string"),
-    _required(501, "manifest_length", "long"),
-    _required(502, "partition_spec_id", "int"),
-    _required(517, "content", "int"),
-    _required(515, "sequence_number", "long"),
-    _required(516, "min_sequence_number", "long"),
-    _required(503, "added_snapshot_id", "long"),
-    _required(504, "added_files_count", "int"),
-    _required(505, "existing_files_count", "int"),
-    _required(506, "deleted_files_count", "int"),
-    _required(512, "added_rows_count", "long"),
-    _required(513, "existing_rows_count", "long"),
-    _required(514, "deleted_rows_count", "long"),
-    _optional(507, "partitions", _list_of(508, _FIELD_SUMMARY)),
-    _optional(519, "key_metadata", "bytes"),
+from lakefeed.contract.errors import ManifestUnreadable
+from lakefeed.iceberg.avro import (
+    FORMAT_WITH_ROW_IDS,
+    MANIFEST_FILE_FIELDS,
+    MANIFEST_FILE_NAMES,
+    AvroSchema,
+    Projection,
+    Record,
+    avro_name,
+    decimal_size,
+    manifest_list_schema,
+    manifest_schema,
+    read_avro,
+    reading,
+    write_avro,
 )
-_FIRST_ROW_ID = _optional(520, "first_row_id", "long")
-
-# Names by field id, because older writers used other names for the same fields.
-MANIFEST_FILE_NAMES: dict[int, str] = {f["field-id"]: f["name"] for f in (*MANIFEST_FILE_FIELDS, _FIRST_ROW_ID)}
-
-
-def manifest_list_schema(format_version: int, extra_fields: Sequence[AvroSchema] = ()) -> Any:
-    """Build the schema of a manifest list, with the fields that only its previous writer knows."""
-    row_ids = (_FIRST_ROW_ID,) if format_version >= FORMAT_WITH_ROW_IDS else ()
-    fields = [*MANIFEST_FILE_FIELDS, *row_ids, *extra_fields]
-    return fastavro.parse_schema({"type": "record", "name": "manifest_file", "fields": fields})
-
-
-@lru_cache(maxsize=256)
-def manifest_schema(spec: PartitionSpec, types: tuple[str, ...], format_version: int) -> Any:
-    """Build the schema of a manifest: its partition tuple depends on the table's spec."""
-    partition = [_partition_field(f.field_id, f.name, type_) for f, type_ in zip(spec.fields, types, strict=True)]
-    data_file = {"type": "record", "name": "r2", "fields": _data_file_fields(partition, format_version)}
-    fields = [
-        _required(0, "status", "int"),
-        _optional(1, "snapshot_id", "long"),
-        _optional(3, "sequence_number", "long"),
-        _optional(4, "file_sequence_number", "long"),
-        _required(2, "data_file", data_file),
-    ]
-    return fastavro.parse_schema({"type": "record", "name": "manifest_entry", "fields": fields})
-
-
-def _data_file_fields(partition: list[AvroSchema], format_version: int) -> list[AvroSchema]:
-    fields = [
-        _required(134, "content", "int"),
-        _required(100, "file_path", "string"),
-        _required(101, "file_format", "string"),
-        _required(102, "partition", {"type": "record", "name": "r102", "fields": partition}),
-        _required(103, "record_count", "long"),
-        _required(104, "file_size_in_bytes", "long"),
-        _optional(108, "column_sizes", _map_of(117, 118, "long")),
-        _optional(109, "value_counts", _map_of(119, 120, "long")),
-        _optional(110, "null_value_counts", _map_of(121, 122, "long")),
-        _optional(137, "nan_value_counts", _map_of(138, 139, "long")),
-        _optional(125, "lower_bounds", _map_of(126, 127, "bytes")),
-        _optional(128, "upper_bounds", _map_of(129, 130, "bytes")),
-        _optional(131, "key_metadata", "bytes"),
-        _optional(132, "split_offsets", _list_of(133, "long")),
-        _optional(135, "equality_ids", _list_of(136, "int")),
-        _optional(140, "sort_order_id", "int"),
-    ]
-    if format_version >= FORMAT_WITH_ROW_IDS:
-        fields += [
-            _optional(142, "first_row_id", "long"),
-            _optional(143, "referenced_data_file", "string"),
-            _optional(144, "content_offset", "long"),
-            _optional(145, "content_size_in_bytes", "long"),
-        ]
-    return fields
-
-
-def _partition_field(field_id: int, name: str, type_: str) -> AvroSchema:
-    field = _optional(field_id, avro_name(name), _partition_type(field_id, type_))
-    return field if field["name"] == name else {**field, "iceberg-field-name": name}
-
-
-def _partition_type(field_id: int, type_: str) -> Any:
-    # Avro knows fixed types by name and defines each name once, hence the field id in it.
-    if type_ in _PRIMITIVES:
-        return _PRIMITIVES[type_]
-    if type_ == "uuid":
-        return {"type": "fixed", "size": 16, "logicalType": "uuid", "name": f"uuid_{field_id}"}
-    if fixed := _FIXED.fullmatch(type_):
-        return {"type": "fixed", "size": int(fixed[1]), "name": f"fixed_{field_id}"}
-    if decimal := _DECIMAL.fullmatch(type_):
-        return _decimal(field_id, int(decimal[1]), int(decimal[2]))
-    raise PartitionRejected(f"type cannot be a partition: type={type_}")
-
-
-def _decimal(field_id: int, precision: int, scale: int) -> AvroSchema:
-    size = ((10**precision - 1).bit_length() + 8) // 8  # with one bit for the sign
-    decimal = {"logicalType": "decimal", "precision": precision, "scale": scale}
-    return {"type": "fixed", "size": size, "name": f"decimal_{field_id}", **decimal}
-
-
-def avro_name(name: str) -> str:
-    """Give a field's name in the letters that Avro allows, as other Iceberg writers do."""
-    safe = _NOT_IN_NAMES.sub(lambda match: f"_x{ord(match[0]):X}", name)
-    return f"_{safe}" if safe[:1].isdigit() else safe
-
-
-# --- writer.iceberg.manifests -----------------------------------------------------------------------------------------
-
+from lakefeed.iceberg.layout import Partition, PartitionSpec, fields_to_json, partition_types
+from lakefeed.iceberg.types import Schema, decimal_parts, schema_to_json
+from lakefeed.iceberg.values import decode_stored, encode_single_value, is_nan, unscaled
 
 # One manifest as a manifest list describes it, by the specification's field names.
 ManifestFile: TypeAlias = Mapping[str, Any]
 
-_CODEC = "deflate"  # the one codec, beside none, that every Avro reader has
-_DATA = 0
-_ADDED = 1
 _NO_ID = -1
 _REQUIRED_NAMES = tuple(f["name"] for f in MANIFEST_FILE_FIELDS if "default" not in f)
-# Lists of format 1, from before a table was upgraded, lack these: the specification says what to read for them.
-_FORMAT_1_DEFAULTS = {"content": _DATA, "sequence_number": 0, "min_sequence_number": 0}
+# Names of writers that leave out field ids.
+_OLDER_NAMES = {f"{kind}_data_files_count": f"{kind}_files_count" for kind in ("added", "existing", "deleted")}
+# Lists of format 1, from before a table was upgraded, lack these: the specification says to read 0.
+_ZERO_BY_DEFAULT = ("content", "sequence_number", "min_sequence_number")
+# Optional arrays of a data file. fastavro finds the branch of a union by validating the value against each, which takes
+# as long as writing it; a pair (branch, value) names the branch.
+_OPTIONAL_ARRAYS = (
+    *("column_sizes", "value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds"),
+    *("split_offsets", "equality_ids"),
+)
+# A purge wants paths only: statistics are skipped, and no writer's types stand in the way.
+_PATH_OF_MANIFEST: Projection = {"manifest_path": None}
+_PATH_OF_FILE: Projection = {"status": None, "data_file": {"file_path": None}}
 
 
-class ManifestUnreadable(WriterError):
-    """A manifest list holds what cannot be carried into the next one: a person has to look."""
+class Status(IntEnum):
+    """What an entry of a manifest says of its file."""
+
+    EXISTING = 0
+    ADDED = 1
+    DELETED = 2
+
+
+class Content(IntEnum):
+    """What a file holds; a manifest holds DATA, or deletes of both kinds under POSITION_DELETES."""
+
+    DATA = 0
+    POSITION_DELETES = 1
+    EQUALITY_DELETES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,36 +110,82 @@ class TableShape:
     format_version: int
 
 
+@dataclass(frozen=True, slots=True)
+class ListHeader:
+    """What a manifest list says of its snapshot."""
+
+    snapshot_id: int
+    parent_snapshot_id: int | None
+    sequence_number: int
+    format_version: int
+    first_row_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What readers need of a manifest. `files_count` is None where an old list does not say."""
+
+    location: str
+    holds_deletes: bool
+    spec_id: int
+    snapshot_id: int | None
+    sequence_number: int
+    files_count: int | None
+    first_row_id: int | None
+    summaries: Sequence[Mapping[str, Any]] | None
+
+    @classmethod
+    def of(cls, listed: ManifestFile) -> Manifest:
+        """Read what a list says of a manifest."""
+        counts = [listed.get(name) for name in ("added_files_count", "existing_files_count")]
+        return cls(
+            location=listed["manifest_path"],
+            holds_deletes=listed["content"] != Content.DATA,
+            spec_id=listed["partition_spec_id"],
+            snapshot_id=listed.get("added_snapshot_id"),
+            sequence_number=listed["sequence_number"],
+            files_count=None if None in counts else sum(count for count in counts if count is not None),
+            first_row_id=listed.get("first_row_id"),
+            summaries=listed.get("partitions"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file of a manifest, with all that it inherits. `file` is the manifest's record of it."""
+
+    status: Status
+    snapshot_id: int | None
+    sequence_number: int
+    content: Content
+    spec_id: int
+    file: Record
+    partition: Partition
+    first_row_id: int | None
+    file_sequence_number: int = 0
+
+    def to_existing(self) -> Record:
+        """Return the record of this file for another manifest, with all that it inherited written out."""
+        return {
+            "status": Status.EXISTING,
+            "snapshot_id": self.snapshot_id,
+            "sequence_number": self.sequence_number,
+            "file_sequence_number": self.file_sequence_number,
+            "data_file": {**self.file, "partition": self.partition, "first_row_id": self.first_row_id},
+        }
+
+
 def encode_manifest(files: Sequence[DataFile], *, shape: TableShape, snapshot_id: int) -> bytes:
     """Encode a manifest of added files."""
-    names = [avro_name(field.name) for field in shape.spec.fields]
-    return encode_entries([_added_entry(file, names, snapshot_id) for file in files], shape)
+    return encode_entries([_added_record(file, snapshot_id) for file in files], shape)
 
 
-def encode_entries(entries: Iterable[Mapping[str, Any]], shape: TableShape) -> bytes:
-    """Encode a manifest of entries that are spelled out already."""
-    types = partition_types(shape.spec, shape.schema)
-    schema = manifest_schema(shape.spec, types, shape.format_version)
-    return _encode(schema, entries, _manifest_metadata(shape))
-
-
-def _manifest_metadata(shape: TableShape) -> dict[str, str]:
-    return {
-        "schema": orjson.dumps(schema_to_json(shape.schema)).decode(),
-        "schema-id": str(shape.schema.schema_id),
-        "partition-spec": orjson.dumps(fields_to_json(shape.spec)).decode(),
-        "partition-spec-id": str(shape.spec.spec_id),
-        "format-version": str(shape.format_version),
-        "content": "data",
-    }
-
-
-def _added_entry(file: DataFile, names: list[str], snapshot_id: int) -> dict[str, Any]:
+def _added_record(file: DataFile, snapshot_id: int) -> Record:
     data_file = {
-        "content": _DATA,
+        "content": Content.DATA,
         "file_path": file.location,
         "file_format": "PARQUET",
-        "partition": dict(zip(names, file.partition, strict=True)),
+        "partition": file.partition,
         "record_count": file.record_count,
         "file_size_in_bytes": file.size_bytes,
         "column_sizes": _pairs(file.column_sizes),
@@ -290,11 +196,46 @@ def _added_entry(file: DataFile, names: list[str], snapshot_id: int) -> dict[str
         "split_offsets": list(file.split_offsets),
         "sort_order_id": file.sort_order_id,
     }
-    return {"status": _ADDED, "snapshot_id": snapshot_id, "data_file": data_file}
+    return {"status": Status.ADDED, "snapshot_id": snapshot_id, "data_file": data_file}
 
 
 def _pairs(values: Mapping[int, Any]) -> list[dict[str, Any]]:
     return [{"key": key, "value": value} for key, value in values.items()]
+
+
+def encode_entries(entries: Iterable[Record], shape: TableShape) -> bytes:
+    """Encode a manifest of entries, whose partitions are tuples."""
+    types = partition_types(shape.spec, shape.schema)
+    names = [avro_name(field.name) for field in shape.spec.fields]
+    metadata = {
+        "schema": orjson.dumps(schema_to_json(shape.schema)).decode(),
+        "schema-id": str(shape.schema.schema_id),
+        "partition-spec": orjson.dumps(fields_to_json(shape.spec)).decode(),
+        "partition-spec-id": str(shape.spec.spec_id),
+        "format-version": str(shape.format_version),
+        "content": "data",
+    }
+    records = (_with_named_branches(entry, names, types) for entry in entries)
+    return write_avro(manifest_schema(shape.spec, types, shape.format_version), records, metadata)
+
+
+def _with_named_branches(entry: Record, names: Sequence[str], types: Sequence[str]) -> Record:
+    file = dict(entry["data_file"])
+    for name in _OPTIONAL_ARRAYS:
+        if (values := file.get(name)) is not None:
+            file[name] = ("array", values)
+    stored = map(_encode_stored, types, file["partition"])
+    file["partition"] = dict(zip(names, stored, strict=True))
+    return {**entry, "data_file": file}
+
+
+def _encode_stored(type_: str, value: Any) -> Any:
+    """Return a partition value as Avro stores it: decimals as bytes of their type's size."""
+    decimal = decimal_parts(type_)
+    if value is None or decimal is None:
+        return value
+    number = unscaled(type_, value) if isinstance(value, Decimal) else int(value)
+    return number.to_bytes(decimal_size(decimal[0]), "big", signed=True)
 
 
 def describe_manifest(
@@ -305,7 +246,7 @@ def describe_manifest(
         "manifest_path": location,
         "manifest_length": size_bytes,
         "partition_spec_id": shape.spec.spec_id,
-        "content": _DATA,
+        "content": Content.DATA,
         "added_snapshot_id": snapshot_id,
         "added_files_count": len(files),
         "existing_files_count": 0,
@@ -313,22 +254,23 @@ def describe_manifest(
         "added_rows_count": sum(file.record_count for file in files),
         "existing_rows_count": 0,
         "deleted_rows_count": 0,
-        "partitions": _summarise_partitions([file.partition for file in files], shape),
+        "partitions": summarise_partitions([file.partition for file in files], shape),
     }
 
 
-def _summarise_partitions(partitions: list[Partition], shape: TableShape) -> list[dict[str, Any]]:
+def summarise_partitions(partitions: Sequence[Partition], shape: TableShape) -> list[dict[str, Any]]:
+    """Summarise the partitions of a manifest's files, field by field."""
     types = partition_types(shape.spec, shape.schema)
     return [_summarise(type_, [partition[i] for partition in partitions]) for i, type_ in enumerate(types)]
 
 
-def _summarise(type_: str, values: list[Any]) -> dict[str, Any]:
-    present = [value for value in values if value is not None and value == value]  # noqa: PLR0124 - NaN differs from itself
+def _summarise(type_: str, values: Sequence[Any]) -> dict[str, Any]:
+    ordinary = [value for value in values if value is not None and not is_nan(value)]
     return {
         "contains_null": None in values,
-        "contains_nan": any(value != value for value in values),  # noqa: PLR0124 - NaN differs from itself
-        "lower_bound": encode_single_value(type_, min(present)) if present else None,
-        "upper_bound": encode_single_value(type_, max(present)) if present else None,
+        "contains_nan": any(map(is_nan, values)),
+        "lower_bound": encode_single_value(type_, min(ordinary)) if ordinary else None,
+        "upper_bound": encode_single_value(type_, max(ordinary)) if ordinary else None,
     }
 
 
@@ -339,26 +281,15 @@ def apply_manifest(current: ManifestList, manifest: ManifestFile, *, sequence_nu
 
 
 def apply_row_ids(current: ManifestList, next_row_id: int) -> tuple[ManifestList, int]:
-    """Give row ids to data manifests that have none (format 3); returns the table's next row id beside them."""
+    """Assign row ids to data manifests that have none (format 3); return the list and the table's next row id."""
     manifests = []
     for manifest in current.manifests:
         numbered = manifest
-        if manifest["content"] == _DATA and manifest.get("first_row_id") is None:
+        if manifest["content"] == Content.DATA and manifest.get("first_row_id") is None:
             numbered = {**manifest, "first_row_id": next_row_id}
             next_row_id += manifest["added_rows_count"] + manifest["existing_rows_count"]
         manifests.append(numbered)
     return ManifestList(tuple(manifests), current.extra_fields), next_row_id
-
-
-@dataclass(frozen=True, slots=True)
-class ListHeader:
-    """What a manifest list says of its snapshot."""
-
-    snapshot_id: int
-    parent_snapshot_id: int | None
-    sequence_number: int
-    format_version: int
-    first_row_id: int = 0
 
 
 def encode_manifest_list(current: ManifestList, header: ListHeader) -> bytes:
@@ -371,46 +302,115 @@ def encode_manifest_list(current: ManifestList, header: ListHeader) -> bytes:
     }
     if header.format_version >= FORMAT_WITH_ROW_IDS:
         metadata["first-row-id"] = str(header.first_row_id)
-    schema = manifest_list_schema(header.format_version, current.extra_fields)
-    return _encode(schema, current.manifests, metadata)
+    return write_avro(manifest_list_schema(header.format_version, current.extra_fields), current.manifests, metadata)
 
 
-def decode_manifest_list(data: bytes) -> ManifestList:
-    """Read a list that any writer wrote, keeping all its fields.
-
-    Raises:
-        ManifestUnreadable: it is not a manifest list, or misses what the next one must say.
-    """
-    fields, records = decode_avro(data)
-    names = {field["name"]: MANIFEST_FILE_NAMES.get(field.get("field-id", _NO_ID), field["name"]) for field in fields}
-    known = set(MANIFEST_FILE_NAMES.values())
-    extra = tuple(field for field in fields if names[field["name"]] not in known)
-    return ManifestList(tuple(_named(record, names) for record in records), extra)
-
-
-def decode_avro(data: bytes) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Read the fields and the records of an Avro file.
+def decode_manifest_list(data: bytes, location: str) -> ManifestList:
+    """Read a list that any writer wrote, keeping all its fields for the next list.
 
     Raises:
-        ManifestUnreadable: it is not one, or is damaged.
+        ManifestUnreadable: it is damaged, or misses what the next list must say.
     """
-    try:
-        reader: Any = fastavro.reader(io.BytesIO(data))
-        return reader.writer_schema["fields"], list(reader)
-    except (ValueError, KeyError, TypeError, EOFError, IndexError, zlib.error) as error:
-        raise ManifestUnreadable(f"not a manifest or manifest list: size_bytes={len(data)}") from error
+    with reading(location):
+        fields, manifests = _read_list(data)
+    for manifest in manifests:
+        missing = [name for name in _REQUIRED_NAMES if manifest.get(name) is None]
+        if missing:
+            path = manifest.get("manifest_path")
+            raise ManifestUnreadable(f"manifest list entry lacks fields: fields={','.join(missing)} manifest={path}")
+    extra = (field for field in fields if _name_of(field) not in MANIFEST_FILE_NAMES.values())
+    return ManifestList(tuple(manifests), tuple(extra))
 
 
-def _named(record: Mapping[str, Any], names: Mapping[str, str]) -> ManifestFile:
-    manifest = {**_FORMAT_1_DEFAULTS, **{names[name]: value for name, value in record.items()}}
-    missing = [name for name in _REQUIRED_NAMES if manifest.get(name) is None]
-    if missing:
-        path = manifest.get("manifest_path")
-        raise ManifestUnreadable(f"manifest list entry lacks fields: fields={','.join(missing)} manifest={path}")
-    return manifest
+def list_manifests(data: bytes, location: str) -> list[Manifest]:
+    """Read the manifests of a list for a scan.
+
+    Raises:
+        ManifestUnreadable: it is damaged, or a manifest in it is encrypted.
+    """
+    with reading(location):
+        listed = _read_list(data)[1]
+        encrypted = [each["manifest_path"] for each in listed if each.get("key_metadata") is not None]
+        found = [Manifest.of(each) for each in listed]
+    if encrypted:
+        raise ManifestUnreadable(f"cannot read an encrypted manifest: {encrypted[0]}")
+    return found
 
 
-def _encode(schema: Any, records: Iterable[Mapping[str, Any]], metadata: dict[str, str]) -> bytes:
-    sink = io.BytesIO()
-    fastavro.writer(sink, schema, records, codec=_CODEC, metadata=metadata)
-    return sink.getvalue()
+def _read_list(data: bytes) -> tuple[list[AvroSchema], list[dict[str, Any]]]:
+    fields, records = read_avro(data)
+    names = {field["name"]: _name_of(field) for field in fields}
+    manifests = [{names[name]: value for name, value in record.items()} for record in records]
+    for manifest in manifests:
+        for name in _ZERO_BY_DEFAULT:
+            manifest[name] = manifest.get(name) or 0
+    return fields, manifests
+
+
+def _name_of(field: AvroSchema) -> str:
+    name: str = field["name"]
+    return MANIFEST_FILE_NAMES.get(field.get("field-id", _NO_ID), _OLDER_NAMES.get(name, name))
+
+
+def read_entries(data: bytes, manifest: Manifest, types: Sequence[str] | None = None) -> Iterator[Entry]:
+    """Read the entries of a manifest in order, deleted ones too. `types` are those of its spec's partition values.
+
+    Without types, decimals in partitions are left as bytes.
+
+    Raises:
+        ManifestUnreadable: it is damaged, or its partitions are not of these types.
+    """
+    with reading(manifest.location):
+        next_row_id = manifest.first_row_id
+        for record in read_avro(data)[1]:
+            status, file = Status(record["status"]), record["data_file"]
+            # A manifest without row ids is from before its table had them.
+            first_row_id = None if next_row_id is None else file.get("first_row_id")
+            if next_row_id is not None and first_row_id is None and status is not Status.DELETED:
+                first_row_id = next_row_id
+                next_row_id += file["record_count"]
+            partition = tuple(file["partition"].values())
+            if types is not None:
+                partition = tuple(decode_stored(*pair) for pair in zip(types, partition, strict=True))
+            yield Entry(
+                status=status,
+                snapshot_id=_inherited(record.get("snapshot_id"), manifest.snapshot_id),
+                sequence_number=_inherited(record.get("sequence_number"), manifest.sequence_number) or 0,
+                content=Content(file.get("content") or Content.DATA),
+                spec_id=manifest.spec_id,
+                file=file,
+                partition=partition,
+                first_row_id=first_row_id,
+                file_sequence_number=_inherited(record.get("file_sequence_number"), manifest.sequence_number) or 0,
+            )
+
+
+def _inherited(own: int | None, manifests: int | None) -> int | None:
+    return manifests if own is None else own
+
+
+def column_value(file: Mapping[str, Any], name: str, field_id: int) -> Any:
+    """Look one column up in one of a file's maps, which Avro stores as lists of pairs; None if it is not there."""
+    return next((pair["value"] for pair in file.get(name) or () if pair["key"] == field_id), None)
+
+
+def manifest_paths(data: bytes, location: str) -> list[str]:
+    """Read where the manifests of a list are.
+
+    Raises:
+        ManifestUnreadable: it is damaged.
+    """
+    with reading(location):
+        return [record["manifest_path"] for record in read_avro(data, wanted=_PATH_OF_MANIFEST)[1]]
+
+
+def live_file_paths(data: bytes, location: str) -> list[str]:
+    """Read where the files of a manifest are, each once, except those that it marks as deleted.
+
+    Raises:
+        ManifestUnreadable: it is damaged.
+    """
+    with reading(location):
+        records = read_avro(data, wanted=_PATH_OF_FILE)[1]
+        paths = (record["data_file"]["file_path"] for record in records if record["status"] != Status.DELETED)
+        return list(dict.fromkeys(paths))

@@ -1,11 +1,14 @@
-"""Single values of Iceberg's types: from JSON, from bounds and partition tuples in manifests, and to JSON. Core.
+"""Single values of Iceberg's types: binary form (bounds), stored form (partition tuples), and JSON form (literals).
 
-In here a value is what compares as its column does:
+A value is what compares as its column does:
 
     boolean bool | int, long int | float, double float | string str | uuid, fixed, binary bytes
     date days, time and timestamp microseconds, timestamp_ns nanoseconds since 1970 | decimal its unscaled integer
 
-A literal that lies between two values of a whole-numbered column (5.5 for an int) stays exact, as a Fraction.
+A literal between two values of a whole-numbered column (5.5 for an int) stays exact, as a Fraction.
+
+The binary form is the specification's "binary single-value serialization": little-endian numbers, UTF-8 text, decimals
+as the shortest big-endian two's complement of their unscaled value.
 """
 
 from __future__ import annotations
@@ -22,69 +25,66 @@ from uuid import UUID
 import numpy as np
 
 from lakefeed.contract.errors import LiteralInvalid
-
-# --- writer.iceberg.single_values -------------------------------------------------------------------------------------
-#
-# Single values in Iceberg's binary form, as bounds and partition summaries hold them. Owns nothing but the bytes.
-#
-# The form is the specification's "binary single-value serialization": little-endian numbers, UTF-8 text, decimals as
-# the shortest big-endian two's complement of their unscaled value.
-
+from lakefeed.iceberg.types import decimal_parts, fixed_length
 
 # The specification's default for text and binary bounds: long enough to prune by, short enough to keep manifests small.
 BOUND_MAX_UNITS = 16
+# More than any literal of a decimal column has (38 digits), far from what makes the arithmetic slow.
+LITERAL_MAX_DIGITS = 400
 
 _MAX_CODE_POINT = 0x10FFFF
 _FIRST_SURROGATE = 0xD800
 _AFTER_SURROGATES = 0xE000
 
-_SINGLE_VALUES_INT = struct.Struct("<i")
-_SINGLE_VALUES_LONG = struct.Struct("<q")
-_SINGLE_VALUES_PACKED = {
-    "boolean": struct.Struct("<?"),
-    "int": _SINGLE_VALUES_INT,
-    "date": _SINGLE_VALUES_INT,
-    "long": _SINGLE_VALUES_LONG,
-    "time": _SINGLE_VALUES_LONG,
-    "timestamp": _SINGLE_VALUES_LONG,
-    "timestamptz": _SINGLE_VALUES_LONG,
-    "timestamp_ns": _SINGLE_VALUES_LONG,
-    "timestamptz_ns": _SINGLE_VALUES_LONG,
-    "float": struct.Struct("<f"),
-    "double": struct.Struct("<d"),
+_NS_PER_SECOND = 1_000_000_000
+_NS_PER_US = 1_000
+_NS_PER_DAY = 86_400 * _NS_PER_SECOND
+_NS_PER_UNIT = {
+    "time": _NS_PER_US,
+    "timestamp": _NS_PER_US,
+    "timestamptz": _NS_PER_US,
+    "timestamp_ns": 1,
+    "timestamptz_ns": 1,
 }
-_SINGLE_VALUES_BEFORE_WIDENING = {"long": _SINGLE_VALUES_INT, "double": _SINGLE_VALUES_PACKED["float"]}
-_SINGLE_VALUES_EXACT = Context(prec=38)  # digits of the widest decimal; the usual context rounds to 28
-_SINGLE_VALUES_DECIMAL = re.compile(r"decimal\(\d+,\s*(\d+)\)")
+UNITS_PER_DAY = {"date": 1} | {
+    type_: _NS_PER_DAY // unit for type_, unit in _NS_PER_UNIT.items() if type_.startswith("timestamp")
+}
+_WITH_ZONE = ("timestamptz", "timestamptz_ns")
+
+_INT, _LONG, _FLOAT, _DOUBLE = (struct.Struct(form) for form in ("<i", "<q", "<f", "<d"))
+_PACKED = {
+    "boolean": struct.Struct("<?"),
+    "int": _INT,
+    "date": _INT,
+    "long": _LONG,
+    "float": _FLOAT,
+    "double": _DOUBLE,
+    **dict.fromkeys(_NS_PER_UNIT, _LONG),
+}
+# Bounds keep the type that the column had when its file was written. Format 3 also widens dates to timestamps.
+_BEFORE_WIDENING = {"long": _INT, "double": _FLOAT, **dict.fromkeys(UNITS_PER_DAY, _INT)}
+
+_DATE = re.compile(r"[+-]?\d{4,7}-\d\d-\d\d")
+_TIME = re.compile(r"(\d\d):(\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?")
+_ZONE = re.compile(r"Z$|([+-])(\d\d):(\d\d)$")
+_EXACT = Context(prec=LITERAL_MAX_DIGITS)  # the usual context rounds to 28 digits
 
 
-def encode_single_value(type_: str, value: Any) -> bytes:
-    """Encode a value: numbers for dates and times, an unscaled integer or Decimal for decimals, bytes as they are."""
-    if packed := _SINGLE_VALUES_PACKED.get(type_):
-        return packed.pack(value)
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, Decimal):
-        return shortest_signed(unscaled(type_, value))
-    if isinstance(value, int):
-        return shortest_signed(value)
-    return bytes(value)
+def is_nan(value: Any) -> bool:
+    """Return whether a value is a floating-point NaN."""
+    return isinstance(value, float) and math.isnan(value)
 
 
-def comparable_bound(type_: str, encoded: bytes) -> Any:
-    """Read an encoded value as something that sorts as its column does, even one from before it was widened."""
-    if packed := _SINGLE_VALUES_PACKED.get(type_):
-        if len(encoded) < packed.size:
-            packed = _SINGLE_VALUES_BEFORE_WIDENING[type_]
-        return packed.unpack(encoded)[0]
-    return int.from_bytes(encoded, "big", signed=True) if _SINGLE_VALUES_DECIMAL.fullmatch(type_) else encoded
+def is_comparable(type_: str) -> bool:
+    """Return whether this version can read values of a type, and so compare them."""
+    return type_ in _READERS or decimal_parts(type_) is not None or fixed_length(type_) is not None
 
 
 def unscaled(type_: str, value: Decimal) -> int:
-    """Give the integer that a decimal column stores for `value`."""
-    decimal = _SINGLE_VALUES_DECIMAL.fullmatch(type_)
+    """Return the integer that a decimal column stores for `value`."""
+    decimal = decimal_parts(type_)
     assert decimal is not None, type_
-    return int(value.scaleb(int(decimal[1]), _SINGLE_VALUES_EXACT))
+    return int(value.scaleb(decimal[1], _EXACT))
 
 
 def shortest_signed(value: int) -> bytes:
@@ -92,6 +92,45 @@ def shortest_signed(value: int) -> bytes:
     # One bit more than the magnitude, for the sign; -128 needs one byte, 128 needs two.
     bits = (value if value >= 0 else ~value).bit_length() + 1
     return value.to_bytes((bits + 7) // 8, "big", signed=True)
+
+
+def encode_single_value(type_: str, value: Any) -> bytes:
+    """Encode a value in its binary form; a decimal may also be given as Decimal."""
+    if packed := _PACKED.get(type_):
+        return packed.pack(value)
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, Decimal):
+        value = unscaled(type_, value)
+    return shortest_signed(value) if isinstance(value, int) else bytes(value)
+
+
+def decode_bound(type_: str, encoded: bytes | None) -> Any:
+    """Read a bound, which may be from before its column was widened; None if it is absent or damaged."""
+    if encoded is None:
+        return None
+    if packed := _PACKED.get(type_):
+        before = _BEFORE_WIDENING.get(type_)
+        if len(encoded) == packed.size:
+            value = packed.unpack(encoded)[0]
+        elif before is not None and len(encoded) == before.size:
+            value = before.unpack(encoded)[0] * UNITS_PER_DAY.get(type_, 1)
+        else:
+            return None
+        return None if is_nan(value) else value
+    if type_ == "string":
+        try:
+            return encoded.decode()
+        except UnicodeDecodeError:
+            return None
+    return decode_stored(type_, encoded)
+
+
+def decode_stored(type_: str, stored: Any) -> Any:
+    """Read a value as partition tuples store it, without Avro's logical types."""
+    if isinstance(stored, bytes) and decimal_parts(type_):
+        return int.from_bytes(stored, "big", signed=True)
+    return stored
 
 
 def lower_text_bound(text: str) -> str:
@@ -127,120 +166,20 @@ def upper_binary_bound(data: bytes) -> bytes | None:
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
-# --- catalog.planning.values ------------------------------------------------------------------------------------------
-
-
-# More than any literal of a decimal column has (38 digits), far from what makes the arithmetic slow.
-LITERAL_MAX_DIGITS = 400
-
-_NS_PER_SECOND = 1_000_000_000
-_NS_PER_US = 1_000
-_NS_PER_DAY = 86_400 * _NS_PER_SECOND
-_NS_PER_UNIT = {
-    "time": _NS_PER_US,
-    "timestamp": _NS_PER_US,
-    "timestamptz": _NS_PER_US,
-    "timestamp_ns": 1,
-    "timestamptz_ns": 1,
-}
-UNITS_PER_DAY = {"date": 1} | {
-    type_: _NS_PER_DAY // unit for type_, unit in _NS_PER_UNIT.items() if type_.startswith("timestamp")
-}
-_WITH_ZONE = ("timestamptz", "timestamptz_ns")
-
-_INT, _LONG, _FLOAT, _DOUBLE = (struct.Struct(form) for form in ("<i", "<q", "<f", "<d"))
-_PACKED = {
-    "boolean": struct.Struct("<?"),
-    "int": _INT,
-    "date": _INT,
-    "long": _LONG,
-    "float": _FLOAT,
-    "double": _DOUBLE,
-    **dict.fromkeys(_NS_PER_UNIT, _LONG),
-}
-# Bounds keep the type that the column had when its file was written.
-_BEFORE_WIDENING = {"long": _INT, "double": _FLOAT, **dict.fromkeys(UNITS_PER_DAY, _INT)}
-
-_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
-_FIXED = re.compile(r"fixed\[(\d+)\]")
-_DATE = re.compile(r"[+-]?\d{4,7}-\d\d-\d\d")
-_TIME = re.compile(r"(\d\d):(\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?")
-_ZONE = re.compile(r"Z|([+-])(\d\d):(\d\d)")
-_EXACT = Context(prec=LITERAL_MAX_DIGITS)
-
-
-def is_nan(value: Any) -> bool:
-    """Tell whether a value is a floating-point NaN."""
-    return isinstance(value, float) and math.isnan(value)
-
-
-def is_comparable(type_: str) -> bool:
-    """Tell whether values of a type can be read, and so compared, here."""
-    return type_ in _READERS or _DECIMAL.fullmatch(type_) is not None or _FIXED.fullmatch(type_) is not None
-
-
 def parse_literal(type_: str, value: Any) -> Any:
-    """Read a filter's literal as a value of a type, never rounding it, but to a float of the column's own width.
+    """Read a filter's JSON literal as a value of a type. Only floats are rounded, to the column's own width.
 
-    Raises: LiteralInvalid.
+    Raises:
+        LiteralInvalid: it is not one of this type.
     """
     try:
-        if decimal := _DECIMAL.fullmatch(type_):
-            return _whole(_exact_number(value) * 10 ** int(decimal[2]))
-        if fixed := _FIXED.fullmatch(type_):
-            return _read_hex(value, size=int(fixed[1]))
+        if decimal := decimal_parts(type_):
+            return _whole(_exact_number(value) * 10 ** decimal[1])
+        if (length := fixed_length(type_)) is not None:
+            return _read_hex(value, size=length)
         return _READERS[type_](value)
     except (KeyError, ValueError, TypeError, InvalidOperation) as error:
         raise LiteralInvalid(f"Invalid value for conversion to type {type_}: {value!r:.100}") from error
-
-
-def decode_bound(type_: str, encoded: bytes | None) -> Any:
-    """Read a bound, which may be from before its column was widened; None if it is absent or says nothing."""
-    if encoded is None:
-        return None
-    if packed := _PACKED.get(type_):
-        return _unpack_bound(type_, packed, encoded)
-    if type_ == "string":
-        try:
-            return encoded.decode()
-        except UnicodeDecodeError:
-            return None
-    return decode_stored(type_, encoded)
-
-
-def decode_stored(type_: str, stored: Any) -> Any:
-    """Read a value as manifests store it, without Avro's logical types."""
-    if isinstance(stored, bytes) and _DECIMAL.fullmatch(type_):
-        return int.from_bytes(stored, "big", signed=True)
-    return stored
-
-
-def show_value(type_: str, value: Any) -> Any:
-    """Write a value as JSON: Iceberg's JSON single-value serialization."""
-    if value is None or type_ in ("boolean", "int", "long", "string"):
-        return value
-    if type_ in ("float", "double"):
-        return _show_float(value)
-    if decimal := _DECIMAL.fullmatch(type_):
-        return f"{Decimal(value).scaleb(-int(decimal[2]), _EXACT):f}"
-    if isinstance(value, bytes):
-        return str(UUID(bytes=value)) if type_ == "uuid" else value.hex().upper()
-    if type_ == "date":
-        return _show_date(value)
-    if type_ == "time":
-        return _show_time(value)
-    return _show_timestamp(type_, value)
-
-
-def _unpack_bound(type_: str, packed: struct.Struct, encoded: bytes) -> Any:
-    before = _BEFORE_WIDENING.get(type_)
-    if len(encoded) == packed.size:
-        value = packed.unpack(encoded)[0]
-    elif before is not None and len(encoded) == before.size:
-        value = before.unpack(encoded)[0] * UNITS_PER_DAY.get(type_, 1)
-    else:
-        return None
-    return None if is_nan(value) else value
 
 
 def _whole(number: Fraction) -> int | Fraction:
@@ -317,20 +256,14 @@ def _timestamp_reader(type_: str) -> Callable[[Any], int | Fraction]:
 
 def _moment_ns(text: str, *, with_zone: bool) -> int:
     date, _, rest = text.partition("T")
-    zone = re.search(r"Z$|[+-]\d\d:\d\d$", rest)
+    zone = _ZONE.search(rest)
     if zone is not None and not with_zone:
         raise ValueError("a zone where the column has none")
-    # PyIceberg leaves out the zone, meaning UTC.
-    shift_ns = _zone_ns(zone[0]) if zone else 0
+    shift_ns = 0  # PyIceberg leaves out the zone, meaning UTC
+    if zone is not None and zone[1] is not None:
+        minutes = int(zone[2]) * 60 + int(zone[3])
+        shift_ns = minutes * 60 * _NS_PER_SECOND * (-1 if zone[1] == "-" else 1)
     return _days(date) * _NS_PER_DAY + _clock_ns(rest[: zone.start()] if zone else rest) - shift_ns
-
-
-def _zone_ns(text: str) -> int:
-    match = _ZONE.fullmatch(text)
-    if match is None or match[1] is None:
-        return 0
-    minutes = int(match[2]) * 60 + int(match[3])
-    return minutes * 60 * _NS_PER_SECOND * (-1 if match[1] == "-" else 1)
 
 
 def _clock_ns(text: str) -> int:
@@ -347,36 +280,6 @@ def _days(text: str) -> int:
     return int(np.datetime64(text, "D").astype(np.int64))
 
 
-def _show_float(value: float) -> float | str:
-    """Leave what JSON has no number for to its name, as Iceberg's Java writer does."""
-    if math.isfinite(value):
-        return value
-    if math.isnan(value):
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"
-
-
-def _show_date(days: int) -> str:
-    """Spell a date by ISO 8601, whose years have four digits, or more behind a sign."""
-    year, month, day = str(np.datetime64(days, "D")).rsplit("-", 2)
-    sign = "-" if year.startswith("-") else "+" if len(year) > len("9999") else ""
-    return f"{sign}{year.lstrip('-').rjust(4, '0')}-{month}-{day}"
-
-
-def _show_time(micros: int) -> str:
-    seconds, fraction = divmod(micros, _NS_PER_SECOND // _NS_PER_US)
-    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{fraction:06}"
-
-
-def _show_timestamp(type_: str, value: int) -> str:
-    per_second = _NS_PER_SECOND // _NS_PER_UNIT[type_]
-    days, within = divmod(value, UNITS_PER_DAY[type_])
-    seconds, fraction = divmod(within, per_second)
-    clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-    digits = len(str(per_second)) - 1
-    return f"{_show_date(days)}T{clock}.{fraction:0{digits}}{'+00:00' if type_ in _WITH_ZONE else ''}"
-
-
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "boolean": _read_exactly(bool),
     "int": _read_integer,
@@ -390,3 +293,44 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "uuid": lambda value: UUID(str(value)).bytes,
     "binary": _read_hex,
 }
+
+
+def value_to_json(type_: str, value: Any) -> Any:
+    """Write a value as JSON: Iceberg's JSON single-value serialization."""
+    if value is None or type_ in ("boolean", "int", "long", "string"):
+        return value
+    if type_ in ("float", "double"):
+        return _float_to_json(value)
+    if decimal := decimal_parts(type_):
+        return f"{Decimal(value).scaleb(-decimal[1], _EXACT):f}"
+    if isinstance(value, bytes):
+        return str(UUID(bytes=value)) if type_ == "uuid" else value.hex().upper()
+    if type_ == "date":
+        return _date_text(value)
+    if type_ == "time":
+        return _clock_text(value, _NS_PER_SECOND // _NS_PER_US)
+    days, within = divmod(value, UNITS_PER_DAY[type_])
+    clock = _clock_text(within, _NS_PER_SECOND // _NS_PER_UNIT[type_])
+    return f"{_date_text(days)}T{clock}{'+00:00' if type_ in _WITH_ZONE else ''}"
+
+
+def _float_to_json(value: float) -> float | str:
+    """Write what JSON has no number for by its name, as Iceberg's Java writer does."""
+    if math.isfinite(value):
+        return value
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
+
+
+def _date_text(days: int) -> str:
+    """Spell a date by ISO 8601, whose years have four digits, or more behind a sign."""
+    year, month, day = str(np.datetime64(days, "D")).rsplit("-", 2)
+    sign = "-" if year.startswith("-") else "+" if len(year) > len("9999") else ""
+    return f"{sign}{year.lstrip('-').rjust(4, '0')}-{month}-{day}"
+
+
+def _clock_text(units: int, per_second: int) -> str:
+    seconds, fraction = divmod(units, per_second)
+    digits = len(str(per_second)) - 1
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{fraction:0{digits}}"

@@ -17,15 +17,16 @@ from lakefeed.contract.verification import Report
 from lakefeed.iceberg.arrow import split_by_partition, to_arrow_schema
 from lakefeed.iceberg.manifests import (
     ListHeader,
+    Manifest,
     ManifestFile,
     decode_manifest_list,
     describe_manifest,
     encode_entries,
     encode_manifest,
     encode_manifest_list,
+    read_entries,
 )
 from lakefeed.storage.store import open_store
-from lakefeed.writer.commit.manifests import decode_entries
 from lakefeed.writer.commit.plan import Request
 from lakefeed.writer.commit.state import TableState, data_location, metadata_location
 from lakefeed.writer.config import WriterConfig
@@ -70,7 +71,7 @@ async def append_again(bench: Bench) -> None:
     manifests = await _manifests(bench, state)
     number = state.last_sequence_number + 1
     again = {**manifests[0], "added_snapshot_id": snapshot_id, "sequence_number": number, "min_sequence_number": number}
-    entries = decode_entries(await bench.context.store.read(again["manifest_path"]), manifests[0])
+    entries = await _entries(bench, manifests[0])
     added = [{**entry, "status": 1, "snapshot_id": snapshot_id, "sequence_number": None} for entry in entries]
     again |= await _write_manifest(bench, state, encode_entries(added, state.shape))
     await _commit(bench, state, [*manifests, again], snapshot_id=snapshot_id, operation="append")
@@ -96,7 +97,7 @@ async def compact(bench: Bench, change: Change) -> None:
     number = {"sequence_number": state.last_sequence_number + 1, "min_sequence_number": state.last_sequence_number + 1}
     manifests = [{**added, **number, **await _write_manifest(bench, state, encoded)}]
     for manifest in await _manifests(bench, state):
-        entries = decode_entries(await bench.context.store.read(manifest["manifest_path"]), manifest)
+        entries = await _entries(bench, manifest)
         gone = [{**entry, "status": _DELETED, "snapshot_id": snapshot_id} for entry in entries]
         counts = {"added_files_count": 0, "added_rows_count": 0, "deleted_files_count": len(gone)}
         written = await _write_manifest(bench, state, encode_entries(gone, state.shape))
@@ -123,7 +124,13 @@ def _new_id() -> int:
 
 async def _manifests(bench: Bench, state: TableState) -> Sequence[ManifestFile]:
     assert state.manifest_list is not None
-    return decode_manifest_list(await bench.context.store.read(state.manifest_list)).manifests
+    data = await bench.context.store.read(state.manifest_list)
+    return decode_manifest_list(data, state.manifest_list).manifests
+
+
+async def _entries(bench: Bench, manifest: ManifestFile) -> list[dict[str, Any]]:
+    data = await bench.context.store.read(manifest["manifest_path"])
+    return [entry.to_existing() for entry in read_entries(data, Manifest.of(manifest))]
 
 
 async def _write_manifest(bench: Bench, state: TableState, encoded: bytes) -> dict[str, Any]:
@@ -138,7 +145,7 @@ async def _commit(
     location = metadata_location(state, f"snap-{snapshot_id}-{uuid.uuid4()}.avro")
     number = state.last_sequence_number + 1
     header = ListHeader(snapshot_id, state.snapshot_id, number, state.format_version)
-    current = decode_manifest_list(await bench.context.store.read(str(state.manifest_list)))
+    current = decode_manifest_list(await bench.context.store.read(str(state.manifest_list)), str(state.manifest_list))
     await bench.context.store.write(
         location, encode_manifest_list(replace(current, manifests=tuple(manifests)), header)
     )

@@ -50,7 +50,7 @@ from lakefeed.contract.properties import (
     is_enabled,
     read_number,
 )
-from lakefeed.iceberg.manifests import decode_manifest_list
+from lakefeed.iceberg.manifests import manifest_paths
 from lakefeed.storage.store import ObjectStore
 from lakefeed.writer.commit.manifests import OWN_MANIFEST_PREFIX
 from lakefeed.writer.commit.plan import MANIFESTS_REPLACED_KEY, Request
@@ -279,8 +279,7 @@ async def _unused_manifests(store: ObjectStore, state: TableState, plan: ExpiryP
 
 async def _read_lists(store: ObjectStore, locations: Sequence[str]) -> dict[str, set[str]]:
     async def read(location: str) -> set[str]:
-        found = decode_manifest_list(await store.read(location))
-        return {manifest["manifest_path"] for manifest in found.manifests}
+        return set(manifest_paths(await store.read(location), location))
 
     return dict(zip(locations, await map_parallel(read, locations, at_once=PARALLEL_REQUESTS), strict=True))
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,18 +25,20 @@ from lakefeed.contract.errors import StorageError
 from lakefeed.contract.properties import MERGE_ENABLED, MERGE_MIN_COUNT, MERGE_TARGET_BYTES, is_enabled, read_number
 from lakefeed.iceberg.layout import partition_types
 from lakefeed.iceberg.manifests import (
+    Content,
+    Manifest,
     ManifestFile,
     ManifestList,
-    ManifestUnreadable,
+    Status,
     TableShape,
-    decode_avro,
     decode_manifest_list,
     describe_manifest,
     encode_entries,
     encode_manifest,
     encode_manifest_list,
+    read_entries,
+    summarise_partitions,
 )
-from lakefeed.iceberg.values import comparable_bound
 from lakefeed.storage.store import ObjectStore
 from lakefeed.writer.commit.plan import AppendPlan, Flush
 from lakefeed.writer.commit.state import TableState, metadata_location
@@ -49,9 +51,6 @@ OWN_MANIFEST_PREFIX = "lakefeed-"
 # Both are Iceberg's own defaults.
 MIN_COUNT_DEFAULT = 100
 TARGET_BYTES_DEFAULT = 8 * 1024 * 1024
-
-_DATA = 0
-_EXISTING = 0
 
 
 def plan_merge(current: ManifestList, shape: TableShape, properties: Mapping[str, str]) -> tuple[ManifestFile, ...]:
@@ -83,7 +82,7 @@ def _oldest(tier: Sequence[ManifestFile], target_bytes: int) -> tuple[ManifestFi
 
 def _is_mergeable(manifest: ManifestFile, shape: TableShape) -> bool:
     return (
-        manifest["content"] == _DATA
+        manifest["content"] == Content.DATA
         and manifest["partition_spec_id"] == shape.spec.spec_id
         and manifest["deleted_files_count"] == 0
         and manifest.get("key_metadata") is None
@@ -91,43 +90,29 @@ def _is_mergeable(manifest: ManifestFile, shape: TableShape) -> bool:
     )
 
 
-def merge_entries(bodies: Sequence[bytes], manifests: Sequence[ManifestFile], shape: TableShape) -> bytes:
+@dataclass(frozen=True, slots=True)
+class MergedManifest:
+    """A manifest that holds the entries of several, and the summary of its partitions."""
+
+    encoded: bytes
+    partitions: Sequence[Mapping[str, Any]]
+
+
+def merge_entries(bodies: Sequence[bytes], manifests: Sequence[ManifestFile], shape: TableShape) -> MergedManifest:
     """Encode one manifest that holds the entries of several.
 
     Raises:
         ManifestUnreadable: one of them is damaged.
     """
-    pairs = zip(bodies, manifests, strict=True)
-    return encode_entries((entry for body, manifest in pairs for entry in decode_entries(body, manifest)), shape)
-
-
-def decode_entries(data: bytes, manifest: ManifestFile) -> list[dict[str, Any]]:
-    """Read a manifest's entries as they go into another one: existing, with all that they inherited written out.
-
-    Raises:
-        ManifestUnreadable: it is damaged.
-    """
-    return list(_existing_entries(decode_avro(data)[1], manifest))
-
-
-def _existing_entries(entries: list[dict[str, Any]], manifest: ManifestFile) -> Iterator[dict[str, Any]]:
-    sequence_number = manifest["sequence_number"]
-    next_row_id = manifest.get("first_row_id")
-    for entry in entries:
-        entry["status"] = _EXISTING
-        _inherit(entry, "snapshot_id", manifest["added_snapshot_id"])
-        _inherit(entry, "sequence_number", sequence_number)
-        _inherit(entry, "file_sequence_number", sequence_number)
-        data_file = entry["data_file"]
-        if next_row_id is not None and data_file.get("first_row_id") is None:
-            data_file["first_row_id"] = next_row_id
-            next_row_id += data_file["record_count"]
-        yield entry
-
-
-def _inherit(entry: dict[str, Any], name: str, value: int) -> None:
-    if entry[name] is None:
-        entry[name] = value
+    types = partition_types(shape.spec, shape.schema)
+    entries = [
+        entry
+        for body, manifest in zip(bodies, manifests, strict=True)
+        for entry in read_entries(body, Manifest.of(manifest), types)
+        if entry.status is not Status.DELETED
+    ]
+    encoded = encode_entries((entry.to_existing() for entry in entries), shape)
+    return MergedManifest(encoded, summarise_partitions([entry.partition for entry in entries], shape))
 
 
 def apply_merge(
@@ -138,14 +123,14 @@ def apply_merge(
     snapshot_id: int,
     sequence_number: int,
     location: str,
-    size_bytes: int,
+    new: MergedManifest,
 ) -> ManifestList:
     """Put one manifest, stored at `location`, in the place of those that it merges."""
     one = {
         "manifest_path": location,
-        "manifest_length": size_bytes,
+        "manifest_length": len(new.encoded),
         "partition_spec_id": shape.spec.spec_id,
-        "content": _DATA,
+        "content": Content.DATA,
         "sequence_number": sequence_number,
         "min_sequence_number": min(manifest["min_sequence_number"] for manifest in merged),
         "added_snapshot_id": snapshot_id,
@@ -155,27 +140,11 @@ def apply_merge(
         "added_rows_count": 0,
         "existing_rows_count": sum(m["added_rows_count"] + m["existing_rows_count"] for m in merged),
         "deleted_rows_count": 0,
-        "partitions": _merge_summaries([manifest["partitions"] for manifest in merged], shape),
+        "partitions": new.partitions,
     }
     gone = {manifest["manifest_path"] for manifest in merged}
     kept = (manifest for manifest in current.manifests if manifest["manifest_path"] not in gone)
     return ManifestList((one, *kept), current.extra_fields)
-
-
-def _merge_summaries(summaries: Sequence[Sequence[Mapping[str, Any]]], shape: TableShape) -> list[dict[str, Any]]:
-    types = partition_types(shape.spec, shape.schema)
-    return [_merge_summary(type_, [summary[i] for summary in summaries]) for i, type_ in enumerate(types)]
-
-
-def _merge_summary(type_: str, summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    lowers = [summary["lower_bound"] for summary in summaries if summary["lower_bound"] is not None]
-    uppers = [summary["upper_bound"] for summary in summaries if summary["upper_bound"] is not None]
-    return {
-        "contains_null": any(summary["contains_null"] for summary in summaries),
-        "contains_nan": any(summary["contains_nan"] for summary in summaries),
-        "lower_bound": min(lowers, key=lambda bound: comparable_bound(type_, bound), default=None),
-        "upper_bound": max(uppers, key=lambda bound: comparable_bound(type_, bound), default=None),
-    }
 
 
 # --- writer.manifest_files --------------------------------------------------------------------------------------------
@@ -231,12 +200,13 @@ async def load_manifests(store: ObjectStore, state: TableState) -> TableState:
     """Read the manifests of the current snapshot, unless they are known.
 
     Raises:
-        StorageError, ManifestUnreadable: they cannot be read.
+        StorageError: they cannot be read, or are damaged.
     """
     if state.manifests is not None:
         return state
     assert state.manifest_list is not None
-    return replace(state, manifests=decode_manifest_list(await store.read(state.manifest_list)))
+    found = decode_manifest_list(await store.read(state.manifest_list), state.manifest_list)
+    return replace(state, manifests=found)
 
 
 async def maybe_merge(store: ObjectStore, state: TableState, *, snapshot_id: int) -> Merged:
@@ -247,9 +217,9 @@ async def maybe_merge(store: ObjectStore, state: TableState, *, snapshot_id: int
         return Merged(state)
     location = metadata_location(state, _new_manifest_name())
     try:
-        encoded = await _encode_merged(store, chosen, state.shape)
-        await store.write(location, encoded)
-    except (StorageError, ManifestUnreadable) as error:
+        new = await _merge_manifests(store, chosen, state.shape)
+        await store.write(location, new.encoded)
+    except StorageError as error:
         _log.warning("merge_put_off", extra={"table": str(state.name), "reason": str(error)})
         return Merged(state)
     merged = apply_merge(
@@ -259,12 +229,12 @@ async def maybe_merge(store: ObjectStore, state: TableState, *, snapshot_id: int
         snapshot_id=snapshot_id,
         sequence_number=state.last_sequence_number + 1,
         location=location,
-        size_bytes=len(encoded),
+        new=new,
     )
     return Merged(replace(state, manifests=merged), replaced=len(chosen))
 
 
-async def _encode_merged(store: ObjectStore, manifests: Sequence[ManifestFile], shape: TableShape) -> bytes:
+async def _merge_manifests(store: ObjectStore, manifests: Sequence[ManifestFile], shape: TableShape) -> MergedManifest:
     """Read manifests and encode their entries as one, in a thread: there can be tens of thousands of entries."""
     bodies = await map_parallel(
         lambda manifest: store.read(manifest["manifest_path"]), manifests, at_once=MERGE_PARALLEL_READS

@@ -37,6 +37,7 @@ from lakefeed.contract.progress import (
     spans_to_text,
 )
 from lakefeed.contract.properties import MAIN_BRANCH
+from lakefeed.iceberg.avro import FORMAT_WITH_ROW_IDS
 from lakefeed.iceberg.layout import (
     UNSORTED,
     PartitionSpec,
@@ -49,7 +50,6 @@ from lakefeed.iceberg.layout import (
     with_known_ids,
 )
 from lakefeed.iceberg.manifests import (
-    FORMAT_WITH_ROW_IDS,
     DataFile,
     ListHeader,
     ManifestFile,

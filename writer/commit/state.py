@@ -14,6 +14,7 @@ from lakefeed.contract.changes import TableName
 from lakefeed.contract.errors import CatalogError
 from lakefeed.contract.progress import PROGRESS_PROPERTY, Progress, progress_from_text
 from lakefeed.contract.properties import MAIN_BRANCH
+from lakefeed.iceberg.avro import FORMAT_WITH_ROW_IDS
 from lakefeed.iceberg.layout import (
     UNSORTED,
     Partition,
@@ -23,7 +24,7 @@ from lakefeed.iceberg.layout import (
     partition_path,
     spec_from_json,
 )
-from lakefeed.iceberg.manifests import FORMAT_WITH_ROW_IDS, ManifestList, TableShape
+from lakefeed.iceberg.manifests import ManifestList, TableShape
 from lakefeed.iceberg.types import Schema, schema_from_json
 
 OLDEST_FORMAT = 2  # format 1 has no sequence numbers; such a table is upgraded by its owner, not by us

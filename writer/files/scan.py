@@ -10,7 +10,6 @@ that a file does not have is null.
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,9 +24,9 @@ from lakefeed.contract.changes import Operation, SourceId
 from lakefeed.contract.errors import CatalogError, WriterError
 from lakefeed.contract.ledger import RowFacts, join_facts
 from lakefeed.iceberg.arrow import FIELD_ID_KEY, to_arrow_type
-from lakefeed.iceberg.manifests import ManifestFile, decode_avro, decode_manifest_list
+from lakefeed.iceberg.manifests import Entry, Manifest, Status, column_value, list_manifests, read_entries
 from lakefeed.iceberg.types import Field
-from lakefeed.iceberg.values import comparable_bound, encode_single_value
+from lakefeed.iceberg.values import decode_bound
 from lakefeed.storage.store import ObjectStore
 from lakefeed.writer.commit.state import TableState
 from lakefeed.writer.files.row_hash import tally_rows
@@ -37,9 +36,6 @@ from lakefeed.writer.files.row_hash import tally_rows
 
 # Manifests are small and many: enough at once to hide a far store's delay.
 PARALLEL_READS = 16
-
-_DATA = 0
-_DELETED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +59,19 @@ async def find_files(
     """
     if state.manifest_list is None:
         return []
-    manifests = decode_manifest_list(await store.read(state.manifest_list)).manifests
-    if any(manifest["content"] != _DATA for manifest in manifests):
+    manifests = list_manifests(await store.read(state.manifest_list), state.manifest_list)
+    if any(manifest.holds_deletes for manifest in manifests):
         raise CatalogError(f"table has delete files, which are not read here: table={state.name}")
     slots = asyncio.Semaphore(PARALLEL_READS)
 
-    async def read(manifest: ManifestFile) -> list[StoredFile]:
+    async def read(manifest: Manifest) -> list[StoredFile]:
         async with slots:
-            entries = decode_avro(await store.read(manifest["manifest_path"]))[1]
-        return list(_files_of(entries, manifest, wanted))
+            data = await store.read(manifest.location)
+        return [
+            StoredFile(entry.sequence_number, entry.file["file_path"], entry.file["record_count"])
+            for entry in read_entries(data, manifest)
+            if entry.status is not Status.DELETED and all(each.may_be_in(entry.file) for each in wanted)
+        ]
 
     wanted = [_Wanted.of(state, name, *bounds) for name, bounds in (within or {}).items()]
     found = await asyncio.gather(*(read(manifest) for manifest in manifests), return_exceptions=True)
@@ -95,30 +95,14 @@ class _Wanted:
     def of(cls, state: TableState, name: str, lowest: Any, highest: Any) -> _Wanted:
         field = _field(state, name)
         assert isinstance(field.type, str), "bounds are of columns without parts"
-        ends = (comparable_bound(field.type, encode_single_value(field.type, end)) for end in (lowest, highest))
-        return cls(field.id, field.type, *ends)
+        return cls(field.id, field.type, lowest, highest)
 
     def may_be_in(self, data_file: Mapping[str, Any]) -> bool:
-        lower, upper = (_bound(data_file[name], self.field_id) for name in ("lower_bounds", "upper_bounds"))
-        if lower is not None and comparable_bound(self.type, lower) > self.highest:
-            return False
-        return upper is None or comparable_bound(self.type, upper) >= self.lowest
-
-
-def _bound(pairs: Sequence[Mapping[str, Any]] | None, field_id: int) -> bytes | None:
-    return next((pair["value"] for pair in pairs or () if pair["key"] == field_id), None)
-
-
-def _files_of(entries: list[dict[str, Any]], manifest: ManifestFile, wanted: Sequence[_Wanted]) -> Iterator[StoredFile]:
-    for entry in entries:
-        data_file = entry["data_file"]
-        if entry["status"] != _DELETED and all(each.may_be_in(data_file) for each in wanted):
-            number = entry["sequence_number"]  # null where it is the manifest's own
-            yield StoredFile(
-                manifest["sequence_number"] if number is None else number,
-                data_file["file_path"],
-                data_file["record_count"],
-            )
+        lower, upper = (
+            decode_bound(self.type, column_value(data_file, name, self.field_id))
+            for name in ("lower_bounds", "upper_bounds")
+        )
+        return (lower is None or lower <= self.highest) and (upper is None or upper >= self.lowest)
 
 
 async def read_columns(file: StoredFile, state: TableState, store: ObjectStore, *, names: Sequence[str]) -> pa.Table:
@@ -173,6 +157,7 @@ class Extent:
 
 
 _LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
+_NO_SNAPSHOT = -1  # as Iceberg writes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,56 +188,46 @@ async def load_contents(store: ObjectStore, manifest_list: str, *, sequence_id: 
     Raises:
         WriterError: a manifest cannot be read.
     """
-    manifests = decode_manifest_list(await store.read(manifest_list)).manifests
-    entries = await _load_entries(store, [each for each in manifests if each["content"] == _DATA])
-    files = [_live_file(entry, sequence_id) for entry in entries if entry["status"] != _DELETED]
-    others = (each for each in manifests if each["content"] != _DATA)
-    return Contents(files, sum(each["added_files_count"] + each["existing_files_count"] for each in others))
+    manifests = list_manifests(await store.read(manifest_list), manifest_list)
+    entries = await _load_entries(store, [each for each in manifests if not each.holds_deletes])
+    files = [_live_file(entry, sequence_id) for entry in entries if entry.status is not Status.DELETED]
+    return Contents(files, sum(each.files_count or 0 for each in manifests if each.holds_deletes))
 
 
 async def load_added(store: ObjectStore, manifest_list: str, *, snapshot_id: int) -> set[str]:
     """Read which files a snapshot added, from its own manifests."""
-    return {_path(entry) for entry in await _load_own(store, manifest_list, snapshot_id) if entry["status"] != _DELETED}
+    entries = await _load_own(store, manifest_list, snapshot_id)
+    return {entry.file["file_path"] for entry in entries if entry.status is not Status.DELETED}
 
 
 async def load_removed(store: ObjectStore, manifest_list: str, *, snapshot_id: int) -> set[str]:
     """Read which files a snapshot says that it removed."""
-    return {_path(entry) for entry in await _load_own(store, manifest_list, snapshot_id) if entry["status"] == _DELETED}
+    entries = await _load_own(store, manifest_list, snapshot_id)
+    return {entry.file["file_path"] for entry in entries if entry.status is Status.DELETED}
 
 
-async def _load_own(store: ObjectStore, manifest_list: str, snapshot_id: int) -> list[dict[str, Any]]:
-    manifests = decode_manifest_list(await store.read(manifest_list)).manifests
-    own = [each for each in manifests if each["added_snapshot_id"] == snapshot_id and each["content"] == _DATA]
-    return [entry for entry in await _load_entries(store, own) if entry["snapshot_id"] == snapshot_id]
+async def _load_own(store: ObjectStore, manifest_list: str, snapshot_id: int) -> list[Entry]:
+    manifests = list_manifests(await store.read(manifest_list), manifest_list)
+    own = [each for each in manifests if each.snapshot_id == snapshot_id and not each.holds_deletes]
+    return [entry for entry in await _load_entries(store, own) if entry.snapshot_id == snapshot_id]
 
 
-async def _load_entries(store: ObjectStore, manifests: Iterable[ManifestFile]) -> list[dict[str, Any]]:
-    async def load(manifest: ManifestFile) -> list[dict[str, Any]]:
-        entries = decode_avro(await store.read(manifest["manifest_path"]))[1]
-        inherited = {"snapshot_id": manifest["added_snapshot_id"]}
-        return [{**entry, **inherited} if entry["snapshot_id"] is None else entry for entry in entries]
+async def _load_entries(store: ObjectStore, manifests: Iterable[Manifest]) -> list[Entry]:
+    async def load(manifest: Manifest) -> list[Entry]:
+        return list(read_entries(await store.read(manifest.location), manifest))
 
     parts = await map_parallel(load, manifests, at_once=PARALLEL_READS)
     return [entry for part in parts for entry in part]
 
 
-def _live_file(entry: Mapping[str, Any], sequence_id: int) -> LiveFile:
-    data_file = entry["data_file"]
-    lowest = _live_files_bound(data_file["lower_bounds"], sequence_id)
-    highest = _live_files_bound(data_file["upper_bounds"], sequence_id)
-    extent = Extent(
-        _LONG_MIN if lowest is None else lowest, _LONG_MAX if highest is None else highest, data_file["record_count"]
+def _live_file(entry: Entry, sequence_id: int) -> LiveFile:
+    lowest, highest = (
+        decode_bound("long", column_value(entry.file, name, sequence_id)) for name in ("lower_bounds", "upper_bounds")
     )
-    return LiveFile(data_file["file_path"], entry["snapshot_id"], extent)
-
-
-def _live_files_bound(pairs: Sequence[Mapping[str, Any]] | None, field_id: int) -> int | None:
-    value = next((pair["value"] for pair in pairs or () if pair["key"] == field_id), None)
-    return None if value is None else int(struct.unpack("<q", value)[0])
-
-
-def _path(entry: Mapping[str, Any]) -> str:
-    return str(entry["data_file"]["file_path"])
+    extent = Extent(
+        _LONG_MIN if lowest is None else lowest, _LONG_MAX if highest is None else highest, entry.file["record_count"]
+    )
+    return LiveFile(entry.file["file_path"], _NO_SNAPSHOT if entry.snapshot_id is None else entry.snapshot_id, extent)
 
 
 # --- writer.verification.file_rows ------------------------------------------------------------------------------------

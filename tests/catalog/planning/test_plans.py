@@ -9,7 +9,7 @@ from lakefeed.catalog.names import TableId
 from lakefeed.catalog.planning.expressions import Columns
 from lakefeed.catalog.planning.planner import Plan, Plans
 from lakefeed.catalog.planning.tasks import PreparedScan, bind_scan, parse_plan_request, prepare_scan
-from lakefeed.iceberg.manifest_reads import Manifest
+from lakefeed.iceberg.manifests import Manifest
 from tests.catalog.documents import new_table
 
 

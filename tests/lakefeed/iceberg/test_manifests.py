@@ -1,6 +1,12 @@
+"""Manifests and manifest lists: what they say, what entries inherit, what survives, and what is damaged."""
+
 from __future__ import annotations
 
 import io
+import os
+import random
+from dataclasses import replace
+from typing import Any
 
 import fastavro
 import pytest
@@ -13,26 +19,35 @@ from pyiceberg.manifest import (
     write_manifest_list,
 )
 
+from lakefeed.contract.errors import ManifestUnreadable
 from lakefeed.iceberg.arrow import split_by_partition
-from lakefeed.iceberg.layout import parse_partition
+from lakefeed.iceberg.avro import avro_name, manifest_schema
+from lakefeed.iceberg.layout import parse_partition, partition_types
 from lakefeed.iceberg.manifests import (
+    Content,
+    Entry,
     ListHeader,
+    Manifest,
     ManifestList,
-    ManifestUnreadable,
+    Status,
     TableShape,
     apply_manifest,
     apply_row_ids,
-    avro_name,
     decode_manifest_list,
     describe_manifest,
     encode_manifest,
     encode_manifest_list,
+    list_manifests,
+    live_file_paths,
+    manifest_paths,
+    read_entries,
 )
 from lakefeed.writer.config import WriterConfig
 from lakefeed.writer.files.parquet import write_data_file
 from tests.writer.examples import NESTED, nested_rows
 
 IO = PyArrowFileIO()
+DAMAGED_FILES = int(os.environ.get("DAMAGED_FILES", "1000"))
 
 
 def make_files(spec, rows=10):
@@ -130,7 +145,9 @@ def test_a_list_that_pyiceberg_wrote_is_carried_over_whole(tmp_path):
     with write_manifest_list(2, IO.new_output(f"file://{theirs}"), 77, None, 5, "deflate") as writer:
         writer.add_manifests(ours)
     carried = tmp_path / "carried.avro"
-    carried.write_bytes(encode_manifest_list(decode_manifest_list(theirs.read_bytes()), ListHeader(78, 77, 6, 2)))
+    carried.write_bytes(
+        encode_manifest_list(decode_manifest_list(theirs.read_bytes(), "list.avro"), ListHeader(78, 77, 6, 2))
+    )
     [found], [wanted] = read_list(f"file://{carried}"), ours
     fields = ["manifest_path", "manifest_length", "partition_spec_id", "content", "sequence_number"]
     fields += ["min_sequence_number", "added_snapshot_id", "partitions", "key_metadata"]
@@ -175,7 +192,7 @@ def write_foreign_list(entry, schema_changes):
 def test_fields_that_we_do_not_know_survive_a_carry_over():
     future = {"name": "future", "type": ["null", "string"], "default": None, "field-id": 599}
     encoded = write_foreign_list(make_entry(future="kept"), {"future": future})
-    carried = encode_manifest_list(decode_manifest_list(encoded), ListHeader(2, 1, 2, 2))
+    carried = encode_manifest_list(decode_manifest_list(encoded, "list.avro"), ListHeader(2, 1, 2, 2))
     reader = fastavro.reader(io.BytesIO(carried))
     assert next(reader)["future"] == "kept"
     assert [f["field-id"] for f in reader.writer_schema["fields"] if f["name"] == "future"] == [599]
@@ -184,25 +201,83 @@ def test_fields_that_we_do_not_know_survive_a_carry_over():
 def test_names_of_older_writers_are_understood_by_field_id():
     older = {"name": "added_data_files_count", "type": "int", "field-id": 504}
     encoded = write_foreign_list(make_entry(added_data_files_count=3), {"added_files_count": older})
-    assert decode_manifest_list(encoded).manifests[0]["added_files_count"] == 3
+    assert decode_manifest_list(encoded, "list.avro").manifests[0]["added_files_count"] == 3
 
 
 def test_a_list_from_before_an_upgrade_gets_sequence_number_zero():
     encoded = write_foreign_list(make_entry(), {"content": None, "sequence_number": None, "min_sequence_number": None})
-    [manifest] = decode_manifest_list(encoded).manifests
+    [manifest] = decode_manifest_list(encoded, "list.avro").manifests
     assert (manifest["content"], manifest["sequence_number"], manifest["min_sequence_number"]) == (0, 0, 0)
 
 
 def test_an_entry_without_counts_is_refused_by_name():
     encoded = write_foreign_list(make_entry(), {"added_files_count": None})
     with pytest.raises(ManifestUnreadable, match="added_files_count"):
-        decode_manifest_list(encoded)
+        decode_manifest_list(encoded, "list.avro")
 
 
 @pytest.mark.parametrize("data", [b"", b"not avro", b"Obj\x01"])
 def test_what_is_not_a_list_is_refused(data):
-    with pytest.raises(ManifestUnreadable, match="not a manifest or manifest list"):
-        decode_manifest_list(data)
+    with pytest.raises(ManifestUnreadable, match=r"not a readable manifest or manifest list: list\.avro"):
+        decode_manifest_list(data, "list.avro")
+
+
+@pytest.mark.parametrize("format_version", [2, 3])
+def test_named_union_branches_give_the_bytes_that_fastavro_would_write_by_itself(format_version):
+    spec = parse_partition("identity(born), identity(price), bucket[4](name)", NESTED)
+    shape = TableShape(NESTED, spec, format_version)
+    encoded = encode_manifest(make_files(spec), shape=shape, snapshot_id=7)
+    reader = fastavro.reader(io.BytesIO(encoded))
+    records, sync = list(reader), reader._header["sync"]
+    metadata = {key: value for key, value in reader.metadata.items() if not key.startswith("avro.")}
+    schema = manifest_schema(spec, partition_types(spec, NESTED), format_version)
+    sink = io.BytesIO()
+    fastavro.writer(sink, schema, records, codec="deflate", metadata=metadata, sync_marker=sync)
+    assert sink.getvalue() == encoded
+
+
+def make_damaged(data: bytes, rng: random.Random) -> bytes:
+    damaged = bytearray(data)
+    for _ in range(rng.choice((1, 1, 3))):
+        damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+    return bytes(damaged[: rng.randrange(len(damaged))] if rng.random() < 0.2 else damaged)
+
+
+def without_compression(data: bytes) -> bytes:
+    """Write a file again without compression, so that damage reaches the decoder instead of the checksum."""
+    reader = fastavro.reader(io.BytesIO(data))
+    sink = io.BytesIO()
+    fastavro.writer(sink, reader.writer_schema, list(reader), codec="null")
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_damaged_files_raise_one_error_or_are_read(compressed):
+    spec = parse_partition("identity(born), identity(price)", NESTED)
+    shape = TableShape(NESTED, spec, 3)
+    manifest = encode_manifest(make_files(spec, 3), shape=shape, snapshot_id=7)
+    listed = encode_manifest_list(ManifestList((make_entry(), make_entry())), ListHeader(1, None, 1, 3))
+    if not compressed:
+        manifest, listed = without_compression(manifest), without_compression(listed)
+    types = partition_types(spec, NESTED)
+    readers = [
+        (manifest, lambda data: list(read_entries(data, MANIFEST, types))),
+        (manifest, lambda data: live_file_paths(data, "m.avro")),
+        (listed, lambda data: list_manifests(data, "list.avro")),
+        (listed, lambda data: decode_manifest_list(data, "list.avro")),
+        (listed, lambda data: manifest_paths(data, "list.avro")),
+    ]
+    refused = 0
+    for seed in range(DAMAGED_FILES):
+        rng = random.Random(seed)
+        data, read = rng.choice(readers)
+        try:
+            read(make_damaged(data, rng))
+        except ManifestUnreadable:
+            refused += 1
+        except BaseException as error:
+            raise AssertionError(f"seed={seed} compressed={compressed}") from error
+    assert refused > DAMAGED_FILES // 4
 
 
 def test_row_ids_are_given_once_and_to_data_only():
@@ -217,3 +292,102 @@ def test_row_ids_are_given_once_and_to_data_only():
 )
 def test_names_that_avro_does_not_take_are_rewritten(name, expected):
     assert avro_name(name) == expected
+
+
+MANIFEST = Manifest(
+    "m.avro", False, 0, snapshot_id=7, sequence_number=5, files_count=3, first_row_id=None, summaries=None
+)
+
+
+def avro(name: str, fields: list[tuple[str, Any]], records: list[dict[str, Any]]) -> bytes:
+    schema = {"type": "record", "name": name, "fields": [{"name": field, "type": type_} for field, type_ in fields]}
+    sink = io.BytesIO()
+    fastavro.writer(sink, schema, records)
+    return sink.getvalue()
+
+
+def manifest_bytes(*entries: dict[str, Any], newest: bool = True) -> bytes:
+    """Write a manifest, of the newest format or of the first."""
+    date = {"type": "int", "logicalType": "date"}
+    file_fields = [
+        ("file_path", "string"),
+        (
+            "partition",
+            {"type": "record", "name": "r102", "fields": [{"name": "day", "type": ["null", date]}]},
+        ),
+        ("record_count", "long"),
+        *([("first_row_id", ["null", "long"])] if newest else []),
+    ]
+    file = {"type": "record", "name": "r2", "fields": [{"name": name, "type": type_} for name, type_ in file_fields]}
+    fields = [
+        ("status", "int"),
+        ("snapshot_id", ["null", "long"]),
+        *([("sequence_number", ["null", "long"])] if newest else []),
+        ("data_file", file),
+    ]
+    return avro("manifest_entry", fields, [complete(entry) for entry in entries])
+
+
+def complete(entry: dict[str, Any]) -> dict[str, Any]:
+    file = {"file_path": "f", "partition": {"day": None}, "record_count": 10, **entry.get("file", {})}
+    return {"status": entry.get("status", 1), **entry, "data_file": file}
+
+
+def entries_of(data: bytes, **more: Any) -> list[Entry]:
+    return list(read_entries(data, replace(MANIFEST, **more), ["date"]))
+
+
+def test_entry_inherits_what_it_leaves_out():
+    data = manifest_bytes(
+        {"status": 1}, {"status": 0, "snapshot_id": 3, "sequence_number": 2}, {"status": 2, "snapshot_id": 3}
+    )
+    found = entries_of(data)
+    assert [(e.status, e.snapshot_id, e.sequence_number, e.file_sequence_number) for e in found] == [
+        (Status.ADDED, 7, 5, 5),
+        (Status.EXISTING, 3, 2, 5),
+        (Status.DELETED, 3, 5, 5),
+    ]
+
+
+def test_first_row_ids_are_assigned_in_order_to_the_files_that_have_none():
+    data = manifest_bytes({}, {"status": 2}, {"file": {"first_row_id": 500}}, {})
+    assert [entry.first_row_id for entry in entries_of(data, first_row_id=100)] == [100, None, 500, 110]
+    assert [entry.first_row_id for entry in entries_of(data)] == [None] * 4
+
+
+def test_manifest_of_the_first_format_has_no_sequence_numbers():
+    [entry] = entries_of(manifest_bytes({"snapshot_id": 3}, newest=False), sequence_number=0)
+    assert (entry.snapshot_id, entry.sequence_number, entry.content) == (3, 0, Content.DATA)
+
+
+def test_partition_beyond_pythons_calendar_is_read():
+    [entry] = entries_of(manifest_bytes({"file": {"partition": {"day": 10_000_000}}}))
+    assert entry.partition == (10_000_000,)
+
+
+def test_partition_tuple_of_another_length_than_its_spec_is_reported():
+    with pytest.raises(ManifestUnreadable, match=r"m\.avro"):
+        list(read_entries(manifest_bytes({}), MANIFEST, ["date", "int"]))
+
+
+LIST_FIELDS = [
+    ("manifest_path", "string"),
+    ("partition_spec_id", "int"),
+    ("added_snapshot_id", ["null", "long"]),
+    ("added_data_files_count", ["null", "int"]),
+    ("existing_data_files_count", ["null", "int"]),
+    ("key_metadata", ["null", "bytes"]),
+]
+
+
+def test_manifest_list_of_the_first_format_is_read_with_the_defaults_of_the_specification():
+    record = {"manifest_path": "m", "partition_spec_id": 0, "added_snapshot_id": 3}
+    counted = {**record, "added_data_files_count": 2, "existing_data_files_count": 1}
+    found = list_manifests(avro("manifest_file", LIST_FIELDS, [record, counted]), "list")
+    assert [(m.holds_deletes, m.sequence_number, m.files_count) for m in found] == [(False, 0, None), (False, 0, 3)]
+
+
+def test_encrypted_manifest_cannot_be_read():
+    record = {"manifest_path": "m", "partition_spec_id": 0, "key_metadata": b"k"}
+    with pytest.raises(ManifestUnreadable, match="encrypted"):
+        list_manifests(avro("manifest_file", LIST_FIELDS, [record]), "list")

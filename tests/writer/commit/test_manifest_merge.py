@@ -1,22 +1,33 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
+from decimal import Decimal
 
 import fastavro
 import pytest
 
+from lakefeed.contract.errors import ManifestUnreadable
 from lakefeed.iceberg.arrow import split_by_partition
-from lakefeed.iceberg.layout import parse_partition
+from lakefeed.iceberg.layout import PartitionField, PartitionSpec, parse_partition
 from lakefeed.iceberg.manifests import (
+    DataFile,
+    Manifest,
     ManifestList,
-    ManifestUnreadable,
     TableShape,
     apply_manifest,
     describe_manifest,
-    encode_entries,
     encode_manifest,
+    read_entries,
 )
-from lakefeed.writer.commit.manifests import OWN_MANIFEST_PREFIX, apply_merge, decode_entries, plan_merge
+from lakefeed.iceberg.types import Field, Schema, StructType
+from lakefeed.writer.commit.manifests import (
+    OWN_MANIFEST_PREFIX,
+    MergedManifest,
+    apply_merge,
+    merge_entries,
+    plan_merge,
+)
 from lakefeed.writer.config import WriterConfig
 from lakefeed.writer.files.parquet import write_data_file
 from tests.writer.examples import NESTED, nested_rows
@@ -46,6 +57,10 @@ def make_list(count, **settings):
         encoded[manifest["manifest_path"]] = data
         manifests = apply_manifest(manifests, manifest, sequence_number=number)
     return manifests, encoded
+
+
+def merge_all(manifests, encoded) -> MergedManifest:
+    return merge_entries([encoded[m["manifest_path"]] for m in manifests.manifests], manifests.manifests, SHAPE)
 
 
 @pytest.mark.parametrize(("count", "merged"), [(2, 0), (3, 3), (4, 4)])
@@ -87,12 +102,7 @@ def test_what_is_not_a_plain_manifest_of_ours_is_left_alone(change):
 
 def test_entries_keep_the_snapshot_and_sequence_they_came_with():
     manifests, encoded = make_list(2)
-    entries = [
-        entry
-        for manifest in manifests.manifests
-        for entry in decode_entries(encoded[manifest["manifest_path"]], manifest)
-    ]
-    merged = list(fastavro.reader(io.BytesIO(encode_entries(entries, SHAPE))))
+    merged = list(fastavro.reader(io.BytesIO(merge_all(manifests, encoded).encoded)))
     assert [entry["status"] for entry in merged] == [0] * 4
     assert [(e["snapshot_id"], e["sequence_number"], e["file_sequence_number"]) for e in merged] == [
         (2, 2, 2),
@@ -105,12 +115,14 @@ def test_entries_keep_the_snapshot_and_sequence_they_came_with():
 
 def test_row_ids_that_were_inherited_are_written_out():
     data, manifest = make_manifest(1, snapshot_id=1)
-    entries = decode_entries(data, {**manifest, "sequence_number": 1, "first_row_id": 500})
-    assert [entry["data_file"]["first_row_id"] for entry in entries] == [500, 501]
+    listed = {**manifest, "sequence_number": 1, "first_row_id": 500}
+    merged = merge_entries([data], [listed], replace(SHAPE, format_version=3)).encoded
+    records = list(fastavro.reader(io.BytesIO(merged)))
+    assert [record["data_file"]["first_row_id"] for record in records] == [500, 501]
 
 
 def test_one_manifest_stands_for_all_that_it_merges():
-    manifests, _ = make_list(3)
+    manifests, encoded = make_list(3)
     kept = {**manifests.manifests[0], "manifest_path": "file:///m/theirs.avro"}
     current = ManifestList((kept, *manifests.manifests))
     after = apply_merge(
@@ -120,7 +132,7 @@ def test_one_manifest_stands_for_all_that_it_merges():
         snapshot_id=9,
         sequence_number=4,
         location="file:///m/one.avro",
-        size_bytes=123,
+        new=merge_all(manifests, encoded),
     )
     one, other = after.manifests
     assert other is kept
@@ -171,7 +183,13 @@ def test_a_merge_takes_the_oldest_that_fit_the_target_size():
 def test_counts_of_a_second_merge_are_those_of_all_files():
     merged = (merged_manifest(1), *make_list(1)[0].manifests)
     after = apply_merge(
-        ManifestList(merged), merged, shape=SHAPE, snapshot_id=9, sequence_number=4, location="file:///m", size_bytes=1
+        ManifestList(merged),
+        merged,
+        shape=SHAPE,
+        snapshot_id=9,
+        sequence_number=4,
+        location="file:///m",
+        new=MergedManifest(b"", ()),
     )
     [one] = after.manifests
     assert (one["existing_files_count"], one["existing_rows_count"]) == (4 + 2, 4 + 2)
@@ -186,7 +204,56 @@ def test_a_limit_that_is_no_number_counts_as_not_set(text):
     assert len(plan_merge(ManifestList(manifests.manifests * 100), SHAPE, properties)) == 100
 
 
-def test_a_damaged_manifest_is_told():
+def test_a_damaged_manifest_is_reported_by_its_location():
     data, manifest = make_manifest(1, snapshot_id=1)
-    with pytest.raises(ManifestUnreadable):
-        decode_entries(data[: len(data) // 2], {**manifest, "sequence_number": 1})
+    with pytest.raises(ManifestUnreadable, match=manifest["manifest_path"]):
+        merge_entries([data[: len(data) // 2]], [{**manifest, "sequence_number": 1}], SHAPE)
+
+
+# Of each type that Python's own calendar does not hold, and of decimals, whose bytes have their type's size.
+@pytest.mark.parametrize(
+    ("type_", "values"),
+    [
+        ("date", [-(2**31), 2_932_897, None, 0]),
+        ("timestamp", [-(2**63), 2**63 - 1, 253_402_300_800_000_000, 0]),
+        ("timestamptz", [-(2**63), 2**63 - 1, None]),
+        ("timestamp_ns", [-(2**63), 2**63 - 1]),
+        ("decimal(9,2)", [Decimal("-1.50"), Decimal("9999999.99"), None]),
+        ("decimal(38,0)", [Decimal(-(10**38) + 1), Decimal(10**38 - 1)]),
+        ("uuid", [b"\x00" * 16, b"\xff" * 16]),
+        ("double", [float("nan"), -1.5, None]),
+    ],
+)
+def test_partitions_of_every_value_are_merged_and_summarised_as_if_written_together(type_, values):
+    schema = Schema(0, StructType((Field(1, "c", type_),)))
+    shape = TableShape(schema, PartitionSpec(0, (PartitionField(1, 1000, "c", "identity"),)), 2)
+    files = [DataFile(f"file:///{at}", (value,), 1, 1, {}, {}, {}, {}, {}, ()) for at, value in enumerate(values)]
+
+    def described(part):
+        return describe_manifest(part, shape=shape, snapshot_id=1, location="file:///m", size_bytes=1)
+
+    bodies = [encode_manifest([file], shape=shape, snapshot_id=1) for file in files]
+    listed = [{**described([file]), "sequence_number": 1} for file in files]
+    merged = merge_entries(bodies, listed, shape)
+
+    assert merged.partitions == described(files)["partitions"]
+    together = encode_manifest(files, shape=shape, snapshot_id=1)
+    found, wanted = (
+        [repr(entry.partition) for entry in read_entries(data, Manifest.of(listed[0]), [type_])]
+        for data in (merged.encoded, together)
+    )
+    assert found == wanted
+
+
+def test_partition_of_a_decimal_that_was_widened_since_is_merged():
+    def shape_of(type_):
+        schema = Schema(0, StructType((Field(1, "c", type_),)))
+        return TableShape(schema, PartitionSpec(0, (PartitionField(1, 1000, "c", "identity"),)), 2)
+
+    file = DataFile("file:///f", (Decimal("-1.50"),), 1, 1, {}, {}, {}, {}, {}, ())
+    older = shape_of("decimal(9, 2)")
+    listed = describe_manifest([file], shape=older, snapshot_id=1, location="file:///m", size_bytes=1)
+    body = encode_manifest([file], shape=older, snapshot_id=1)
+    merged = merge_entries([body], [{**listed, "sequence_number": 1}], shape_of("decimal(30, 2)"))
+    [record] = fastavro.reader(io.BytesIO(merged.encoded))
+    assert record["data_file"]["partition"] == {"c": Decimal("-1.50")}

@@ -70,7 +70,7 @@ async def test_a_table_with_delete_files_is_refused(local_lake):
         await bench.write(USERS, changes_of({1: {"id": 1}}))
         state, store = await load(bench), bench.context.store
         assert state.manifest_list is not None
-        current = decode_manifest_list(await store.read(state.manifest_list))
+        current = decode_manifest_list(await store.read(state.manifest_list), state.manifest_list)
         deletes = {**current.manifests[0], "content": 1}
         location = f"{state.location}/metadata/with-deletes.avro"
         header = ListHeader(state.snapshot_id, None, state.last_sequence_number, state.format_version)

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from lakefeed.contract.errors import CatalogError, CommitRefused
-from lakefeed.iceberg.manifests import FORMAT_WITH_ROW_IDS
+from lakefeed.iceberg.avro import FORMAT_WITH_ROW_IDS
 from lakefeed.storage.store import open_store
 from lakefeed.writer.commit.committer import Committer
 from lakefeed.writer.commit.plan import Request

@@ -1,4 +1,4 @@
-"""Single values: JSON literals, bounds and partition values of every type."""
+"""Single values of every type: binary form, bounds, stored form and JSON form."""
 
 from __future__ import annotations
 
@@ -8,11 +8,24 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyiceberg.conversions import to_bytes
-from pyiceberg.types import DecimalType, LongType
+from pyiceberg.types import BooleanType, DateType, DecimalType, DoubleType, LongType, StringType
 
 from lakefeed.contract.errors import LiteralInvalid
-from lakefeed.iceberg.values import decode_bound, decode_stored, parse_literal, show_value
+from lakefeed.iceberg.values import (
+    BOUND_MAX_UNITS,
+    decode_bound,
+    decode_stored,
+    encode_single_value,
+    lower_binary_bound,
+    lower_text_bound,
+    parse_literal,
+    upper_binary_bound,
+    upper_text_bound,
+    value_to_json,
+)
 
 _UUID = "eb26bdb1-a1d8-4aa6-990e-da940875492c"
 
@@ -45,8 +58,8 @@ _UUID = "eb26bdb1-a1d8-4aa6-990e-da940875492c"
         ("int", None, None),
     ],
 )
-def test_value_is_shown_by_the_specification_and_read_back(type_: str, value: Any, shown: Any):
-    assert show_value(type_, value) == shown
+def test_value_is_written_as_json_by_the_specification_and_read_back(type_: str, value: Any, shown: Any):
+    assert value_to_json(type_, value) == shown
     if value is not None and shown not in ("NaN", "-Infinity"):
         assert parse_literal(type_, shown) == value
 
@@ -113,6 +126,7 @@ def test_literal_that_does_not_fit_is_refused(type_: str, literal: Any):
         ("long", b"\x05\x00\x00\x00", 5),
         ("double", b"\x00\x00\x80\x3f", 1.0),
         ("timestamp", b"\x01\x00\x00\x00", 86_400_000_000),
+        ("timestamptz_ns", b"\xff\xff\xff\xff", -86_400_000_000_000),
         ("decimal(9,2)", to_bytes(DecimalType(9, 2), Decimal("-1.50")), -150),
         ("string", "ü".encode(), "ü"),
         ("string", b"\xff", None),
@@ -122,7 +136,7 @@ def test_literal_that_does_not_fit_is_refused(type_: str, literal: Any):
         ("int", None, None),
     ],
 )
-def test_bound_is_read_also_from_before_its_column_was_widened_and_says_nothing_if_unsound(
+def test_bound_from_before_its_column_was_widened_is_read_and_a_damaged_one_is_no_bound(
     type_: str, encoded: Any, value: Any
 ):
     assert decode_bound(type_, encoded) == value
@@ -131,3 +145,63 @@ def test_bound_is_read_also_from_before_its_column_was_widened_and_says_nothing_
 def test_stored_decimal_is_its_unscaled_number():
     assert decode_stored("decimal(9,2)", b"\xff\x6a") == -150
     assert decode_stored("binary", b"\xff\x6a") == b"\xff\x6a"
+
+
+@pytest.mark.parametrize(
+    ("type_", "value", "peer"),
+    [
+        ("boolean", True, BooleanType()),
+        ("date", 20_000, DateType()),
+        ("long", -(2**63), LongType()),
+        ("double", 1.5, DoubleType()),
+        ("string", "é", StringType()),
+        ("decimal(9,2)", Decimal("-1.28"), DecimalType(9, 2)),
+        ("decimal(9,2)", Decimal("1.28"), DecimalType(9, 2)),
+        ("decimal(38,0)", Decimal(10**37), DecimalType(38, 0)),
+        ("decimal(9,2)", Decimal("0.00"), DecimalType(9, 2)),
+    ],
+)
+def test_values_are_encoded_as_pyiceberg_encodes_them(type_, value, peer):
+    assert encode_single_value(type_, value) == to_bytes(peer, value)
+
+
+def test_an_unscaled_integer_is_encoded_as_its_decimal():
+    assert encode_single_value("decimal(9,2)", -128) == encode_single_value("decimal(9,2)", Decimal("-1.28"))
+
+
+@given(st.text(max_size=40))
+def test_text_bounds_hold_for_the_text_and_are_short(text):
+    upper = upper_text_bound(text)
+    assert lower_text_bound(text).encode() <= text.encode()
+    assert len(lower_text_bound(text)) <= BOUND_MAX_UNITS
+    if upper is not None:
+        assert upper.encode() >= text.encode()
+        assert len(upper) <= BOUND_MAX_UNITS
+
+
+@given(st.binary(max_size=40))
+def test_binary_bounds_hold_for_the_bytes_and_are_short(data):
+    upper = upper_binary_bound(data)
+    assert lower_binary_bound(data) <= data
+    if upper is not None:
+        assert upper >= data
+        assert len(upper) <= BOUND_MAX_UNITS
+
+
+def test_an_upper_text_bound_steps_over_surrogates():
+    assert upper_text_bound("a" * 15 + "\ud7ff" + "b") == "a" * 15 + "\ue000"
+
+
+def test_text_of_only_largest_code_points_has_no_upper_bound():
+    assert upper_text_bound("\U0010ffff" * 17) is None
+    assert upper_text_bound("a" + "\U0010ffff" * 17) == "b"
+
+
+def test_binary_of_only_largest_bytes_has_no_upper_bound():
+    assert upper_binary_bound(b"\xff" * 17) is None
+    assert upper_binary_bound(b"\x01" + b"\xff" * 17) == b"\x02"
+
+
+def test_decimals_of_all_digits_are_encoded_exactly():
+    value = Decimal(12345678901234567890123456789012345678)
+    assert int.from_bytes(encode_single_value("decimal(38,0)", value), "big") == int(value)
