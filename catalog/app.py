@@ -1,6 +1,7 @@
-"""The catalog as an aiohttp application. Wiring: builds the parts, owns their lifetime, renders every error.
+"""The catalog as an aiohttp application: builds its parts, owns their lifetime, renders every error.
 
-The caller mounts it under /v1; routes here are relative to that.
+The host mounts it under `/v1`; the routes here are relative to that. The host authenticates requests and may set
+PRINCIPAL on them; the catalog itself serves every request that reaches it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import orjson
 from aiohttp import web
 
 from lakefeed.aio import Turns
@@ -22,14 +24,15 @@ from lakefeed.catalog.metadata.document import parse_document
 from lakefeed.catalog.metadata.views import parse_view_document
 from lakefeed.catalog.planning.planner import Planner
 from lakefeed.catalog.routes import namespaces, tables, views
-from lakefeed.catalog.routes.http import SERVICES, Handler, Services, error_answer, get_config, heeding_key
+from lakefeed.catalog.routes.http import SERVICES, Handler, Services, error_response, get_config, with_idempotency_key
 from lakefeed.catalog.service.files import Files
 from lakefeed.catalog.service.idempotency import Idempotency
-from lakefeed.catalog.service.metadata_cache import LoadAnswers, MetadataFiles
+from lakefeed.catalog.service.metadata_cache import LoadResponses, MetadataFiles
+from lakefeed.catalog.service.namespaces import Namespaces
 from lakefeed.catalog.service.purge import Purges
-from lakefeed.catalog.service.tables import Tables, Transactions
+from lakefeed.catalog.service.tables import Tables
 from lakefeed.catalog.service.versions import Versions
-from lakefeed.catalog.service.views import Namespaces, Views
+from lakefeed.catalog.service.views import Views
 from lakefeed.catalog.store.memory import MemoryStore
 from lakefeed.catalog.store.protocol import Store
 from lakefeed.catalog.store.sqlite import SqliteStore
@@ -37,13 +40,23 @@ from lakefeed.contract.errors import LakefeedError
 from lakefeed.locations import Confinement
 from lakefeed.storage.store import build_object_store
 
-# --- catalog.store.choice ---------------------------------------------------------------------------------------------
-#
-# Which store the settings ask for. PostgreSQL's driver is imported only where it is used: it is an optional part.
+# Tables first: aiohttp tries one route after the other, and nearly all requests are for tables.
+ROUTES = (*tables.ROUTES, *namespaces.ROUTES, *views.ROUTES)
+
+_logger = logging.getLogger(__name__)
+
+
+def build_catalog(config: CatalogConfig, warehouse: Warehouse, sqlite_path: Path) -> web.Application:
+    """Return the catalog; it opens when the application that hosts it starts.
+
+    Raises: StoreUnusable; StorageError if the client library for the warehouse is not installed.
+    """
+    store = build_store(config, sqlite_path)
+    return build_app(config, warehouse, store=store, files=build_files(config, warehouse))
 
 
 def build_store(config: CatalogConfig, sqlite_path: Path) -> Store:
-    """Build the store, not yet connected.
+    """Return the store that the settings name, not yet open.
 
     Raises: StoreUnusable.
     """
@@ -58,33 +71,6 @@ def build_store(config: CatalogConfig, sqlite_path: Path) -> Store:
     return PostgresStore(config.database, timeout_s=config.database_timeout_s)
 
 
-# --- catalog.app ------------------------------------------------------------------------------------------------------
-
-
-# Those of tables first: aiohttp tries one after the other, and nearly all requests are for tables.
-ROUTES = (
-    *tables.ROUTES,
-    *namespaces.ROUTES,
-    *views.ROUTES,
-    *namespaces.FUNCTIONS_ROUTES,
-    *tables.TRANSACTIONS_ROUTES,
-    *tables.PLANNING_ROUTES,
-)
-
-_logger = logging.getLogger(__name__)
-
-_INTERNAL_ERROR = CatalogError("Internal server error")
-
-
-def build_catalog(config: CatalogConfig, warehouse: Warehouse, database: Path) -> web.Application:
-    """Build the catalog; `database` is the SQLite file, unless another store is configured.
-
-    It opens when the application that it is mounted on starts.
-    """
-    store = build_store(config, database)
-    return build_app(config, warehouse, store=store, files=build_files(config, warehouse))
-
-
 def build_files(config: CatalogConfig, warehouse: Warehouse) -> Files:
     """Return the files of the warehouse, not yet open.
 
@@ -94,8 +80,7 @@ def build_files(config: CatalogConfig, warehouse: Warehouse) -> Files:
 
 
 def build_app(config: CatalogConfig, warehouse: Warehouse, *, store: Store, files: Files) -> web.Application:
-    """Build the catalog over any store and files."""
-    turns = Turns(waiting_max=config.commit_queue_max)
+    """Return the catalog over any store and files."""
 
     def build_versions(parse: Callable[[bytes], JsonObject]) -> Versions:
         return Versions(
@@ -104,32 +89,34 @@ def build_app(config: CatalogConfig, warehouse: Warehouse, *, store: Store, file
                 files, parse=parse, max_bytes=config.metadata_max_bytes, cache_bytes=config.metadata_cache_bytes
             ),
             confinement=Confinement(warehouse.location, config.allow_any_location),
-            # Nothing is cheaper than to look at a local file; on an object store it is a request for every load.
+            # A check costs nothing on a local disk; on an object store it is one request per load.
             verify_files=warehouse.is_local or config.verify_metadata_file,
             new_uuid=lambda: str(uuid.uuid4()),
         )
 
-    app = web.Application(middlewares=[render_errors])
+    commit_queues = Turns(waiting_max=config.commit_queue_max)
+    versions = build_versions(parse_document)
     idempotency = Idempotency(store, config, clock_ms=_clock_ms)
-    table_versions = build_versions(parse_document)
-    purges = Purges(files, table_versions.files, table_versions.confinement, file_max_bytes=config.metadata_max_bytes)
-    table_operations = Tables(table_versions, turns=turns, purges=purges, clock_ms=_clock_ms)
-    planner = Planner(table_operations, table_versions, files, config, clock=time.monotonic)
+    purges = Purges(store, files, versions.files, versions.confinement, max_bytes=config.metadata_max_bytes)
+    table_operations = Tables(versions, commit_queues=commit_queues, purges=purges, clock_ms=_clock_ms)
+    planner = Planner(table_operations, versions, files, config, clock=time.monotonic)
+
+    app = web.Application(middlewares=[render_errors])
     app[SERVICES] = Services(
         config=config,
         warehouse=warehouse,
+        client_config=orjson.dumps(warehouse.client_config()),
         namespaces=Namespaces(store),
         tables=table_operations,
-        transactions=Transactions(table_operations, table_versions, turns=turns),
-        views=Views(build_versions(parse_view_document), turns=turns, clock_ms=_clock_ms),
-        answers=LoadAnswers(warehouse.client_config(), max_bytes=config.response_cache_bytes),
+        views=Views(build_versions(parse_view_document), commit_queues=commit_queues, clock_ms=_clock_ms),
+        load_responses=LoadResponses(max_bytes=config.response_cache_bytes),
         idempotency=idempotency,
         planner=planner,
         endpoints=tuple(route.endpoint for route in ROUTES),
     )
     app.router.add_route("GET", "/config", get_config)
     for route in ROUTES:
-        app.router.add_route(route.method, route.pattern, heeding_key(route))
+        app.router.add_route(route.method, route.pattern, with_idempotency_key(route))
 
     async def open_parts(_app: web.Application) -> AsyncIterator[None]:
         sweeping: asyncio.Task[None] | None = None
@@ -153,34 +140,30 @@ def build_app(config: CatalogConfig, warehouse: Warehouse, *, store: Store, file
 
 @web.middleware
 async def render_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer every error in Iceberg's shape; unknown ones without detail, which goes to the log."""
+    """Render every error in Iceberg's form. Unknown errors are logged and rendered without detail."""
     try:
         return await handler(request)
     except LakefeedError as error:
-        if error_model(error).status >= CatalogError.status:
-            _logger.exception("request_failed", extra=_request_facts(request))
-        return _error_answer(error)
+        return _render(request, error)
     except web.HTTPNotFound:
-        return _error_answer(NoSuchRoute(f"No such endpoint: {request.method} {request.path}"))
+        return _render(request, NoSuchRoute(f"No such endpoint: {request.method} {request.path}"))
     except web.HTTPMethodNotAllowed:
-        return _error_answer(MethodNotAllowed(f"Method is not supported here: {request.method} {request.path}"))
+        return _render(request, MethodNotAllowed(f"Method is not supported here: {request.method} {request.path}"))
     except web.HTTPException as error:
-        return _error_answer(BadRequest(error.reason))
-    except Exception:
-        _logger.exception("request_failed", extra=_request_facts(request))
-        return _error_answer(_INTERNAL_ERROR)
+        return _render(request, BadRequest(error.reason))
+    except Exception:  # noqa: BLE001 - the boundary of a request; the traceback is logged
+        return _render(request, CatalogError("Internal server error"))
+
+
+def _render(request: web.Request, error: LakefeedError) -> web.Response:
+    model = error_model(error)
+    if model.status >= CatalogError.status:
+        facts = {"method": request.method, "path": request.path}
+        _logger.exception("request_failed", extra=facts)  # noqa: LOG004 - only called by the handlers above
+    response = error_response(model.status, model.type, str(error))
+    response.headers.update(model.headers)
+    return response
 
 
 def _clock_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _request_facts(request: web.Request) -> dict[str, str]:
-    return {"method": request.method, "path": request.path}
-
-
-def _error_answer(error: LakefeedError) -> web.Response:
-    model = error_model(error)
-    answer = error_answer(model.status, model.type, str(error))
-    answer.headers.update(model.headers)
-    return answer

@@ -1,7 +1,7 @@
-"""Errors of the catalog. Each carries the HTTP status and the Iceberg type that clients compare literally.
+"""Errors of the catalog, each with the HTTP status and the Iceberg error type that clients compare literally.
 
-Messages of errors that clients see keep Iceberg's own wording (`Table does not exist: a.b`), since its clients and
-its compatibility kit assert on the text.
+Messages that clients see keep Iceberg's wording (`Table does not exist: a.b`), because its clients and its
+compatibility kit compare the text.
 """
 
 from __future__ import annotations
@@ -23,180 +23,132 @@ from lakefeed.contract.errors import (
 
 
 class CatalogError(LakefeedError):
-    """Base of all errors that this package raises on purpose; rendered by the middleware in app.py."""
+    """Base of all errors that this package raises on purpose; app.py renders them as responses."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "InternalServerError"
     headers: ClassVar[Mapping[str, str]] = {}
 
+    def __init_subclass__(
+        cls, *, status: int | None = None, iceberg_type: str | None = None, retry_after_s: int | None = None
+    ) -> None:
+        """Set what a class says about itself in its first line; the rest is inherited."""
+        super().__init_subclass__()
+        cls.status = cls.status if status is None else status
+        cls.type = cls.type if iceberg_type is None else iceberg_type
+        cls.headers = cls.headers if retry_after_s is None else {"Retry-After": str(retry_after_s)}
 
-class BadRequest(CatalogError):
+
+# The request
+
+
+class BadRequest(CatalogError, status=400, iceberg_type="BadRequestException"):
     """The request cannot be read: a field is missing or has the wrong type."""
 
-    status = 400
-    type = "BadRequestException"
+
+class ValidationFailed(CatalogError, status=400, iceberg_type="ValidationException"):
+    """The request can be read, but it would make invalid metadata or break a rule of its table."""
 
 
-class ValidationFailed(CatalogError):
-    """The request can be read but would make invalid metadata, or breaks a rule of its table."""
-
-    status = 400
-    type = "ValidationException"
+class IllegalArgument(CatalogError, status=400, iceberg_type="IllegalArgumentException"):
+    """The request can be read, but views do not support it. Java clients raise an exception of this very name."""
 
 
-class IllegalArgument(CatalogError):
-    """The request can be read but asks for what views do not have; Java clients raise it under this very name."""
-
-    status = 400
-    type = "IllegalArgumentException"
+class BodyTooLarge(CatalogError, status=413, iceberg_type="BadRequestException"):
+    """The request body exceeds the configured limit."""
 
 
-class NoSuchWarehouse(CatalogError):
-    """The client asked for a warehouse that is not ours."""
-
-    status = 404
-    type = "NoSuchWarehouseException"
+class Unprocessable(CatalogError, status=422, iceberg_type="UnprocessableEntityException"):
+    """The request contradicts itself, or an earlier one with the same idempotency key."""
 
 
-class NoSuchNamespace(CatalogError):
+# Missing
+
+
+class NoSuchWarehouse(CatalogError, status=404, iceberg_type="NoSuchWarehouseException"):
+    """The client asked for another warehouse than the one of this catalog."""
+
+
+class NoSuchNamespace(CatalogError, status=404, iceberg_type="NoSuchNamespaceException"):
     """The namespace does not exist."""
 
-    status = 404
-    type = "NoSuchNamespaceException"
 
-
-class NoSuchTable(CatalogError):
+class NoSuchTable(CatalogError, status=404, iceberg_type="NoSuchTableException"):
     """The table does not exist."""
 
-    status = 404
-    type = "NoSuchTableException"
 
-
-class NoSuchView(CatalogError):
+class NoSuchView(CatalogError, status=404, iceberg_type="NoSuchViewException"):
     """The view does not exist."""
 
-    status = 404
-    type = "NoSuchViewException"
+
+class NoSuchFunction(CatalogError, status=404, iceberg_type="NoSuchFunctionException"):
+    """The function does not exist. The specification has no operation that creates one."""
 
 
-class NoSuchFunction(CatalogError):
-    """The function does not exist; no operation of the specification makes one."""
-
-    status = 404
-    type = "NoSuchFunctionException"
+class NoSuchPlan(CatalogError, status=404, iceberg_type="NoSuchPlanIdException"):
+    """This process does not have the scan plan: it was cancelled, has expired, or was made by another process."""
 
 
-class NoSuchPlan(CatalogError):
-    """The scan plan does not exist in this process (any more): it was cancelled, expired, or never made here."""
-
-    status = 404
-    type = "NoSuchPlanIdException"
+class NoSuchPlanTask(CatalogError, status=404, iceberg_type="NoSuchPlanTaskException"):
+    """The plan task belongs to no scan plan of this process."""
 
 
-class NoSuchPlanTask(CatalogError):
-    """The task belongs to no scan plan that exists in this process (any more)."""
-
-    status = 404
-    type = "NoSuchPlanTaskException"
+class NoSuchRoute(CatalogError, status=404, iceberg_type="NotFoundException"):
+    """No operation is served at this path."""
 
 
-class NoSuchRoute(CatalogError):
-    """Nothing is served at this path."""
-
-    status = 404
-    type = "NotFoundException"
-
-
-class MethodNotAllowed(CatalogError):
+class MethodNotAllowed(CatalogError, status=405, iceberg_type="UnsupportedOperationException"):
     """The path is served, but not with this method."""
 
-    status = 405
-    type = "UnsupportedOperationException"
+
+class Unplannable(CatalogError, status=406, iceberg_type="UnsupportedOperationException"):
+    """The scan cannot be planned here: its manifests are encrypted, damaged or too many. The client can plan it."""
 
 
-class Unplannable(CatalogError):
-    """The scan cannot be planned here: its manifests are encrypted, damaged or too many. The client may plan itself."""
-
-    status = 406
-    type = "UnsupportedOperationException"
+# Conflicts
 
 
-class AlreadyExists(CatalogError):
-    """The name is taken."""
-
-    status = 409
-    type = "AlreadyExistsException"
+class AlreadyExists(CatalogError, status=409, iceberg_type="AlreadyExistsException"):
+    """The name is in use."""
 
 
-class NamespaceNotEmpty(CatalogError):
-    """The namespace still holds tables or namespaces."""
-
-    status = 409
-    type = "NamespaceNotEmptyException"
+class NamespaceNotEmpty(CatalogError, status=409, iceberg_type="NamespaceNotEmptyException"):
+    """The namespace contains tables, views or namespaces."""
 
 
-class CommitFailed(CatalogError):
-    """A requirement does not hold (any more): the client plans again on fresh metadata."""
-
-    status = 409
-    type = "CommitFailedException"
+class CommitFailed(CatalogError, status=409, iceberg_type="CommitFailedException"):
+    """A requirement does not hold: the client plans again on fresh metadata."""
 
 
-class KeyTaken(CatalogError):
-    """Another request with this idempotency key was first: nothing has changed, and its outcome can be looked up."""
-
-    status = 409
-    type = "CommitFailedException"
+class KeyTaken(CatalogError, status=409, iceberg_type="CommitFailedException"):
+    """Another request with this idempotency key was first. Nothing has changed; its outcome can be looked up."""
 
 
-class BodyTooLarge(CatalogError):
-    """The request body is beyond the configured limit."""
-
-    status = 413
-    type = "BadRequestException"
+class TooManyPlans(CatalogError, status=429, iceberg_type="TooManyRequestsException", retry_after_s=1):
+    """The scan plans of all clients together have reached their limit."""
 
 
-class Unprocessable(CatalogError):
-    """The request contradicts itself."""
-
-    status = 422
-    type = "UnprocessableEntityException"
+# Failures of the catalog, its database and its storage
 
 
-class TooManyPlans(CatalogError):
-    """The scan plans that clients have under way fill their room."""
-
-    status = 429
-    type = "TooManyRequestsException"
-    headers: ClassVar[Mapping[str, str]] = {"Retry-After": "1"}
+class CommitStateUnknown(CatalogError, status=500, iceberg_type="CommitStateUnknownException"):
+    """The pointer may or may not have moved: the client must look before it cleans up or retries."""
 
 
-class CommitStateUnknown(CatalogError):
-    """The pointer may or may not have moved: nobody may clean up or repeat before looking."""
-
-    status = 500
-    type = "CommitStateUnknownException"
+class StoreFailed(CatalogError, status=503, iceberg_type="ServiceUnavailableException"):
+    """The database did not answer. A change may or may not have happened."""
 
 
-class StoreFailed(CatalogError):
-    """The database did not answer; whether it did what was asked is unknown."""
+class FileChanged(CatalogError, StorageError, status=500, iceberg_type="InternalServerError"):
+    """A registered metadata file has other content now: an operator must register it again.
 
-    status = 503
-    type = "ServiceUnavailableException"
-
-
-class FileChanged(CatalogError, StorageError):
-    """A metadata file has other content than was registered. Not 503: trying again does not help, a person has to look.
-
-    Nor 4xx: Java clients take a 404 as a missing table, and a key would remember the refusal beyond the repair.
+    It is not 503, because a retry does not help. It is not 4xx, because Java clients take 404 as a missing table, and
+    because an idempotency key would remember the error after the repair.
     """
-
-    status = 500
-    type = "InternalServerError"
 
 
 class StoreUnusable(CatalogError):
-    """The database belongs to another version of the catalog: stop, a person has to look."""
+    """The database cannot be used by this version, or cannot be reached at the start: an operator must act."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,14 +160,14 @@ class ErrorModel:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-# Errors of the shared code, most special first.
+# Errors of the shared code, the most specific first.
 SHARED_ERRORS: tuple[tuple[type[LakefeedError], ErrorModel], ...] = (
     (LocationInvalid, ErrorModel(400, "BadRequestException")),
     (LiteralInvalid, ErrorModel(400, "ValidationException")),
     (LocationForbidden, ErrorModel(403, "ForbiddenException")),
     (FileMissing, ErrorModel(404, "NotFoundException")),
-    (ManifestUnreadable, ErrorModel(406, "UnsupportedOperationException")),  # the client may plan its scan itself
-    # Not 503: Java clients take that as an unknown commit outcome.
+    (ManifestUnreadable, ErrorModel(406, "UnsupportedOperationException")),  # the client can plan its scan itself
+    # It is not 503, because Java clients take that as an unknown commit outcome.
     (TooManyWaiting, ErrorModel(429, "TooManyRequestsException", {"Retry-After": "1"})),
     (StorageError, ErrorModel(503, "ServiceUnavailableException")),
 )

@@ -1,7 +1,7 @@
-"""Typed reads from JSON objects that came from outside. Owns the checks and their messages, knows no request.
+"""Typed reads from JSON objects that clients sent: the checks and their messages.
 
-Each reader takes an object and a key and returns a value of the named type or raises BadRequest with the field and
-the rule. The `maybe_` readers return None for a field that is absent or null: Java clients send explicit nulls.
+Each reader takes an object and a key. It returns a value of the named type, or raises BadRequest with the field and
+the rule. The `maybe_` readers accept a field that is absent or null, because Java clients send explicit nulls.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from lakefeed.catalog.errors import BadRequest
 
 JsonObject: TypeAlias = dict[str, Any]
 
-# Snapshot ids, timestamps and counts are 64-bit in Iceberg; ids of fields, schemas, specs and orders are 32-bit, and a
-# larger one would make the table unreadable for Java.
+# Snapshot ids, timestamps and counts have 64 bits in Iceberg. Ids of fields, schemas, specs and orders have 32 bits; a
+# larger one makes the table unreadable for Java.
 _INT64_MAX = 2**63 - 1
 _INT32_MAX = 2**31 - 1
 _INT32_DIGITS = len(str(_INT32_MAX))
@@ -68,9 +68,9 @@ def as_list(value: Any, what: str) -> list[Any]:
 
 
 def parse_count(text: str) -> int | None:
-    """Read a number that is written in a text: ASCII digits, at most 32 bits; None for anything else.
+    """Read a number from text: ASCII digits, at most 32 bits; None for anything else.
 
-    Whoever calls int() by itself has to bound the digits: beyond 4,300 Python raises an error of its own.
+    The digits are counted first, because int() raises an error of its own beyond 4,300 of them.
     """
     if len(text) > _INT32_DIGITS or not text.isascii() or not text.isdecimal():
         return None

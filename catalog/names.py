@@ -1,7 +1,9 @@
-"""Names of namespaces, tables and views, as paths and bodies spell them. Owns parsing, checks and the form in messages.
+"""Names: identifiers of namespaces, tables and views, the pointer behind one, and where its files are.
 
-A namespace is a tuple of levels. In paths the levels are joined by the unit separator (0x1F, sent as %1F), which
-therefore cannot be part of a level; in messages they are joined by dots.
+A namespace is a tuple of levels. In paths the levels are joined by the unit separator (0x1F, sent as %1F), so a level
+cannot contain it; in messages they are joined by dots.
+
+    <warehouse>/<namespace level>/.../<table>-<table uuid>/metadata/NNNNN-<uuid>.metadata.json
 """
 
 from __future__ import annotations
@@ -11,95 +13,64 @@ import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 from lakefeed.catalog.errors import BadRequest
 from lakefeed.catalog.json_fields import parse_count, read_list, read_text
 from lakefeed.contract.properties import WRITE_DATA_PATH, WRITE_METADATA_PATH
 from lakefeed.locations import Confinement, OwnedDirectories, parse_location
 
-# --- catalog.names ----------------------------------------------------------------------------------------------------
-
-
 Namespace: TypeAlias = tuple[str, ...]
 
 SEPARATOR = "\x1f"
 
-# Far beyond what people write, well within a request line (8 KiB) and a database index.
+# Far beyond what people write, and well within a request line (8 KiB) and a database index.
 NAME_MAX_CHARS = 512
 NAMESPACE_MAX_LEVELS = 16
 
+# Enough of a SHA-256 that two contents never share a digest.
+_DIGEST_CHARS = 32
+
+# Half of what file systems allow for one path component, so that the uuid fits beside it.
+_COMPONENT_MAX_CHARS = 120
+
 _CONTROL = re.compile(r"[\x00-\x1f]")
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class EntryId:
-    """What a namespace holds under a name: a table or a view. The two share their names, so one excludes the other."""
-
-    # As messages spell it, and as stores keep it.
-    kind: ClassVar[str]
-
-    namespace: Namespace
-    name: str
-
-    def __str__(self) -> str:
-        return ".".join((*self.namespace, self.name))
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class TableId(EntryId):
-    """A table's namespace and name."""
-
-    kind: ClassVar[str] = "Table"
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class ViewId(EntryId):
-    """A view's namespace and name."""
-
-    kind: ClassVar[str] = "View"
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
+_VERSION = re.compile(r"([0-9]+)-")
 
 
 def dotted(namespace: Namespace) -> str:
-    """Spell a namespace for messages."""
+    """Return a namespace as messages show it."""
     return ".".join(namespace)
 
 
 def namespace_from_path(segment: str) -> Namespace:
-    """Read a namespace from one decoded path segment or query value."""
-    return _checked(tuple(segment.split(SEPARATOR)))
+    """Read a namespace from one decoded path segment or query value.
+
+    Raises: BadRequest.
+    """
+    return _check_namespace(tuple(segment.split(SEPARATOR)))
 
 
 def namespace_from_json(document: Mapping[str, Any]) -> Namespace:
-    """Read the `namespace` field of a body: a list of levels."""
+    """Read the `namespace` field of a body: a list of levels.
+
+    Raises: BadRequest.
+    """
     levels = read_list(document, "namespace")
     if not levels:
         raise BadRequest("Invalid namespace: the empty namespace is not supported")
-    return _checked(tuple(levels))
+    return _check_namespace(tuple(levels))
 
 
-def table_from_path(namespace: str, name: str) -> TableId:
-    """Read a table identifier from two path segments."""
-    return TableId(namespace_from_path(namespace), check_name(name, "table name"))
-
-
-def table_from_json(document: Mapping[str, Any]) -> TableId:
-    """Read a table identifier: an object of `namespace` and `name`."""
-    return TableId(namespace_from_json(document), check_name(read_text(document, "name"), "table name"))
-
-
-def view_from_path(namespace: str, name: str) -> ViewId:
-    """Read a view identifier from two path segments."""
-    return ViewId(namespace_from_path(namespace), check_name(name, "view name"))
-
-
-def view_from_json(document: Mapping[str, Any]) -> ViewId:
-    """Read a view identifier: an object of `namespace` and `name`."""
-    return ViewId(namespace_from_json(document), check_name(read_text(document, "name"), "view name"))
+def _check_namespace(levels: tuple[Any, ...]) -> Namespace:
+    if len(levels) > NAMESPACE_MAX_LEVELS:
+        raise BadRequest(f"Invalid namespace: more than {NAMESPACE_MAX_LEVELS} levels")
+    return tuple(check_name(level, "namespace level") for level in levels)
 
 
 def check_name(value: Any, what: str) -> str:
-    """Return a table name or namespace level that can be stored and shown.
+    """Return a name or namespace level that can be stored and shown.
 
     Raises: BadRequest.
     """
@@ -112,56 +83,82 @@ def check_name(value: Any, what: str) -> str:
     return value
 
 
-def _checked(levels: tuple[Any, ...]) -> Namespace:
-    if len(levels) > NAMESPACE_MAX_LEVELS:
-        raise BadRequest(f"Invalid namespace: more than {NAMESPACE_MAX_LEVELS} levels")
-    return tuple(check_name(level, "namespace level") for level in levels)
+@dataclass(frozen=True, slots=True, order=True)
+class EntryId:
+    """The identifier of a table or a view. Both share the names of a namespace, so that one excludes the other."""
+
+    # As messages show it, and as stores keep it.
+    kind: ClassVar[str]
+
+    namespace: Namespace
+    name: str
+
+    @classmethod
+    def checked(cls, namespace: Namespace, name: Any) -> Self:
+        """Return an identifier whose name comes from outside.
+
+        Raises: BadRequest.
+        """
+        return cls(namespace, check_name(name, f"{cls.kind.lower()} name"))
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Read an identifier: an object of `namespace` and `name`.
+
+        Raises: BadRequest.
+        """
+        return cls.checked(namespace_from_json(document), read_text(document, "name"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the identifier as responses show it."""
+        return {"namespace": self.namespace, "name": self.name}
+
+    def __str__(self) -> str:
+        return ".".join((*self.namespace, self.name))
 
 
-# --- catalog.pointers -------------------------------------------------------------------------------------------------
-#
-# What a name stands for. Core: owns which two contents are told apart though their files have one name.
+@dataclass(frozen=True, slots=True, order=True)
+class TableId(EntryId):
+    """The identifier of a table."""
+
+    kind: ClassVar[str] = "Table"
 
 
-# Enough of a SHA-256 that two contents never share a digest.
-_DIGEST_CHARS = 32
+@dataclass(frozen=True, slots=True, order=True)
+class ViewId(EntryId):
+    """The identifier of a view."""
+
+    kind: ClassVar[str] = "View"
 
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """Where the metadata of a table or view is, which content that file had, and whose it is.
+    """The location of an entry's current metadata file, the digest of its content, and the uuid of its table.
 
-    `digest` is that of a file that was registered: writers without a catalog (`v1.metadata.json`) use names again. It
-    is empty for files that the catalog writes, whose names are used once. `table_uuid` tells that two names are one
-    table, wherever the metadata of each has gone since; it is empty for views, and for tables of which it is not known.
+    The digest is set for registered files, because writers without a catalog (`v1.metadata.json`) reuse names. It is
+    empty for files of the catalog, which never reuses a name. The uuid shows that two names are one table, wherever
+    their metadata is now. It is empty for views, and for tables of format 1 that have none.
     """
 
     location: str
     digest: str = ""
     table_uuid: str = ""
 
-    def is_version(self, other: Pointer) -> bool:
-        """Tell whether two point at the same content."""
+    def is_same_version(self, other: Pointer) -> bool:
+        """Return whether both point at the same content."""
         return (self.location, self.digest) == (other.location, other.digest)
 
 
-def point_at(location: str, document: Mapping[str, Any], *, digest: str = "") -> Pointer:
-    """Point at a document that is in a file."""
-    # A view may carry anything under the name of a table's uuid.
+def pointer_to(location: str, document: Mapping[str, Any], *, digest: str = "") -> Pointer:
+    """Return the pointer to a document in a file."""
+    # A view may have any field under the name of a table's uuid.
     table_uuid = None if "view-uuid" in document else document.get("table-uuid")
     return Pointer(location, digest, table_uuid if isinstance(table_uuid, str) else "")
 
 
-def digest_of(raw: bytes) -> str:
-    """Tell the content of a file from others."""
+def content_digest(raw: bytes) -> str:
+    """Return the digest of a file's content."""
     return hashlib.sha256(raw).hexdigest()[:_DIGEST_CHARS]
-
-
-# Half of what file systems allow for one path component, so that the uuid fits beside it.
-_COMPONENT_MAX_CHARS = 120
-
-_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
-_VERSION = re.compile(r"([0-9]+)-")
 
 
 def namespace_location(warehouse: str, namespace: Namespace) -> str:

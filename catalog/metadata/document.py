@@ -1,18 +1,14 @@
-"""Whole table metadata documents: the empty one, the modern form of old ones, and the check of foreign ones.
+"""Table metadata documents as a whole: the empty one, the modern form of old ones, and the checks of foreign ones.
 
-Everywhere else a document is taken to be in the modern form: `schemas`, `partition-specs`, `sort-orders`, `refs` and
-the other collections are present, whatever format version the table has.
+Every other module expects the modern form: `schemas`, `partition-specs`, `sort-orders`, `refs` and the other
+collections are present, whatever format version the table has.
 """
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
-
-import orjson
 
 from lakefeed.catalog.errors import BadRequest, ValidationFailed
 from lakefeed.catalog.json_fields import (
@@ -21,7 +17,6 @@ from lakefeed.catalog.json_fields import (
     maybe_int,
     maybe_text,
     maybe_text_map,
-    parse_count,
     parse_object,
     read_id,
     read_int,
@@ -38,9 +33,6 @@ from lakefeed.catalog.metadata.partitioning import (
 )
 from lakefeed.catalog.metadata.schema import check_schema
 
-# --- catalog.metadata.documents ---------------------------------------------------------------------------------------
-
-
 MAIN = "main"
 LATEST_FORMAT_VERSION = 3
 DEFAULT_FORMAT_VERSION = 2
@@ -48,12 +40,13 @@ ROW_LINEAGE_VERSION = 3
 
 _LISTS = ("snapshots", "statistics", "partition-statistics", "snapshot-log", "metadata-log")
 _COUNTERS = ("last-partition-id", "last-sequence-number", "next-row-id")
-# Fields of which null says the same as absence.
+# Fields for which null means the same as absence.
 _OPTIONAL = {"schemas", "partition-specs", "sort-orders", "properties", "refs", *_COUNTERS, *_LISTS}
+_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 def empty_document(format_version: int) -> JsonObject:
-    """Make the document that a create starts from: nothing added yet, all ids before their first."""
+    """Return the document that a create starts from: empty, with all ids before their first."""
     document: JsonObject = {
         "format-version": format_version,
         "last-updated-ms": 0,
@@ -74,7 +67,7 @@ def empty_document(format_version: int) -> JsonObject:
 
 
 def add_version_fields(document: JsonObject) -> JsonObject:
-    """Return the document with the counters that its format version demands."""
+    """Return the document with the counters that its format version requires."""
     if document["format-version"] > 1:
         document = {"last-sequence-number": 0, **document}
     if document["format-version"] >= ROW_LINEAGE_VERSION:
@@ -83,7 +76,7 @@ def add_version_fields(document: JsonObject) -> JsonObject:
 
 
 def no_snapshot(format_version: int) -> int | None:
-    """Return what `current-snapshot-id` says of an empty table: older Java readers cannot read null before v3."""
+    """Return the `current-snapshot-id` of an empty table: older Java readers cannot read null before v3."""
     return None if format_version >= ROW_LINEAGE_VERSION else -1
 
 
@@ -99,14 +92,33 @@ def parse_document(raw: bytes) -> JsonObject:
     return _modernise(document)
 
 
+def only_referenced_snapshots(document: Mapping[str, Any]) -> JsonObject:
+    """Return a copy without the snapshots that no branch or tag points at; for responses, never for commits."""
+    referenced = {ref["snapshot-id"] for ref in document["refs"].values()}
+    shown = dict(document)
+    for key in ("snapshots", "statistics", "partition-statistics"):
+        shown[key] = [item for item in document[key] if item["snapshot-id"] in referenced]
+    return shown
+
+
 def is_same_table(one: JsonObject, other: JsonObject) -> bool:
-    """Tell whether two documents are versions of one table, which then shares its files under two names."""
+    """Return whether two documents are versions of one table, which then has two names for the same files."""
     known = one.get("table-uuid"), other.get("table-uuid")
     return one["location"] == other.get("location") or (known[0] is not None and known[0] == known[1])
 
 
+def check_uuid(text: str) -> str:
+    """Check the form of a uuid and return it as it was sent.
+
+    Raises: BadRequest.
+    """
+    if _UUID.fullmatch(text) is None:
+        raise BadRequest(f"Invalid uuid: {text}")
+    return text
+
+
 def check_document(document: JsonObject) -> None:
-    """Check a document that somebody else wrote, so that later commits can rely on its shape.
+    """Check a document of another writer, so that later commits can rely on its shape.
 
     Raises: BadRequest, ValidationFailed.
     """
@@ -122,13 +134,13 @@ def check_document(document: JsonObject) -> None:
     _last_partition_id(read_objects(document, "partition-specs"))
     for order in read_objects(document, "sort-orders"):
         check_order(order)
-    _check_chosen(document, chosen="current-schema-id", among="schemas", id_key="schema-id")
-    _check_chosen(document, chosen="default-spec-id", among="partition-specs", id_key="spec-id")
-    _check_chosen(document, chosen="default-sort-order-id", among="sort-orders", id_key="order-id")
+    _check_default(document, chosen="current-schema-id", among="schemas", id_key="schema-id")
+    _check_default(document, chosen="default-spec-id", among="partition-specs", id_key="spec-id")
+    _check_default(document, chosen="default-sort-order-id", among="sort-orders", id_key="order-id")
     _check_history(document)
 
 
-def _check_chosen(document: JsonObject, *, chosen: str, among: str, id_key: str) -> None:
+def _check_default(document: JsonObject, *, chosen: str, among: str, id_key: str) -> None:
     if read_id(document, chosen) not in {read_id(item, id_key) for item in document[among]}:
         raise ValidationFailed(f"Invalid table metadata: {chosen} {document[chosen]} is not in {among}")
 
@@ -157,7 +169,7 @@ def _check_history(document: JsonObject) -> None:
 
 
 def _modernise(document: JsonObject) -> JsonObject:
-    """Fill in what old or terse writers leave out; a document of ours comes back as it is."""
+    """Add what old or terse writers leave out. A document of this catalog stays as it is."""
     nulls = {key for key, value in document.items() if value is None} & _OPTIONAL
     modern = add_version_fields({key: value for key, value in document.items() if key not in nulls})
     if "schemas" not in modern:
@@ -184,7 +196,7 @@ def _modern_specs(document: JsonObject) -> JsonObject:
 
 
 def _last_partition_id(specs: list[JsonObject]) -> int:
-    """Check stored specs, whose fields all have ids, and return the highest of these."""
+    """Check stored specs, whose fields all have ids, and return the highest id."""
     for spec in specs:
         check_spec(spec)
         for field in spec["fields"]:
@@ -197,175 +209,3 @@ def _refs_from_current(document: Mapping[str, Any]) -> JsonObject:
     if current is None or current == -1:
         return {}
     return {MAIN: {"snapshot-id": current, "type": "branch"}}
-
-
-# --- catalog.metadata.draft -------------------------------------------------------------------------------------------
-#
-# A table or view document while updates are applied to it. Owns copy-on-write and what the updates did so far.
-#
-# The base document may be cached and shared, so it is never changed: the draft starts as a shallow copy, and a list or
-# map is copied once before it is first changed. A commit on a table of a thousand snapshots copies one list of
-# references to them, not the snapshots.
-
-
-class Draft:
-    """The document so far, and what later updates and the final checks need to know about earlier updates."""
-
-    def __init__(self, base: Mapping[str, Any], *, now_ms: int) -> None:
-        self.base = base
-        self.document: JsonObject = dict(base)
-        self.now_ms = now_ms
-        self.changed = False
-        # What -1 means in set-current-schema, set-default-spec and their like, by the kind's list.
-        self.last_added: dict[str, int] = {}
-        self.added_spec_ids: set[int] = set()
-        self.added_version_ids: set[int] = set()
-        self.added_snapshots: dict[int, JsonObject] = {}
-        self.removed_snapshots = False
-        self._owned: set[str] = set()
-
-    @property
-    def format_version(self) -> int:
-        """Return the table's format version as of the updates so far."""
-        version: int = self.document["format-version"]
-        return version
-
-    def put(self, key: str, value: Any) -> None:
-        """Set a top-level field; an equal value is no change."""
-        if key not in self.document or self.document[key] != value:
-            self.document[key] = value
-            self._owned.discard(key)
-            self.changed = True
-
-    def change_list(self, key: str) -> list[Any]:
-        """Return the list under `key` for changing, and count the document as changed."""
-        return self._own(key, list, [])  # type: ignore[no-any-return]
-
-    def change_map(self, key: str) -> JsonObject:
-        """Return the map under `key` for changing, and count the document as changed."""
-        return self._own(key, dict, {})  # type: ignore[no-any-return]
-
-    def _own(self, key: str, copy: type, empty: Any) -> Any:
-        self.changed = True
-        if key not in self._owned:
-            self.document[key] = copy(self.document.get(key, empty))
-            self._owned.add(key)
-        return self.document[key]
-
-
-# --- catalog.metadata.serialising -------------------------------------------------------------------------------------
-#
-# Documents as the bytes of their files. Core: owns that a commit does not serialise again what its base had already.
-#
-# Snapshots are nearly all of an old table's document, and a commit adds one to those that were there. So they come last
-# in a file, and the next version takes over the bytes of the list that it continues:
-#
-#     base:  {"format-version":2, ... ,"snapshots":[a,b,c]}
-#     next:  {"format-version":2, ... ,"snapshots":[a,b,c,d]}      the bytes of a, b and c are the base's
-
-
-SNAPSHOTS = "snapshots"
-
-_KEY = b',"snapshots":'
-_END = b"]}"
-
-
-@dataclass(frozen=True, slots=True)
-class Serialised:
-    """A document and its bytes. `snapshots_at` is where the list of snapshots begins in them, if they end with it."""
-
-    document: JsonObject
-    raw: bytes
-    snapshots_at: int | None
-
-
-def serialise(document: JsonObject, base: Serialised | None = None) -> Serialised:
-    """Serialise a document, reusing what it shares with the one that it was made from."""
-    found = document.get(SNAPSHOTS)
-    if not isinstance(found, list) or not found:  # a view may carry anything under this name
-        return Serialised(document, orjson.dumps(document), None)
-    head = orjson.dumps({key: value for key, value in document.items() if key != SNAPSHOTS})
-    raw = b"".join((memoryview(head)[:-1], _KEY, *_snapshot_bytes(document, base), b"}"))
-    return Serialised(document, raw, len(head) - 1 + len(_KEY))
-
-
-def _snapshot_bytes(document: JsonObject, base: Serialised | None) -> Sequence[bytes | memoryview]:
-    found = document[SNAPSHOTS]
-    if base is None or base.snapshots_at is None or not _continues(document, base.document):
-        return (orjson.dumps(found),)
-    known = memoryview(base.raw)[base.snapshots_at : -len(_END)]
-    added = orjson.dumps(found[len(base.document[SNAPSHOTS]) :])
-    return known, b"" if added == b"[]" else b",", memoryview(added)[1:]
-
-
-def _continues(document: JsonObject, base: JsonObject) -> bool:
-    """Tell whether a list of snapshots begins with all of another one; the very same ones, which nobody changes."""
-    ours, theirs = document[SNAPSHOTS], base[SNAPSHOTS]
-    return len(ours) >= len(theirs) and all(map(operator.is_, theirs, ours))
-
-
-# --- catalog.metadata.answers -----------------------------------------------------------------------------------------
-#
-# What a load shows of a document. A view for one answer: a commit must never start from it.
-
-
-def only_referenced_snapshots(document: Mapping[str, Any]) -> JsonObject:
-    """Leave out snapshots that no branch or tag points at, and the statistics of those left out."""
-    referenced = {ref["snapshot-id"] for ref in document["refs"].values()}
-    shown = dict(document)
-    for key in ("snapshots", "statistics", "partition-statistics"):
-        shown[key] = [item for item in document[key] if item["snapshot-id"] in referenced]
-    return shown
-
-
-# --- catalog.metadata.uuids -------------------------------------------------------------------------------------------
-#
-# The one spelling of uuids that documents take.
-
-
-_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-
-
-def check_uuid(text: str) -> str:
-    """Return a uuid as it was sent.
-
-    Raises: BadRequest.
-    """
-    if _UUID.fullmatch(text) is None:
-        raise BadRequest(f"Invalid uuid: {text}")
-    return text
-
-
-# --- catalog.metadata.properties --------------------------------------------------------------------------------------
-#
-# Table properties that the catalog itself reads. Owns their names, defaults and how their text is understood.
-
-
-FORMAT_VERSION = "format-version"
-COMPRESSION_CODEC = "write.parquet.compression-codec"
-PREVIOUS_VERSIONS_MAX = "write.metadata.previous-versions-max"
-DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
-GC_ENABLED = "gc.enabled"
-APPEND_ONLY = "lakefeed.append-only"
-
-# Iceberg's own default.
-_PREVIOUS_VERSIONS_DEFAULT = 100
-
-# Java clients of other catalogs write zstd by default; over REST the server has to say so, or they fall back to gzip.
-DEFAULT_PROPERTIES: Mapping[str, str] = {COMPRESSION_CODEC: "zstd"}
-
-
-def is_true(properties: Mapping[str, str], name: str) -> bool:
-    """Read a boolean property as Java does: only the word true, in any case, is true."""
-    return properties.get(name, "").lower() == "true"
-
-
-def may_be_purged(properties: Mapping[str, str]) -> bool:
-    """Tell whether a table's files are its alone, as they are unless it says otherwise."""
-    return GC_ENABLED not in properties or is_true(properties, GC_ENABLED)
-
-
-def previous_versions_max(properties: Mapping[str, str]) -> int:
-    """Return how many older metadata files the metadata log names: at least one, and the default for nonsense."""
-    count = parse_count(properties.get(PREVIOUS_VERSIONS_MAX, ""))
-    return _PREVIOUS_VERSIONS_DEFAULT if count is None else max(1, count)

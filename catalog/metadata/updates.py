@@ -29,21 +29,23 @@ from lakefeed.catalog.json_fields import (
 from lakefeed.catalog.metadata import layout, snapshots
 from lakefeed.catalog.metadata.document import (
     DEFAULT_FORMAT_VERSION,
-    DEFAULT_PROPERTIES,
-    DELETE_AFTER_COMMIT,
-    FORMAT_VERSION,
     LATEST_FORMAT_VERSION,
     MAIN,
     ROW_LINEAGE_VERSION,
-    Draft,
     add_version_fields,
     check_uuid,
     empty_document,
-    is_true,
     no_snapshot,
+)
+from lakefeed.catalog.metadata.draft import Draft
+from lakefeed.catalog.metadata.partitioning import check_order, check_spec, rewrite_sources
+from lakefeed.catalog.metadata.properties import (
+    DEFAULT_PROPERTIES,
+    DELETE_AFTER_COMMIT,
+    FORMAT_VERSION,
+    is_true,
     previous_versions_max,
 )
-from lakefeed.catalog.metadata.partitioning import check_order, check_spec, rewrite_sources
 from lakefeed.catalog.metadata.schema import assign_fresh_ids, check_schema
 from lakefeed.catalog.metadata.snapshots import check_append_only
 

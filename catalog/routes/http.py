@@ -1,4 +1,7 @@
-"""Reading requests and writing answers. Owns body limits, page tokens and query values; knows no resource."""
+"""HTTP: routes, request bodies, paths, pages, preferences and idempotency keys, for all resources; and `GET config`.
+
+One list of routes both registers the handlers and is advertised as `endpoints`, so that the two cannot disagree.
+"""
 
 from __future__ import annotations
 
@@ -16,60 +19,67 @@ from aiohttp import web
 
 from lakefeed.catalog.config import CatalogConfig, Warehouse
 from lakefeed.catalog.errors import BadRequest, BodyTooLarge, NoSuchWarehouse
-from lakefeed.catalog.json_fields import JsonObject, parse_count, parse_object
-from lakefeed.catalog.names import Namespace, TableId, check_name, namespace_from_path, table_from_path
+from lakefeed.catalog.json_fields import JsonObject, parse_count, parse_object, read_object
+from lakefeed.catalog.names import EntryId, Namespace, check_name, namespace_from_path
 from lakefeed.catalog.planning.planner import Planner
 from lakefeed.catalog.service.idempotency import Idempotency, fingerprint, parse_key
-from lakefeed.catalog.service.metadata_cache import LoadAnswers
-from lakefeed.catalog.service.tables import Tables, Transactions
-from lakefeed.catalog.service.views import Namespaces, Views
-from lakefeed.catalog.store.protocol import Outcome
-
-# --- catalog.routes.routing -------------------------------------------------------------------------------------------
-#
-# How routes are written down and what handlers share. Owns the form of an endpoint in the config answer.
-#
-# One list of routes both registers the handlers and is advertised, so the two cannot disagree.
-
+from lakefeed.catalog.service.metadata_cache import LoadResponses
+from lakefeed.catalog.service.namespaces import Namespaces
+from lakefeed.catalog.service.tables import Tables
+from lakefeed.catalog.service.views import Views
+from lakefeed.catalog.store.protocol import RequestOutcome
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Retell: TypeAlias = Callable[[web.Request, Outcome], Awaitable[web.StreamResponse]]
+Replay: TypeAlias = Callable[[web.Request, RequestOutcome], Awaitable[web.StreamResponse]]
+
+# Who sends a request, as the application that hosts the catalog has authenticated it; absent without authentication.
+PRINCIPAL = web.RequestKey("principal", str)
+
+MINIMAL = "return=minimal"
+
+_BODY = web.RequestKey("body", bytes)
+_ZERO_WEIGHT = re.compile(r"q\s*=\s*0(\.0*)?", re.IGNORECASE)
+# Each kind of client sends the same header again and again; a header has at most 8 KiB.
+_ENCODINGS_KEPT = 256
+
+_T = TypeVar("_T")
+_Entry = TypeVar("_Entry", bound=EntryId)
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One operation; `path` is spelled as in the specification, below `/v1/{prefix}/`.
+    """One operation. `path` is written as in the specification, below `/v1/{prefix}/`.
 
-    One that changes something has `retell`, which answers the same request once more from what it came to.
+    A route that changes something has `replay`, which responds again to the same request from its recorded outcome.
     """
 
     method: str
     path: str
     handler: Handler
-    retell: Retell | None = None
+    replay: Replay | None = None
 
     @property
     def endpoint(self) -> str:
-        """Spell the route as clients look for it: with a literal `{prefix}`, though this catalog uses none."""
+        """Return the route as clients compare it: with a literal `{prefix}`, although this catalog has none."""
         return f"{self.method} /v1/{{prefix}}/{self.path}"
 
     @property
     def pattern(self) -> str:
-        """Spell the route for aiohttp, whose own placeholders would not match braces in names nor have hyphens."""
+        """Return the route for aiohttp, whose own placeholders do not match braces in names and have no hyphens."""
         return "/" + re.sub(r"{([^}]+)}", lambda name: f"{{{name[1].replace('-', '_')}:[^/]+}}", self.path)
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What handlers work with."""
+    """What handlers work with. `client_config` is the encoded `config` of load responses."""
 
     config: CatalogConfig
     warehouse: Warehouse
+    client_config: bytes
     namespaces: Namespaces
     tables: Tables
     views: Views
-    transactions: Transactions
-    answers: LoadAnswers
+    load_responses: LoadResponses
     idempotency: Idempotency
     planner: Planner
     endpoints: tuple[str, ...]
@@ -83,35 +93,54 @@ def services(request: web.Request) -> Services:
     return request.app[SERVICES]
 
 
-# --- catalog.routes.requests ------------------------------------------------------------------------------------------
+async def get_config(request: web.Request) -> web.Response:
+    """Describe the one warehouse, whether a client asks for it by name, by location or not at all.
+
+    Raises: NoSuchWarehouse.
+    """
+    context = services(request)
+    asked = request.query.get("warehouse", "")
+    if asked and asked not in (context.config.warehouse_name, context.warehouse.location):
+        raise NoSuchWarehouse(f"Warehouse does not exist: {asked}")
+    return json_response(
+        {
+            "defaults": {},
+            "overrides": {},
+            "endpoints": context.endpoints,
+            "idempotency-key-lifetime": context.idempotency.lifetime,
+        }
+    )
 
 
-_BODY = web.RequestKey("body", bytes)
+def with_idempotency_key(route: Route) -> Handler:
+    """Return the handler of a route. One that changes something is run once per Idempotency-Key."""
+    replay_outcome = route.replay
+    if replay_outcome is None:
+        return route.handler
 
-_ZERO_WEIGHT = re.compile(r"q\s*=\s*0(\.0*)?", re.IGNORECASE)
-# Each kind of client sends one and the same; a header is at most 8 KiB.
-_ENCODINGS_KEPT = 256
+    async def handle(request: web.Request) -> web.StreamResponse:
+        text = request.headers.get("Idempotency-Key")
+        if text is None:
+            return await route.handler(request)
+        key, body = parse_key(text), await read_body(request)
 
-MINIMAL = "return=minimal"
+        async def replay(outcome: RequestOutcome) -> web.StreamResponse:
+            if outcome.refusal is not None:
+                return error_response(outcome.refusal.status, outcome.refusal.type, outcome.refusal.message)
+            return await replay_outcome(request, outcome)
 
-_T = TypeVar("_T")
+        return await services(request).idempotency.run_once(
+            key,
+            fingerprint(request.method, request.raw_path, body),
+            handle=lambda: route.handler(request),
+            replay=replay,
+        )
 
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Which part of a list is asked for. No limit means all of it, in one answer."""
-
-    after: str
-    limit: int | None
-
-    @property
-    def fetch(self) -> int | None:
-        """Return how many items to fetch: one more than shown, to know whether there are more."""
-        return None if self.limit is None else self.limit + 1
+    return handle
 
 
 async def read_body(request: web.Request) -> bytes:
-    """Read a body up to the configured limit, which an enclosing application cannot know. It can be read repeatedly.
+    """Read a body up to the configured limit, which the hosting application does not know. May be called repeatedly.
 
     Raises: BadRequest, BodyTooLarge.
     """
@@ -138,41 +167,43 @@ async def read_json(request: web.Request) -> JsonObject:
     return parse_object(await read_body(request))
 
 
-def path_namespace(request: web.Request) -> Namespace:
-    """Read the namespace from the path."""
-    return namespace_from_path(path_part(request, "namespace"))
-
-
-def path_table(request: web.Request) -> TableId:
-    """Read the table from the path."""
-    return table_from_path(path_part(request, "namespace"), path_part(request, "table"))
-
-
 def path_part(request: web.Request, name: str) -> str:
-    """Read a name from the path, decoded as Iceberg's own client and reference server have it: as in a form.
+    """Read a name from the path, decoded like a form, as Iceberg's own client and reference server do.
 
-    There `+` is a blank, and a plus comes as `%2B`. aiohttp decodes as the path of a URL, in which both are a plus, so
-    that a part with one has to be read again as it was sent.
+    In a form `+` is a blank, and a plus is `%2B`. aiohttp decodes both as a plus, as in the path of a URL, so a part
+    with a plus is read again from the raw path.
     """
     part = request.match_info[name]
     resource = request.match_info.route.resource
     if "+" not in part or resource is None:
         return part
-    # A slash within a name is encoded, so the parts stand where the route has them.
+    # A slash within a name is encoded, so the parts of the raw path are those of the route.
     position = resource.canonical.split("/").index(f"{{{name}}}")
     return unquote_plus(request.rel_url.raw_path.split("/")[position])
 
 
-def query_page(request: web.Request, config: CatalogConfig) -> Page:
-    """Read which page is asked for. Without `pageToken` a client does not page and gets everything.
+def path_namespace(request: web.Request) -> Namespace:
+    """Read the namespace from the path."""
+    return namespace_from_path(path_part(request, "namespace"))
+
+
+def path_entry(request: web.Request, kind: type[_Entry]) -> _Entry:
+    """Read the identifier of a table or view from the path."""
+    return kind.checked(path_namespace(request), path_part(request, kind.kind.lower()))
+
+
+def body_entry(request: web.Request, kind: type[_Entry], body: JsonObject) -> _Entry:
+    """Read the identifier of a new table or view: its namespace from the path, its name from the body."""
+    return kind.checked(path_namespace(request), body.get("name"))
+
+
+def check_identifier(body: JsonObject, entry: EntryId) -> None:
+    """Check that a commit's body, if it has an identifier, has that of the path.
 
     Raises: BadRequest.
     """
-    size = _page_size(request.query.get("pageSize"), config)
-    token = request.query.get("pageToken")
-    if token is None:
-        return Page(after="", limit=None)
-    return Page(after=_decode_token(token), limit=size)
+    if body.get("identifier") is not None and type(entry).from_json(read_object(body, "identifier")) != entry:
+        raise BadRequest(f"Invalid identifier: the path says {entry}")
 
 
 def query_bool(request: web.Request, name: str) -> bool:
@@ -186,131 +217,85 @@ def query_bool(request: web.Request, name: str) -> bool:
     return text == "true"
 
 
-def wants_minimal(request: web.Request) -> bool:
-    """Tell whether the client prefers an answer without the resource that it changed (RFC 7240, section 4.2)."""
-    return prefers(request, MINIMAL)
-
-
 def prefers(request: web.Request, preference: str) -> bool:
-    """Tell whether a request states a preference (RFC 7240)."""
+    """Return whether a request states a preference (RFC 7240)."""
     stated = ",".join(request.headers.getall("Prefer", []))
     return any(part.partition(";")[0].strip().lower() == preference for part in stated.split(","))
 
 
 @functools.lru_cache(_ENCODINGS_KEPT)
 def accepts_gzip(header: str) -> bool:
-    """Tell whether an Accept-Encoding header names gzip, and not with a weight of zero (RFC 9110, section 12.5.3)."""
+    """Return whether an Accept-Encoding header names gzip with a weight above zero (RFC 9110, section 12.5.3)."""
     weights = {
         coding.strip().lower(): weight for coding, _, weight in (part.partition(";") for part in header.split(","))
     }
     return "gzip" in weights and _ZERO_WEIGHT.fullmatch(weights["gzip"].strip()) is None
 
 
-def page_answer(
-    key: str, items: Sequence[_T], page: Page, *, show: Callable[[_T], Any], last: Callable[[_T], str]
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Which part of a list a client asks for. Without a limit it gets everything in one response."""
+
+    after: str
+    limit: int | None
+
+    @property
+    def fetch(self) -> int | None:
+        """Return how many items to fetch: one more than shown, to see whether there are more."""
+        return None if self.limit is None else self.limit + 1
+
+
+def query_page(request: web.Request) -> Page:
+    """Read which page a client asks for. Without `pageToken` it does not page and gets everything.
+
+    Raises: BadRequest.
+    """
+    config, text = services(request).config, request.query.get("pageSize")
+    size = config.page_default_items if text is None else parse_count(text)
+    if not size:
+        raise BadRequest("Invalid pageSize: expected a positive integer of 32 bits")
+    token = request.query.get("pageToken")
+    if token is None:
+        return Page(after="", limit=None)
+    try:
+        after = base64.b64decode(token, altchars=b"-_", validate=True).decode()
+    except (binascii.Error, ValueError) as error:
+        raise BadRequest("Invalid pageToken") from error
+    return Page(after=after and check_name(after, "pageToken"), limit=min(size, config.page_max_items))
+
+
+def page_response(
+    key: str, items: Sequence[_T], page: Page, *, show: Callable[[_T], Any], name: Callable[[_T], str]
 ) -> web.Response:
-    """Answer with one page. The token names the last item shown, so drops meanwhile skip nothing."""
+    """Respond with one page. The token has the name of the last item shown, so that drops meanwhile skip nothing."""
     shown = items if page.limit is None else items[: page.limit]
     more = len(shown) < len(items)
-    token = _encode_token(last(shown[-1])) if more else None
-    return json_answer({key: [show(item) for item in shown], "next-page-token": token})
+    token = base64.urlsafe_b64encode(name(shown[-1]).encode()).decode() if more else None
+    return json_response({key: [show(item) for item in shown], "next-page-token": token})
 
 
-def json_answer(document: Any, *, status: int = 200) -> web.Response:
-    """Answer with a JSON document."""
+def identifiers_response(entries: Sequence[EntryId], page: Page) -> web.Response:
+    """Respond with one page of identifiers."""
+    return page_response(
+        "identifiers", entries, page, show=lambda entry: entry.to_json(), name=lambda entry: entry.name
+    )
+
+
+def json_response(document: Any, *, status: int = 200) -> web.Response:
+    """Respond with a JSON document."""
     return web.Response(status=status, body=orjson.dumps(document), content_type="application/json")
 
 
+def error_response(status: int, error_type: str, message: str) -> web.Response:
+    """Respond with an error in Iceberg's form."""
+    return json_response({"error": {"message": message, "type": error_type, "code": status}}, status=status)
+
+
 def no_content() -> web.Response:
-    """Answer that it is done and there is nothing to say."""
+    """Respond without a body."""
     return web.Response(status=204)
 
 
-async def retell_nothing(_request: web.Request, _outcome: Outcome) -> web.Response:
-    """Answer once more a request whose answer says no more than that it is done."""
+async def replay_no_content(_request: web.Request, _outcome: RequestOutcome) -> web.Response:
+    """Respond again to a request whose response has no body."""
     return no_content()
-
-
-def error_answer(status: int, error_type: str, message: str) -> web.Response:
-    """Answer with an error in Iceberg's shape."""
-    return json_answer({"error": {"message": message, "type": error_type, "code": status}}, status=status)
-
-
-def _page_size(text: str | None, config: CatalogConfig) -> int:
-    if text is None:
-        return config.page_default_items
-    size = parse_count(text)
-    if not size:
-        raise BadRequest("Invalid pageSize: expected a positive integer of 32 bits")
-    return min(size, config.page_max_items)
-
-
-def _encode_token(name: str) -> str:
-    return base64.urlsafe_b64encode(name.encode()).decode()
-
-
-def _decode_token(token: str) -> str:
-    try:
-        name = base64.b64decode(token, altchars=b"-_", validate=True).decode()
-        return name and check_name(name, "pageToken")
-    except (binascii.Error, ValueError) as error:
-        raise BadRequest("Invalid pageToken") from error
-
-
-# --- catalog.routes.keyed ---------------------------------------------------------------------------------------------
-#
-# Handlers of requests that change something, made to heed the Idempotency-Key header.
-
-
-HEADER = "Idempotency-Key"
-
-
-def heeding_key(route: Route) -> Handler:
-    """Give the handler of a route; one that changes something does so once per key."""
-    retell = route.retell
-    if retell is None:
-        return route.handler
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        text = request.headers.get(HEADER)
-        if text is None:
-            return await route.handler(request)
-        key, body = parse_key(text), await read_body(request)
-
-        async def tell(outcome: Outcome) -> web.StreamResponse:
-            if outcome.refusal is not None:
-                return error_answer(outcome.refusal.status, outcome.refusal.type, outcome.refusal.message)
-            return await retell(request, outcome)
-
-        return await services(request).idempotency.once(
-            key,
-            fingerprint(request.method, request.raw_path, body),
-            do=lambda: route.handler(request),
-            tell=tell,
-        )
-
-    return handle
-
-
-# --- catalog.routes.config --------------------------------------------------------------------------------------------
-#
-# GET config: which warehouse this is and what it can do.
-
-
-async def get_config(request: web.Request) -> web.Response:
-    """Answer for our one warehouse, asked for by name, by location or not at all.
-
-    Raises: NoSuchWarehouse.
-    """
-    context = services(request)
-    asked = request.query.get("warehouse", "")
-    if asked and asked not in (context.config.warehouse_name, context.warehouse.location):
-        raise NoSuchWarehouse(f"Warehouse does not exist: {asked}")
-    return json_answer(
-        {
-            "defaults": {},
-            "overrides": {},
-            "endpoints": context.endpoints,
-            "idempotency-key-lifetime": context.idempotency.lifetime,
-        }
-    )

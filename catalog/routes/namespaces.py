@@ -1,4 +1,4 @@
-"""The namespace resource."""
+"""Routes of namespaces, and of functions, of which every namespace has none."""
 
 from __future__ import annotations
 
@@ -9,54 +9,50 @@ from lakefeed.catalog.json_fields import maybe_text_map, maybe_texts
 from lakefeed.catalog.names import check_name, dotted, namespace_from_json
 from lakefeed.catalog.routes.http import (
     Route,
-    json_answer,
+    identifiers_response,
+    json_response,
     no_content,
-    page_answer,
+    page_response,
     path_namespace,
     path_part,
     query_page,
     read_json,
-    retell_nothing,
+    replay_no_content,
     services,
 )
-from lakefeed.catalog.service.views import PropertiesChange, summarise_change
-from lakefeed.catalog.store.protocol import Outcome
-
-# --- catalog.routes.namespaces ----------------------------------------------------------------------------------------
+from lakefeed.catalog.service.namespaces import PropertiesChange, summarise_change
+from lakefeed.catalog.store.protocol import RequestOutcome
 
 
 async def list_namespaces(request: web.Request) -> web.Response:
-    """List the namespaces below a parent, or the top ones."""
-    context = services(request)
-    page = query_page(request, context.config)
-    parent = request.query.get("parent", "")
-    found = await context.namespaces.children(parent, after=page.after, limit=page.fetch)
-    return page_answer("namespaces", found, page, show=list, last=lambda namespace: namespace[-1])
+    """List the namespaces below a parent, or at the top."""
+    page, parent = query_page(request), request.query.get("parent", "")
+    found = await services(request).namespaces.list_children(parent, after=page.after, limit=page.fetch)
+    return page_response("namespaces", found, page, show=list, name=lambda namespace: namespace[-1])
 
 
 async def create_namespace(request: web.Request) -> web.Response:
     """Create a namespace."""
     body = await read_json(request)
-    namespace, properties = namespace_from_json(body), maybe_text_map(body, "properties")
-    await services(request).namespaces.create(namespace, properties)
-    return json_answer({"namespace": namespace, "properties": properties})
+    await services(request).namespaces.create(namespace_from_json(body), maybe_text_map(body, "properties"))
+    return await replay_create(request, RequestOutcome())
 
 
-async def retell_create(request: web.Request, _outcome: Outcome) -> web.Response:
-    """Answer a create once more: it says what was asked for."""
+async def replay_create(request: web.Request, _outcome: RequestOutcome) -> web.Response:
+    """Respond to a create, which repeats what was asked for."""
     body = await read_json(request)
-    return json_answer({"namespace": namespace_from_json(body), "properties": maybe_text_map(body, "properties")})
+    return json_response({"namespace": namespace_from_json(body), "properties": maybe_text_map(body, "properties")})
 
 
 async def load_namespace(request: web.Request) -> web.Response:
     """Load a namespace's properties."""
     namespace = path_namespace(request)
     properties = await services(request).namespaces.load(namespace)
-    return json_answer({"namespace": namespace, "properties": properties})
+    return json_response({"namespace": namespace, "properties": properties})
 
 
 async def namespace_exists(request: web.Request) -> web.Response:
-    """Tell whether a namespace exists."""
+    """Respond 204 if a namespace exists."""
     await services(request).namespaces.load(path_namespace(request))
     return no_content()
 
@@ -70,56 +66,45 @@ async def drop_namespace(request: web.Request) -> web.Response:
 async def update_properties(request: web.Request) -> web.Response:
     """Set and remove properties of a namespace."""
     body = await read_json(request)
-    change = await services(request).namespaces.update_properties(
-        path_namespace(request), removals=maybe_texts(body, "removals"), updates=maybe_text_map(body, "updates")
-    )
-    return _change_answer(change)
+    removals, updates = maybe_texts(body, "removals"), maybe_text_map(body, "updates")
+    namespaces, namespace = services(request).namespaces, path_namespace(request)
+    return _change_response(await namespaces.update_properties(namespace, removals=removals, updates=updates))
 
 
-async def retell_update(request: web.Request, outcome: Outcome) -> web.Response:
-    """Answer an update of properties once more."""
+async def replay_update(request: web.Request, outcome: RequestOutcome) -> web.Response:
+    """Respond again to an update of properties."""
     body = await read_json(request)
     removals, updates = maybe_texts(body, "removals"), maybe_text_map(body, "updates")
-    return _change_answer(summarise_change(removals=removals, updates=updates, removed=outcome.removed))
-
-
-def _change_answer(change: PropertiesChange) -> web.Response:
-    return json_answer({"updated": change.updated, "removed": change.removed, "missing": change.missing})
-
-
-ROUTES = (
-    Route("GET", "namespaces", list_namespaces),
-    Route("POST", "namespaces", create_namespace, retell_create),
-    Route("GET", "namespaces/{namespace}", load_namespace),
-    Route("HEAD", "namespaces/{namespace}", namespace_exists),
-    Route("DELETE", "namespaces/{namespace}", drop_namespace, retell_nothing),
-    Route("POST", "namespaces/{namespace}/properties", update_properties, retell_update),
-)
-
-
-# --- catalog.routes.functions -----------------------------------------------------------------------------------------
-#
-# The function resource. The specification has no operation that makes a function, so every namespace has none.
+    return _change_response(summarise_change(removals=removals, updates=updates, removed=outcome.removed))
 
 
 async def list_functions(request: web.Request) -> web.Response:
-    """List the functions of a namespace that exists: none."""
-    context = services(request)
-    query_page(request, context.config)
-    await context.namespaces.load(path_namespace(request))
-    return json_answer({"identifiers": [], "next-page-token": None})
+    """List the functions of an existing namespace: none, because no operation of the specification creates one."""
+    page = query_page(request)
+    await services(request).namespaces.load(path_namespace(request))
+    return identifiers_response([], page)
 
 
 async def load_function(request: web.Request) -> web.Response:
-    """Answer that there is no such function."""
+    """Respond that the function does not exist."""
     namespace = path_namespace(request)
     name = check_name(path_part(request, "function"), "function name")
     raise NoSuchFunction(f"Function does not exist: {dotted(namespace)}.{name}")
 
 
-_FUNCTIONS = "namespaces/{namespace}/functions"
+def _change_response(change: PropertiesChange) -> web.Response:
+    return json_response({"updated": change.updated, "removed": change.removed, "missing": change.missing})
 
-FUNCTIONS_ROUTES = (
-    Route("GET", _FUNCTIONS, list_functions),
-    Route("GET", f"{_FUNCTIONS}/{{function}}", load_function),
+
+_NAMESPACE = "namespaces/{namespace}"
+
+ROUTES = (
+    Route("GET", "namespaces", list_namespaces),
+    Route("POST", "namespaces", create_namespace, replay_create),
+    Route("GET", _NAMESPACE, load_namespace),
+    Route("HEAD", _NAMESPACE, namespace_exists),
+    Route("DELETE", _NAMESPACE, drop_namespace, replay_no_content),
+    Route("POST", f"{_NAMESPACE}/properties", update_properties, replay_update),
+    Route("GET", f"{_NAMESPACE}/functions", list_functions),
+    Route("GET", f"{_NAMESPACE}/functions/{{function}}", load_function),
 )

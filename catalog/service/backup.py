@@ -1,12 +1,11 @@
-"""What a store holds, as text. Core: owns the layout of a backup, which is the same for every kind of store.
+"""Backup of a store as text, and validation of the metadata that it points at. The format is the same for all stores.
 
     {"lakefeed-catalog-backup": 1}
     {"namespace": [level, ...], "properties": {...}}
     {"kind": "Table" or "View", "namespace": [level, ...], "name": name, "metadata-location": location,
      "digest": digest, "table-uuid": uuid}
 
-One JSON object a line, namespaces first and parents before their children. Digest and uuid are left out where they are
-not known.
+One JSON object per line, namespaces first, parents before their children. Digest and uuid are left out if unknown.
 """
 
 from __future__ import annotations
@@ -25,36 +24,27 @@ from lakefeed.catalog.metadata.views import parse_view_document
 from lakefeed.catalog.names import EntryId, Namespace, Pointer, ViewId, check_name, namespace_from_json
 from lakefeed.catalog.service.files import Files
 from lakefeed.catalog.service.metadata_cache import check_content, unpack
-from lakefeed.catalog.store.protocol import Contents, entry_of
+from lakefeed.catalog.store.protocol import StoreContents, entry_of
 from lakefeed.contract.errors import LakefeedError
-
-# --- catalog.backup ---------------------------------------------------------------------------------------------------
-
 
 _VERSION_KEY = "lakefeed-catalog-backup"
 _VERSION = 1
+# Enough to hide the latency of a remote store, few enough to hold in memory.
+PARALLEL_READS = 8
 
 
-def encode_backup(contents: Contents) -> bytes:
-    """Lay out a backup."""
+def encode_backup(contents: StoreContents) -> bytes:
+    """Return a backup of a store's contents."""
     lines: list[dict[str, Any]] = [{_VERSION_KEY: _VERSION}]
     lines += [{"namespace": name, "properties": dict(held)} for name, held in contents.namespaces.items()]
-    lines += [_entry_line(entry, pointer) for entry, pointer in contents.entries.items()]
+    for entry, pointer in contents.entries.items():
+        line = {"kind": entry.kind, **entry.to_json(), "metadata-location": pointer.location}
+        known = {"digest": pointer.digest, "table-uuid": pointer.table_uuid}
+        lines.append({**line, **{key: value for key, value in known.items() if value}})
     return b"".join(orjson.dumps(line) + b"\n" for line in lines)
 
 
-def _entry_line(entry: EntryId, pointer: Pointer) -> dict[str, Any]:
-    known = {"digest": pointer.digest, "table-uuid": pointer.table_uuid}
-    return {
-        "kind": entry.kind,
-        "namespace": entry.namespace,
-        "name": entry.name,
-        "metadata-location": pointer.location,
-        **{key: value for key, value in known.items() if value},
-    }
-
-
-def decode_backup(text: bytes) -> Contents:
+def decode_backup(text: bytes) -> StoreContents:
     """Read a backup.
 
     Raises: BadRequest, with the number of the line.
@@ -69,7 +59,7 @@ def decode_backup(text: bytes) -> Contents:
             _read_line(line, namespaces, entries)
         except BadRequest as error:
             raise BadRequest(f"Backup cannot be read: {error}: line={number}") from error
-    return Contents(namespaces, entries)
+    return StoreContents(namespaces, entries)
 
 
 def _read_line(line: bytes, namespaces: dict[Namespace, dict[str, str]], entries: dict[EntryId, Pointer]) -> None:
@@ -88,37 +78,27 @@ def _read_line(line: bytes, namespaces: dict[Namespace, dict[str, str]], entries
     )
 
 
-# --- catalog.validation -----------------------------------------------------------------------------------------------
-#
-# Whether the metadata behind every name exists, can be read and is what was registered. Changes nothing.
+async def find_problems(contents: StoreContents, files: Files, config: CatalogConfig) -> AsyncIterator[str | None]:
+    """Check that the metadata of every table and view exists, parses, and is what was registered.
 
-
-# Files that are read at once: enough to hide a far store's delay, few enough to hold in memory.
-PARALLEL_READS = 8
-
-
-async def find_problems(contents: Contents, files: Files, config: CatalogConfig) -> AsyncIterator[str | None]:
-    """Yield for every table and view what is wrong with it, None if nothing is, in any order."""
+    Yields for each, in any order, what is wrong with it, or None.
+    """
     limit = asyncio.Semaphore(PARALLEL_READS)
 
-    async def look(entry: EntryId, pointer: Pointer) -> str | None:
+    async def check(entry: EntryId, pointer: Pointer) -> str | None:
         location = pointer.location
         async with limit:
             try:
                 packed = await files.read(location, max_bytes=config.metadata_max_bytes)
                 raw = unpack(location, packed, config.metadata_max_bytes)
                 check_content(pointer, raw)
-                _check(entry, raw)
+                if isinstance(entry, ViewId):
+                    parse_view_document(raw)
+                else:
+                    check_document(parse_document(raw))
             except LakefeedError as error:
                 return f"{entry.kind} {entry}: {error}: metadata_location={location}"
         return None
 
-    for done in asyncio.as_completed([look(entry, pointer) for entry, pointer in contents.entries.items()]):
+    for done in asyncio.as_completed([check(entry, pointer) for entry, pointer in contents.entries.items()]):
         yield await done
-
-
-def _check(entry: EntryId, raw: bytes) -> None:
-    if isinstance(entry, ViewId):
-        parse_view_document(raw)
-    else:
-        check_document(parse_document(raw))

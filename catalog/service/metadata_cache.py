@@ -1,102 +1,144 @@
-"""Metadata files as documents, with a cache of parsed ones. Owns serialising, unpacking and the cache's limit.
+"""Metadata files and load responses, each with a cache under a byte limit.
 
-A metadata file never changes while a pointer points there, so what is cached for a pointer is true for as long as that
-stands in the database. Files that were registered are written by others, who may not keep to that: what is read of one
-is checked against the digest of what was registered. Cached documents are shared between requests: nobody may change
-one.
+    pointer --MetadataFiles--> document and its bytes --LoadResponses--> encoded response --config--> body
+
+A metadata file never changes while a pointer points at it, so what is cached for a pointer stays true. Registered
+files belong to other writers, who may overwrite them: their content is compared with the digest in the pointer. Cached
+documents are shared between requests and never changed.
+
+A load response is `{"metadata-location":...,"metadata":{...},"config":{...}}`. Everything up to the config depends on
+the pointer alone and is cached, plain and gzipped. The config may differ per request and is appended to the cached
+bytes, which are neither encoded nor compressed again: a load is one lookup of the pointer and one write, whatever the
+table's age.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import gzip
 import hashlib
+import struct
 import zlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import orjson
 
 from lakefeed.aio import SharedWork
 from lakefeed.catalog.errors import BadRequest, FileChanged
 from lakefeed.catalog.json_fields import JsonObject
-from lakefeed.catalog.metadata.document import Serialised, only_referenced_snapshots, serialise
-from lakefeed.catalog.names import Pointer, digest_of, point_at
+from lakefeed.catalog.metadata.document import only_referenced_snapshots
+from lakefeed.catalog.metadata.encoding import EncodedDocument, encode_document
+from lakefeed.catalog.names import Pointer, content_digest, pointer_to
 from lakefeed.catalog.service.files import Files
 from lakefeed.contract.errors import StorageError
-
-# --- catalog.metadata_files -------------------------------------------------------------------------------------------
-
 
 # Memory of a document and its bytes, per byte (measured with tables of 10 to 5,000 snapshots: 4.2).
 _MEMORY_PER_BYTE = 5
 # zlib's code for "a gzip header follows".
 _GZIP_WINDOW_BITS = 31
 
-# Location and digest: a table and its twin may point at one file, the one with a digest and the other without.
+# Location and digest: of two names of one table, one may point at a file with a digest and the other without.
 _Version = tuple[str, str]
+
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+class ByteLru(Generic[_K, _V]):
+    """A cache with a limit in bytes; the least recently used values leave first."""
+
+    def __init__(self, max_bytes: int, *, size_of: Callable[[_V], int]) -> None:
+        self._max_bytes = max_bytes
+        self._size_of = size_of
+        self._values: OrderedDict[_K, _V] = OrderedDict()
+        self._used_bytes = 0
+
+    def get(self, key: _K) -> _V | None:
+        """Return a value, or None."""
+        value = self._values.get(key)
+        if value is not None:
+            self._values.move_to_end(key)
+        return value
+
+    def pop(self, key: _K) -> None:
+        """Remove a value, if it is cached."""
+        value = self._values.pop(key, None)
+        if value is not None:
+            self._used_bytes -= self._size_of(value)
+
+    def put(self, key: _K, value: _V) -> None:
+        """Add a value, unless it alone exceeds the limit: it would evict all others."""
+        self.pop(key)
+        size = self._size_of(value)
+        if size > self._max_bytes:
+            return
+        self._values[key] = value
+        self._used_bytes += size
+        while self._used_bytes > self._max_bytes:
+            self.pop(next(iter(self._values)))
 
 
 @dataclass(frozen=True, slots=True)
 class StoredMetadata:
-    """One version of a table or view: where it is, what it says, and the very bytes, which answers embed."""
+    """One version of a table or view: its pointer, its document, and the bytes of its file."""
 
     pointer: Pointer
-    content: Serialised
+    content: EncodedDocument
 
     @property
     def location(self) -> str:
-        """Return where it is."""
+        """Return the location of the file."""
         return self.pointer.location
 
     @property
     def document(self) -> JsonObject:
-        """Return what it says."""
+        """Return the document."""
         return self.content.document
 
     @property
     def raw(self) -> bytes:
-        """Return the bytes."""
+        """Return the bytes of the file, which responses embed."""
         return self.content.raw
 
 
 class MetadataFiles:
-    """Reads and writes metadata files; the least recently used documents leave the cache first."""
+    """Reads and writes metadata files through a cache of parsed documents."""
 
     def __init__(self, files: Files, *, parse: Callable[[bytes], JsonObject], max_bytes: int, cache_bytes: int) -> None:
         self._files = files
         self._parse = parse
         self._max_bytes = max_bytes
-        self._cache_bytes = cache_bytes
-        self._cached: OrderedDict[_Version, StoredMetadata] = OrderedDict()
-        self._used_bytes = 0
-        self._reading: SharedWork[StoredMetadata] = SharedWork("catalog-read-metadata")
+        self._cached: ByteLru[_Version, StoredMetadata] = ByteLru(
+            cache_bytes, size_of=lambda stored: len(stored.raw) * _MEMORY_PER_BYTE
+        )
+        self._reads: SharedWork[StoredMetadata] = SharedWork("catalog-read-metadata")
 
     async def load(self, pointer: Pointer) -> StoredMetadata:
-        """Return the document that a pointer stands for. What many ask for at once is read, and held, once.
+        """Return the version that a pointer stands for. Concurrent loads of one version share one read.
 
-        Raises: FileMissing, FileChanged, StorageError; BadRequest if it is not what `parse` reads.
+        Raises: FileMissing, FileChanged, StorageError; BadRequest if `parse` cannot read it.
         """
         version = _version(pointer)
         cached = self._cached.get(version)
         if cached is not None:
-            self._cached.move_to_end(version)
             return cached
-        return await self._reading.outcome(version, lambda: self._read_and_keep(pointer.location, pointer.digest))
+        return await self._reads.outcome(version, lambda: self._read_and_keep(pointer.location, pointer.digest))
 
-    async def peek(self, pointer: Pointer) -> StoredMetadata:
-        """Return the document that a pointer stands for, and leave the cache as it is: for who looks at many, once.
+    async def load_uncached(self, pointer: Pointer) -> StoredMetadata:
+        """Return the version that a pointer stands for without adding it to the cache, for scans of many tables.
 
-        Raises: FileMissing, FileChanged, StorageError; BadRequest if it is not what `parse` reads.
+        Raises: FileMissing, FileChanged, StorageError; BadRequest if `parse` cannot read it.
         """
         return self._cached.get(_version(pointer)) or await self._read(pointer.location, pointer.digest)
 
-    async def load_anew(self, location: str) -> StoredMetadata:
-        """Return the document that is in a file now, whatever was there before, with the digest of its content.
+    async def load_for_register(self, location: str) -> StoredMetadata:
+        """Read a file whatever is cached for its location, and return it with the digest of its content.
 
-        Raises: FileMissing, StorageError; BadRequest if it is not what `parse` reads.
+        Raises: FileMissing, StorageError; BadRequest if `parse` cannot read it.
         """
         return await self._read_and_keep(location, None)
 
@@ -106,29 +148,31 @@ class MetadataFiles:
         return stored
 
     async def _read(self, location: str, digest: str | None) -> StoredMetadata:
-        """Read a file that has to have this digest: any if it is empty; if there is none, find out which it has."""
+        """Read a file and check its digest: an empty one matches any content, None is computed from the content."""
         raw = unpack(location, await self._files.read(location, max_bytes=self._max_bytes), self._max_bytes)
         if digest is None:
-            digest = digest_of(raw)
+            digest = content_digest(raw)
         else:
             check_content(Pointer(location, digest), raw)
         document = self._parse(raw)
-        pointer = point_at(location, document, digest=digest)
-        return StoredMetadata(pointer, Serialised(document, raw, snapshots_at=None))
+        pointer = pointer_to(location, document, digest=digest)
+        return StoredMetadata(pointer, EncodedDocument(document, raw, snapshots_at=None))
 
     async def check_exists(self, location: str) -> None:
-        """Check that a file is there, whether or not its content is cached.
+        """Check that a file exists, whether or not its content is cached.
 
         Raises: FileMissing, StorageError.
         """
         await self._files.check_exists(location)
 
     async def write(self, location: str, document: JsonObject, *, base: StoredMetadata | None = None) -> StoredMetadata:
-        """Write a document, made from that of `base`, under a new, unique location.
+        """Write a document that was made from `base` to a new location.
 
         Raises: StorageError.
         """
-        stored = StoredMetadata(point_at(location, document), serialise(document, base.content if base else None))
+        stored = StoredMetadata(
+            pointer_to(location, document), encode_document(document, base.content if base else None)
+        )
         await self._files.write(location, stored.raw)
         self.keep(stored)
         return stored
@@ -136,13 +180,13 @@ class MetadataFiles:
     async def begin_write(
         self, location: str, document: JsonObject, *, base: StoredMetadata
     ) -> tuple[StoredMetadata, Callable[[], None] | None]:
-        """Write a document like `write`; or, where that takes a thread, return what the caller has to run in one.
+        """Write a document like `write`, or, if the storage blocks, return the work that the caller runs in a thread.
 
-        The document is not kept: that is for `keep`, once it is written.
+        The document is not cached: the caller calls `keep` once it is written.
 
         Raises: StorageError.
         """
-        stored = StoredMetadata(point_at(location, document), serialise(document, base.content))
+        stored = StoredMetadata(pointer_to(location, document), encode_document(document, base.content))
         work = self._files.blocking_write(location, stored.raw)
         if work is None:
             await self._files.write(location, stored.raw)
@@ -156,8 +200,8 @@ class MetadataFiles:
         self.forget(Pointer(location))
         await self._files.delete(location)
 
-    async def prepare(self, directories: list[str]) -> None:
-        """Make directories, where there are directories.
+    async def make_directories(self, directories: list[str]) -> None:
+        """Create directories, if the storage has directories.
 
         Raises: StorageError.
         """
@@ -165,34 +209,25 @@ class MetadataFiles:
             await self._files.make_directory(directory)
 
     def forget(self, pointer: Pointer) -> None:
-        """Drop from the cache what is superseded."""
-        dropped = self._cached.pop(_version(pointer), None)
-        if dropped is not None:
-            self._used_bytes -= _memory_bytes(dropped)
+        """Remove a superseded version from the cache."""
+        self._cached.pop(_version(pointer))
 
     def keep(self, stored: StoredMetadata) -> None:
-        """Keep in the cache what is in its file."""
-        self.forget(stored.pointer)
-        if _memory_bytes(stored) > self._cache_bytes:
-            return  # it would drive out all others and then itself
-        self._cached[_version(stored.pointer)] = stored
-        self._used_bytes += _memory_bytes(stored)
-        while self._used_bytes > self._cache_bytes:
-            _, dropped = self._cached.popitem(last=False)
-            self._used_bytes -= _memory_bytes(dropped)
+        """Add a version to the cache that is in its file."""
+        self._cached.put(_version(stored.pointer), stored)
 
 
 def check_content(pointer: Pointer, raw: bytes) -> None:
-    """Check that an unpacked file is the one that was registered, if it was.
+    """Check that a registered file, unpacked, still has the content that was registered.
 
     Raises: FileChanged.
     """
-    if pointer.digest and digest_of(raw) != pointer.digest:
+    if pointer.digest and content_digest(raw) != pointer.digest:
         raise FileChanged(f"Metadata file has other content than was registered, register it again: {pointer.location}")
 
 
 def unpack(location: str, body: bytes, max_bytes: int) -> bytes:
-    """Unpack a metadata file that other writers compressed, never beyond the limit.
+    """Decompress a metadata file of a writer that compresses them, within the limit.
 
     Raises: BadRequest, StorageError.
     """
@@ -212,88 +247,102 @@ def _version(pointer: Pointer) -> _Version:
     return pointer.location, pointer.digest
 
 
-def _memory_bytes(stored: StoredMetadata) -> int:
-    return len(stored.raw) * _MEMORY_PER_BYTE
-
-
-# --- catalog.answers --------------------------------------------------------------------------------------------------
-#
-# Finished answers of table loads: their bytes, plain and gzipped, and their tags. Owns the cache and its limit.
-#
-# A metadata file never changes while a pointer with its digest points there, so an answer depends on that pointer, on
-# how much of the history is shown and on the client configuration alone. A load is then one look-up of the pointer and
-# one write, whatever the table's age; and a client that has the version already is answered from the pointer alone.
-
-
+# Values of the query parameter `snapshots`.
 ALL, REFS = "all", "refs"
 
 # Enough of a SHA-256 that two versions of one table never share a tag.
-_ETAG_BYTES = 16
-# Tags that are kept, a few hundred bytes each with their locations.
+_ETAG_CHARS = 32
+# Tags in the cache, a few hundred bytes each with their locations.
 _ETAGS_MAX = 4_096
-# Below a packet there is nothing to win.
+# A smaller response fits in one packet, compressed or not.
 GZIP_MIN_BYTES = 1_400
-# A document of a thousand snapshots packs 8 to 1 at the lowest level, in a third of the default level's time.
+# A document of a thousand snapshots shrinks to an eighth at the lowest level, in a third of the default level's time.
 _GZIP_LEVEL = 1
+# RFC 1952: magic number, deflate, no flags, no time, fastest algorithm, unknown system.
+_GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x04\xff"
+# RFC 1951, section 3.2.4: the length of a stored block has 16 bits.
+_STORED_BLOCK_MAX_BYTES = 0xFFFF
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """What an answer depends on."""
+class ResponseKey:
+    """What the cached part of a load response depends on."""
 
     pointer: Pointer
-    shown: str
-    packed: bool
+    snapshots: str
+    gzip: bool
 
 
-class LoadAnswers:
-    """Answers by what they depend on; the least recently used leave first."""
+@dataclass(frozen=True, slots=True)
+class EncodedLoad:
+    """A load response without its end: the config and the closing brace.
 
-    def __init__(self, client_config: Mapping[str, str], *, max_bytes: int) -> None:
-        self._config = orjson.dumps(dict(client_config))
-        self._max_bytes = max_bytes
-        self._kept: OrderedDict[Key, bytes] = OrderedDict()
-        self._used_bytes = 0
-        self._building: SharedWork[bytes] = SharedWork("catalog-build-answer")
-        # A load of a version that did not change asks for the same tag again and again.
-        self.etag = functools.lru_cache(_ETAGS_MAX)(self._etag)
+    A gzipped one is a gzip header and deflate blocks that end at a byte boundary. The end of the response is appended
+    as stored blocks, and the checksum continues that of the plain bytes. The body is one gzip member, because not all
+    clients read several.
+    """
 
-    def _etag(self, pointer: Pointer, shown: str) -> str:
-        """Tag all that an answer says: the version, how much of it is shown, and the client configuration."""
-        facts = b"\0".join((pointer.location.encode(), pointer.digest.encode(), shown.encode(), self._config))
-        return hashlib.sha256(facts).hexdigest()[: 2 * _ETAG_BYTES]
+    data: bytes
+    is_gzip: bool
+    plain_bytes: int
+    plain_crc: int
 
-    async def find_or_build(self, key: Key, load: Callable[[], Awaitable[StoredMetadata]]) -> bytes:
-        """Give a finished answer, building it from the metadata if it is not kept; who asks meanwhile waits for it.
+    def body(self, config: bytes | None) -> bytes:
+        """Return the body of a response with this config, encoded as JSON; None leaves it out."""
+        end = b"}" if config is None else b',"config":' + config + b"}"
+        if not self.is_gzip:
+            return self.data + end
+        trailer = struct.pack("<LL", zlib.crc32(end, self.plain_crc), (self.plain_bytes + len(end)) & 0xFFFFFFFF)
+        return b"".join((self.data, *_stored_blocks(end), trailer))
+
+
+def encode_load(stored: StoredMetadata, snapshots: str = ALL, *, compress: bool = False) -> EncodedLoad:
+    """Encode a load response. The metadata's bytes are embedded as they are in the file."""
+    metadata = stored.raw if snapshots == ALL else orjson.dumps(only_referenced_snapshots(stored.document))
+    plain = b"".join((b'{"metadata-location":', orjson.dumps(stored.location), b',"metadata":', metadata))
+    if not compress or len(plain) < GZIP_MIN_BYTES:
+        return EncodedLoad(plain, is_gzip=False, plain_bytes=len(plain), plain_crc=0)
+    compressor = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+    data = b"".join((_GZIP_HEADER, compressor.compress(plain), compressor.flush(zlib.Z_SYNC_FLUSH)))
+    return EncodedLoad(data, is_gzip=True, plain_bytes=len(plain), plain_crc=zlib.crc32(plain))
+
+
+class LoadResponses:
+    """The cache of encoded load responses."""
+
+    def __init__(self, *, max_bytes: int) -> None:
+        self._cached: ByteLru[ResponseKey, EncodedLoad] = ByteLru(max_bytes, size_of=lambda encoded: len(encoded.data))
+        self._builds: SharedWork[EncodedLoad] = SharedWork("catalog-encode-load")
+
+    async def find_or_encode(self, key: ResponseKey, load: Callable[[], Awaitable[StoredMetadata]]) -> EncodedLoad:
+        """Return an encoded response from the cache, or encode it. Concurrent requests for one key share the work.
 
         Raises: what `load` raises.
         """
-        kept = self._kept.get(key)
-        if kept is None:
-            return await self._building.outcome(key, lambda: self._build(key, load))
-        self._kept.move_to_end(key)
-        return kept
+        cached = self._cached.get(key)
+        return await self._builds.outcome(key, lambda: self._encode(key, load)) if cached is None else cached
 
-    async def _build(self, key: Key, load: Callable[[], Awaitable[StoredMetadata]]) -> bytes:
-        answer = self.build(await load(), key.shown)
-        if key.packed and len(answer) >= GZIP_MIN_BYTES:
-            answer = await asyncio.to_thread(functools.partial(gzip.compress, answer, _GZIP_LEVEL, mtime=0))
-        self._keep(key, answer)
-        return answer
+    async def _encode(self, key: ResponseKey, load: Callable[[], Awaitable[StoredMetadata]]) -> EncodedLoad:
+        stored = await load()
+        if key.gzip:
+            encoded = await asyncio.to_thread(encode_load, stored, key.snapshots, compress=True)
+        else:
+            encoded = encode_load(stored, key.snapshots)
+        self._cached.put(key, encoded)
+        return encoded
 
-    def build(self, stored: StoredMetadata, shown: str = ALL, *, with_config: bool = True) -> bytes:
-        """Put an answer together; the metadata's bytes go in as they are in the file."""
-        metadata = stored.raw if shown == ALL else orjson.dumps(only_referenced_snapshots(stored.document))
-        config = (b',"config":', self._config) if with_config else ()
-        return b"".join(
-            (b'{"metadata-location":', orjson.dumps(stored.location), b',"metadata":', metadata, *config, b"}")
-        )
 
-    def _keep(self, key: Key, answer: bytes) -> None:
-        if len(answer) > self._max_bytes:
-            return
-        self._used_bytes += len(answer) - len(self._kept.pop(key, b""))
-        self._kept[key] = answer
-        while self._used_bytes > self._max_bytes:
-            _, dropped = self._kept.popitem(last=False)
-            self._used_bytes -= len(dropped)
+@functools.lru_cache(_ETAGS_MAX)
+def load_etag(pointer: Pointer, snapshots: str, config: bytes) -> str:
+    """Return the entity tag of a response: a digest of the version, of the snapshots shown and of the config."""
+    parts = b"\0".join((pointer.location.encode(), pointer.digest.encode(), snapshots.encode(), config))
+    return hashlib.sha256(parts).hexdigest()[:_ETAG_CHARS]
+
+
+def _stored_blocks(data: bytes) -> list[bytes]:
+    """Return the last deflate blocks of a stream, without compression."""
+    chunks = [data[start : start + _STORED_BLOCK_MAX_BYTES] for start in range(0, len(data), _STORED_BLOCK_MAX_BYTES)]
+    return [
+        struct.pack("<BHH", number == len(chunks), len(chunk), len(chunk) ^ 0xFFFF) + chunk
+        for number, chunk in enumerate(chunks, start=1)
+    ]

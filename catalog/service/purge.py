@@ -1,91 +1,128 @@
-"""Deleting the files of tables that are dropped for good. Owns their order and how many purges run at once.
+"""Purge: drop a table and delete its files. Owns what may be deleted, the order, and how many purges run at once.
 
-Steps, and what a crash after each one leaves behind:
+Steps, and what a crash after each one leaves:
 
-    1. drop the entry                                                  files that nothing refers to
-    2. of every manifest: its data and delete files, then itself      fewer of them
-    3. manifest lists and statistics                                   metadata files
-    4. metadata files, the current one last                            nothing
+    1. check that no other table has the same files                   the table
+    2. drop the entry                                                 files that nothing refers to
+    3. for every manifest: its data and delete files, then itself     fewer of them
+    4. manifest lists and statistics                                  metadata files
+    5. metadata files, the current one last                           nothing
 
-Nothing takes up a purge that was cut short. Its last metadata file is still there, though, and named in the log: once
-registered again, the table can be purged again, and what is gone by then is passed over. For the same reason it stays
-if a file could not be deleted.
+A purge that was interrupted is not resumed. Its last metadata file still exists and is named in the log: after it is
+registered again, the table can be purged again, and missing files are skipped. For the same reason the file stays if
+another file could not be deleted.
 
-Only files that the metadata names are deleted, and of those only the table's own (locations.py): what somebody has put
-beside them, or added from elsewhere, stays. Memory is bounded by one manifest for each purge that runs.
+Only files that the metadata names are deleted, and of those only files in the table's own directories: files that
+other programs put there, and files added from elsewhere, stay. Each running purge holds one manifest in memory.
+
+A table shares its files with another name if its metadata was registered twice, even if commits have taken the two
+apart since. Tables with the same uuid share files. Tables without a known uuid (format 1 allows that), and tables with
+metadata in the same directory, share files if they have the same location; their metadata is read to find out.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
 
+from lakefeed.aio import map_parallel
+from lakefeed.catalog.errors import BadRequest, ValidationFailed
 from lakefeed.catalog.json_fields import JsonObject
+from lakefeed.catalog.metadata.document import is_same_table
+from lakefeed.catalog.metadata.properties import may_be_purged
 from lakefeed.catalog.names import Pointer, TableId, owned_directories
 from lakefeed.catalog.service.files import Files
-from lakefeed.catalog.service.metadata_cache import MetadataFiles
-from lakefeed.contract.errors import FileMissing, LakefeedError
+from lakefeed.catalog.service.metadata_cache import MetadataFiles, StoredMetadata
+from lakefeed.catalog.store.protocol import Store, no_such_entry
+from lakefeed.contract.errors import FileMissing, LakefeedError, LocationInvalid, StorageError
 from lakefeed.iceberg.manifests import live_file_paths, manifest_paths
-from lakefeed.locations import Confinement, OwnedDirectories
+from lakefeed.locations import Confinement, OwnedDirectories, parent_path
 
-# Each holds one manifest and its paths in memory; further ones wait with their tables still there.
+# Each holds one manifest and its paths in memory. Further purges wait before they drop their table.
 PURGES_MAX = 4
-# Deletes of one purge that run at once; the S3 client has ten connections, and commits need some.
-PARALLEL_DELETES = 6
-# Clients find the files of a table of thousands gone when they are answered, and do not hang on one of millions.
-ANSWER_WAIT_S = 20.0
+# Files of one purge, or of one search, that are handled at once; the S3 client has ten connections.
+PARALLEL_FILES = 6
+# A client waits for the deletion of thousands of files, but not of millions.
+RESPONSE_WAIT_S = 20.0
 
 _logger = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
 
+async def find_table_sharing_files(
+    table: TableId, stored: StoredMetadata, *, store: Store, files: MetadataFiles
+) -> TableId | None:
+    """Return another table with the same files, or None.
 
-@dataclass(slots=True)
-class _Tally:
-    """What became of the files of one table."""
+    Raises: StorageError, with the name of a table whose metadata cannot be read; StoreFailed.
+    """
+    uuid = stored.pointer.table_uuid
+    found = await store.find_tables(table_uuid=uuid, directory=parent_path(stored.location))
+    others = {name: pointer for name, pointer in found.items() if name != table}
+    for name, pointer in others.items():
+        if uuid and pointer.table_uuid == uuid:
+            return name
 
-    deleted: int = 0
-    foreign: int = 0
-    failed: int = 0
+    unreadable: dict[TableId, StorageError] = {}
+
+    async def has_same_files(name: TableId) -> bool:
+        try:
+            other = await files.load_uncached(others[name])
+        except (FileMissing, BadRequest, LocationInvalid):
+            return False
+        except StorageError as error:  # a later read may succeed
+            unreadable[name] = error
+            return False
+        return is_same_table(stored.document, other.document)
+
+    shared = await map_parallel(has_same_files, others, at_once=PARALLEL_FILES)
+    for name, has_same in zip(others, shared, strict=True):
+        if has_same:
+            return name
+    for name, error in unreadable.items():
+        raise StorageError(
+            f"Cannot purge table: its files may also be those of {name}, whose metadata cannot be read;"
+            f" make it readable, or drop {table} without purge: {error}"
+        ) from error
+    return None
 
 
 class Purges:
-    """The purges that run."""
+    """Starts purges and waits for them."""
 
     def __init__(
-        self, files: Files, metadata_files: MetadataFiles, confinement: Confinement, *, file_max_bytes: int
+        self, store: Store, files: Files, metadata_files: MetadataFiles, confinement: Confinement, *, max_bytes: int
     ) -> None:
+        self._store = store
         self._files = files
         self._metadata_files = metadata_files
         self._confinement = confinement
-        self._file_max_bytes = file_max_bytes
-        self._places = asyncio.Semaphore(PURGES_MAX)
+        self._max_bytes = max_bytes
+        self._slots = asyncio.Semaphore(PURGES_MAX)
         self._running: set[asyncio.Task[None]] = set()
 
-    async def run(self, table: TableId, *, drop: Callable[[], Awaitable[Pointer]]) -> None:
-        """Drop the entry, whose last metadata `drop` returns, and delete the files; return after a while at the latest.
+    async def drop_and_purge(self, table: TableId) -> None:
+        """Drop a table and delete its files; return after RESPONSE_WAIT_S at the latest, while the purge continues.
 
-        Cancelling this leaves the purge going on.
+        Cancelling this does not stop the purge.
 
-        Raises: what `drop` raises.
+        Raises: NoSuchTable, ValidationFailed, StorageError, StoreFailed.
         """
-        await self._places.acquire()
+        await self._check_allowed(table)
+        await self._slots.acquire()
         try:
-            pointer = await drop()
+            pointer = await self._store.drop_entry(table)
             task = asyncio.create_task(self._purge(table, pointer), name=f"purge {table}")
         except BaseException:
-            self._places.release()
+            self._slots.release()
             raise
         self._running.add(task)
         task.add_done_callback(self._end)
-        await asyncio.wait([task], timeout=ANSWER_WAIT_S)
+        await asyncio.wait([task], timeout=RESPONSE_WAIT_S)
 
     async def close(self) -> None:
-        """Stop the purges that run; what they have not deleted stays."""
+        """Cancel running purges; files that they have not deleted stay."""
         for task in self._running:
             task.cancel()
         if self._running:
@@ -93,112 +130,120 @@ class Purges:
 
     def _end(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
-        self._places.release()
+        self._slots.release()
+
+    async def _check_allowed(self, table: TableId) -> None:
+        pointer = await self._store.load_pointer(table)
+        if pointer is None:
+            raise no_such_entry(table)
+        try:
+            stored = await self._metadata_files.load(pointer)
+        except (FileMissing, BadRequest, LocationInvalid):
+            return  # without metadata no file can be found: only the entry is dropped
+        if not may_be_purged(stored.document["properties"]):
+            raise ValidationFailed("Cannot purge table: GC is disabled (deleting files may corrupt other tables)")
+        other = await find_table_sharing_files(table, stored, store=self._store, files=self._metadata_files)
+        if other is not None:
+            raise ValidationFailed(f"Cannot purge table: its files are also those of {other}; drop it without purge")
 
     async def _purge(self, table: TableId, pointer: Pointer) -> None:
         location = pointer.location
         facts: dict[str, str | int] = {"table": str(table), "metadata_location": location}
         try:
             document = (await self._metadata_files.load(pointer)).document
-            purge = _Purge(
-                self._files, owned_directories(document, self._confinement), file_max_bytes=self._file_max_bytes
-            )
-            tally = await purge.run(document, location)
+            owned = owned_directories(document, self._confinement)
+            counts = await _Purge(self._files, owned, max_bytes=self._max_bytes).run(document, location)
         except LakefeedError as error:
-            _logger.warning("purge_left_files", extra=facts | {"reason": str(error)})
+            _logger.warning("purge_incomplete", extra=facts | {"reason": str(error)})
         except asyncio.CancelledError:
-            _logger.warning("purge_left_files", extra=facts | {"reason": "shutting down"})
+            _logger.warning("purge_incomplete", extra=facts | {"reason": "shutting down"})
             raise
         except Exception:
-            _logger.exception("purge_left_files", extra=facts)
+            _logger.exception("purge_incomplete", extra=facts)
         else:
-            facts |= {"deleted": tally.deleted, "foreign": tally.foreign, "failed": tally.failed}
-            if tally.failed:
-                _logger.warning("purge_left_files", extra=facts)
+            facts |= {"deleted": counts.deleted, "foreign": counts.foreign, "failed": counts.failed}
+            if counts.failed:
+                _logger.warning("purge_incomplete", extra=facts)
             else:
                 _logger.info("table_purged", extra=facts)
         finally:
             self._metadata_files.forget(pointer)
 
 
+@dataclass(slots=True)
+class _Counts:
+    """Files of one table by what became of them; foreign ones are outside its directories and stay."""
+
+    deleted: int = 0
+    foreign: int = 0
+    failed: int = 0
+
+
 class _Purge:
-    """One table's purge."""
+    """The purge of one table."""
 
-    def __init__(self, files: Files, own: OwnedDirectories, *, file_max_bytes: int) -> None:
+    def __init__(self, files: Files, owned: OwnedDirectories, *, max_bytes: int) -> None:
         self._files = files
-        self._own = own
-        self._file_max_bytes = file_max_bytes
-        self._tally = _Tally()
+        self._owned = owned
+        self._max_bytes = max_bytes
+        self._counts = _Counts()
 
-    async def run(self, document: JsonObject, location: str) -> _Tally:
+    async def run(self, document: JsonObject, location: str) -> _Counts:
         async for manifest in self._manifests(document):
-            failed_before = self._tally.failed
-            await self._delete_all(await self._maybe_read(manifest, live_file_paths))
-            if self._tally.failed == failed_before:
+            failed_before = self._counts.failed
+            await self._delete_all(await self._referenced_files(manifest, live_file_paths))
+            if self._counts.failed == failed_before:
                 await self._delete_all([manifest])
-        if not self._tally.failed:
-            await self._delete_all([*_manifest_lists(document), *_statistics(document)])
-            await self._delete_all(entry["metadata-file"] for entry in document.get("metadata-log") or ())
-        if not self._tally.failed:
+        if not self._counts.failed:
+            snapshots = document.get("snapshots") or ()
+            statistics = (*(document.get("statistics") or ()), *(document.get("partition-statistics") or ()))
+            await self._delete_all(each["manifest-list"] for each in snapshots if "manifest-list" in each)
+            await self._delete_all(each["statistics-path"] for each in statistics)
+            await self._delete_all(each["metadata-file"] for each in document.get("metadata-log") or ())
+        if not self._counts.failed:
             await self._delete_all([location])
-        return self._tally
+        return self._counts
 
     async def _manifests(self, document: JsonObject) -> AsyncIterator[str]:
-        """Find every manifest once, though the snapshots share most of them."""
+        """Yield every manifest once, although snapshots share most of them."""
         seen: set[str] = set()
         for snapshot in document.get("snapshots") or ():
             listed = snapshot.get("manifest-list")
-            # Only the oldest version of the format names manifests in the snapshot itself.
-            found = await self._maybe_read(listed, manifest_paths) if listed else snapshot.get("manifests") or ()
+            # Snapshots of format 1 may name their manifests themselves.
+            found = await self._referenced_files(listed, manifest_paths) if listed else snapshot.get("manifests") or ()
             for manifest in found:
                 if manifest not in seen:
                     seen.add(manifest)
                     yield manifest
 
-    async def _maybe_read(self, location: str, read: Callable[[bytes, str], list[str]]) -> list[str]:
-        """Read which files a file names: none if it is gone, foreign or, which counts as a failure, not readable."""
-        if not self._own.contain(location):
+    async def _referenced_files(self, location: str, read: Callable[[bytes, str], list[str]]) -> list[str]:
+        """Return the files that a file refers to; none if it is missing, foreign, or, which is counted, unreadable."""
+        if not self._owned.contain(location):
             return []
         try:
-            data = await self._files.read(location, max_bytes=self._file_max_bytes)
+            data = await self._files.read(location, max_bytes=self._max_bytes)
             return await asyncio.to_thread(read, data, location)
         except FileMissing:
             return []
         except LakefeedError as error:
-            self._fail(location, error)
+            self._count_failure(location, error)
             return []
 
     async def _delete_all(self, locations: Iterable[str]) -> None:
-        own = []
-        for location in locations:
-            if self._own.contain(location):
-                own.append(location)
-            else:
-                self._tally.foreign += 1
-        for group in _groups(own, PARALLEL_DELETES):
-            await asyncio.gather(*(self._delete(location) for location in group))
+        remaining = list(locations)
+        for first in range(0, len(remaining), PARALLEL_FILES):
+            await asyncio.gather(*map(self._delete, remaining[first : first + PARALLEL_FILES]))
 
     async def _delete(self, location: str) -> None:
+        if not self._owned.contain(location):
+            self._counts.foreign += 1
+            return
         try:
             await self._files.delete(location)
-            self._tally.deleted += 1
+            self._counts.deleted += 1
         except LakefeedError as error:
-            self._fail(location, error)
+            self._count_failure(location, error)
 
-    def _fail(self, location: str, error: LakefeedError) -> None:
-        self._tally.failed += 1
-        _logger.warning("purge_failed_on_file", extra={"location": location, "reason": str(error)})
-
-
-def _manifest_lists(document: JsonObject) -> list[str]:
-    snapshots = document.get("snapshots") or ()
-    return [snapshot["manifest-list"] for snapshot in snapshots if "manifest-list" in snapshot]
-
-
-def _statistics(document: JsonObject) -> list[str]:
-    kinds = (document.get("statistics") or (), document.get("partition-statistics") or ())
-    return [each["statistics-path"] for each in itertools.chain(*kinds)]
-
-
-def _groups(items: list[_T], size: int) -> Iterable[list[_T]]:
-    return (items[start : start + size] for start in range(0, len(items), size))
+    def _count_failure(self, location: str, error: LakefeedError) -> None:
+        self._counts.failed += 1
+        _logger.warning("purge_file_failed", extra={"location": location, "reason": str(error)})

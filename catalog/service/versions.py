@@ -1,12 +1,12 @@
 """Versions of tables and views: a metadata file, and the pointer that makes it current. Owns the order of the two.
 
-A new version, and what a crash after each step leaves behind:
+A new version, and what a crash after each step leaves:
 
-    1. write the metadata file under a name nobody else uses        a file that nothing refers to
-    2. swap the pointer in the database if it did not move          the new version, whole
+    1. write the metadata file under a unique name                  a file that nothing refers to
+    2. swap the pointer in the database, if it has not moved        the new version
 
-The new file is deleted again only when the database has said that the swap did not happen. If its answer is unknown,
-the file stays: it may be the table.
+The new file is deleted only if the database has confirmed that the swap did not happen. If the outcome is unknown, the
+file stays, because it may be the table.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ from lakefeed.catalog.names import (
     next_version,
 )
 from lakefeed.catalog.service.metadata_cache import MetadataFiles, StoredMetadata
-from lakefeed.catalog.store.protocol import Move, Store, current_claim, no_such_entry, outcome_at
+from lakefeed.catalog.store.protocol import PointerMove, Store, current_claim, no_such_entry, outcome_at
 from lakefeed.contract.errors import FileMissing, LakefeedError
 from lakefeed.locations import Confinement
 
-# The S3 client has ten connections, and commits need some.
+# Pointer swaps that a commit may lose to other processes. In one process, commits to one entry are queued.
+COMMIT_ATTEMPTS = 5
+# The S3 client has ten connections, and commits need some of them.
 _PARALLEL_DELETES = 6
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """One entry's part of a transaction: the first version without a base, no new one without a document."""
+class VersionChange:
+    """The change of one entry: without a base it creates the entry, without a document it changes nothing."""
 
     entry: EntryId
     base: StoredMetadata | None
@@ -49,7 +51,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """Reads, adds and follows versions. `verify_files` asks the storage at every look-up whether the file is there."""
+    """Reads and adds versions. With `verify_files`, every lookup checks that the metadata file exists."""
 
     store: Store
     files: MetadataFiles
@@ -58,9 +60,9 @@ class Versions:
     new_uuid: Callable[[], str]
 
     async def locate(self, entry: EntryId) -> Pointer:
-        """Return where the current metadata is, without reading it.
+        """Return the pointer to the current metadata, without reading it.
 
-        Raises: NoSuchTable, NoSuchView; FileMissing if files are to be verified.
+        Raises: NoSuchTable, NoSuchView; FileMissing if files are verified.
         """
         pointer = await self.store.load_pointer(entry)
         if pointer is None:
@@ -69,8 +71,18 @@ class Versions:
             await self.files.check_exists(pointer.location)
         return pointer
 
+    async def load_recorded(self, entry: EntryId, pointer: Pointer) -> StoredMetadata:
+        """Return the version of a recorded outcome, or the current one if that file is gone or was overwritten.
+
+        Raises: NoSuchTable, NoSuchView, FileMissing, FileChanged, StorageError.
+        """
+        try:
+            return await self.files.load(pointer)
+        except (FileMissing, FileChanged):
+            return await self.files.load(await self.locate(entry))
+
     async def default_location(self, entry: EntryId, entry_uuid: str) -> str:
-        """Return where a new table or view goes unless its client asks for a place.
+        """Return the location of a new table or view whose client asks for none.
 
         Raises: NoSuchNamespace.
         """
@@ -78,10 +90,10 @@ class Versions:
         base = properties.get("location") or namespace_location(self.confinement.warehouse, entry.namespace)
         return entry_location(base, entry, entry_uuid)
 
-    def check_places(self, document: JsonObject) -> None:
-        """Check that a document keeps to the places that clients may use.
+    def check_locations(self, document: JsonObject) -> None:
+        """Check that the locations in a document are inside the warehouse.
 
-        Raises: BadRequest, LocationForbidden.
+        Raises: LocationInvalid, LocationForbidden.
         """
         self.confinement.check(document["location"])
         self.confinement.check(metadata_directory(document))
@@ -96,103 +108,111 @@ class Versions:
         try:
             await self.store.create_entry(entry, stored.pointer)
         except StoreFailed as error:
-            await self._check_landed(entry, location, error)
+            await self._check_committed(entry, location, error)
         except LakefeedError:
-            await self.discard(location)
+            await self.delete_file(location)
             raise
         return stored
 
-    async def keep(self, base: StoredMetadata) -> StoredMetadata:
-        """Stay with a version, which a commit would not change; one with a key has come to its outcome nevertheless.
+    async def apply(self, change: VersionChange) -> StoredMetadata | None:
+        """Make one change; return the current version after it, or None if the pointer has moved since the base.
 
-        Raises: KeyTaken, StoreFailed.
+        Raises: AlreadyExists, NoSuchNamespace, KeyTaken, StorageError, StoreFailed; CommitStateUnknown.
         """
-        claim = current_claim()
-        if claim is not None:
-            await self.store.record_outcome(claim, outcome_at(base.pointer))
-        return base
+        if change.document is None:
+            assert change.base is not None, "a first version has a document"
+            return await self._keep_unchanged(change.base)
+        if change.base is None:
+            return await self.insert(change.entry, change.document)
+        return await self._replace(change.entry, change.base, change.document)
 
-    async def recall(self, entry: EntryId, pointer: Pointer) -> StoredMetadata:
-        """Return a version that was current once, or the one that is now if its file is gone or another one since.
-
-        Raises: NoSuchTable, NoSuchView, FileMissing, FileChanged, StorageError.
-        """
-        try:
-            return await self.files.load(pointer)
-        except (FileMissing, FileChanged):
-            return await self.files.load(await self.locate(entry))
-
-    async def replace(self, entry: EntryId, base: StoredMetadata, document: JsonObject) -> StoredMetadata | None:
-        """Write the version after `base` and move the pointer; None if somebody else moved it first.
-
-        Raises: StorageError; CommitStateUnknown.
-        """
-        if _places(document) != _places(base.document):
-            self.check_places(document)
-        location = metadata_location(document, version=next_version(base.location), file_uuid=self.new_uuid())
-        stored, first = await self.files.begin_write(location, document, base=base)
-        try:
-            swapped = await self.store.swap_pointer(entry, expected=base.pointer, new=stored.pointer, first=first)
-        except StoreFailed as error:
-            await self._check_landed(entry, location, error)
-            swapped = True
-        except LakefeedError:
-            await self.discard(location)
-            raise
-        if not swapped:
-            await self.discard(location)
-            return None
-        self.files.keep(stored)
-        self.files.forget(base.pointer)
-        return stored
-
-    async def replace_all(self, changes: Sequence[Change]) -> bool:
-        """Write the versions of several entries and move all their pointers at once; tell whether they were moved.
+    async def apply_all(self, changes: Sequence[VersionChange]) -> bool:
+        """Make all changes in one transaction; return False if a pointer has moved since its base.
 
         Raises: AlreadyExists, NoSuchNamespace, StorageError; CommitStateUnknown.
         """
-        moves: list[Move] = []
+        moves: list[PointerMove] = []
         try:
             for change in changes:
-                moves.append(await self._write(change))  # noqa: PERF401 - those written so far count if one fails
+                moves.append(await self._write(change))  # noqa: PERF401 - if one fails, the files so far are deleted
             moved = await self.store.move_pointers(moves)
         except StoreFailed as error:
             for move in moves:
-                await self._check_landed(move.entry, move.new.location, error)
+                await self._check_committed(move.entry, move.new.location, error)
             moved = True
         except LakefeedError:
-            await self._discard_moves(moves)
+            await self._delete_new_files(moves)
             raise
         if not moved:
-            await self._discard_moves(moves)
+            await self._delete_new_files(moves)
             return False
         for move in moves:
             if move.expected is not None and move.expected != move.new:
                 self.files.forget(move.expected)
         return True
 
-    async def _write(self, change: Change) -> Move:
-        """Write a change's file; of one that changes nothing, expect that the pointer stays where it is."""
+    async def delete_files(self, locations: Sequence[str]) -> None:
+        """Delete metadata files that nothing refers to, a few at a time."""
+        for first in range(0, len(locations), _PARALLEL_DELETES):
+            await asyncio.gather(*map(self.delete_file, locations[first : first + _PARALLEL_DELETES]))
+
+    async def delete_file(self, location: str) -> None:
+        """Delete a metadata file that nothing refers to, if it is inside the warehouse. A failure is only logged."""
+        try:
+            if self.confinement.allows(location):
+                await self.files.delete(location)
+        except LakefeedError as error:
+            _logger.warning("metadata_file_kept", extra={"metadata_location": location, "reason": str(error)})
+
+    async def _keep_unchanged(self, base: StoredMetadata) -> StoredMetadata:
+        """Return the base of a commit that changes nothing; a request with a key has an outcome nevertheless."""
+        claim = current_claim()
+        if claim is not None:
+            await self.store.record_outcome(claim, outcome_at(base.pointer))
+        return base
+
+    async def _replace(self, entry: EntryId, base: StoredMetadata, document: JsonObject) -> StoredMetadata | None:
+        location = self._next_location(base, document)
+        stored, prepare = await self.files.begin_write(location, document, base=base)
+        try:
+            swapped = await self.store.swap_pointer(entry, expected=base.pointer, new=stored.pointer, prepare=prepare)
+        except StoreFailed as error:
+            await self._check_committed(entry, location, error)
+            swapped = True
+        except LakefeedError:
+            await self.delete_file(location)
+            raise
+        if not swapped:
+            await self.delete_file(location)
+            return None
+        self.files.keep(stored)
+        self.files.forget(base.pointer)
+        return stored
+
+    async def _write(self, change: VersionChange) -> PointerMove:
+        """Write the file of a change. One that changes nothing requires that the pointer does not move."""
         base, document = change.base, change.document
         if document is None:
             assert base is not None, "a first version has a document"
-            return Move(change.entry, base.pointer, base.pointer)
-        if base is not None and _places(document) != _places(base.document):
-            self.check_places(document)
-        version = 0 if base is None else next_version(base.location)
-        location = metadata_location(document, version=version, file_uuid=self.new_uuid())
-        stored = await self.files.write(location, document, base=base)
-        return Move(change.entry, base.pointer if base else None, stored.pointer)
+            return PointerMove(change.entry, base.pointer, base.pointer)
+        stored = await self.files.write(self._next_location(base, document), document, base=base)
+        return PointerMove(change.entry, base.pointer if base else None, stored.pointer)
 
-    async def _discard_moves(self, moves: Sequence[Move]) -> None:
+    def _next_location(self, base: StoredMetadata | None, document: JsonObject) -> str:
+        if base is not None and _directories(document) != _directories(base.document):
+            self.check_locations(document)
+        version = 0 if base is None else next_version(base.location)
+        return metadata_location(document, version=version, file_uuid=self.new_uuid())
+
+    async def _delete_new_files(self, moves: Sequence[PointerMove]) -> None:
         for move in moves:
             if move.new != move.expected:
-                await self.discard(move.new.location)
+                await self.delete_file(move.new.location)
 
-    async def _check_landed(self, entry: EntryId, location: str, cause: StoreFailed) -> None:
-        """Find out what became of a change whose answer got lost.
+    async def _check_committed(self, entry: EntryId, location: str, cause: StoreFailed) -> None:
+        """Look up what became of a change whose outcome is unknown.
 
-        Raises: CommitStateUnknown unless the entry is seen to point at `location`.
+        Raises: CommitStateUnknown unless the entry points at `location`.
         """
         try:
             found = await self.store.load_pointer(entry)
@@ -201,20 +221,6 @@ class Versions:
         if found is None or found.location != location:
             raise CommitStateUnknown(f"Commit may or may not have happened: {entry}") from cause
 
-    async def discard_all(self, locations: Sequence[str]) -> None:
-        """Delete metadata files that nothing refers to, a few at a time."""
-        for first in range(0, len(locations), _PARALLEL_DELETES):
-            await asyncio.gather(*map(self.discard, locations[first : first + _PARALLEL_DELETES]))
 
-    async def discard(self, location: str) -> None:
-        """Delete a metadata file that nothing refers to, if it is ours to delete; failing is only untidy."""
-        try:
-            if self.confinement.allows(location):
-                await self.files.delete(location)
-        except LakefeedError as error:
-            kept = {"metadata_location": location, "reason": str(error)}
-            _logger.warning("metadata_file_kept", extra=kept)
-
-
-def _places(document: JsonObject) -> tuple[str, str]:
+def _directories(document: JsonObject) -> tuple[str, str]:
     return document["location"], metadata_directory(document)

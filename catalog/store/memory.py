@@ -1,62 +1,63 @@
-"""The store in memory, for tests and trials: nothing survives the process. Owns plain dictionaries.
+"""The store in memory, for tests and simulations: nothing survives the process.
 
-No method awaits anything, so each is one step that no other request can see half of.
+No method awaits between its first read and its last write, so each is one transaction.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TypeVar
 
-from lakefeed.catalog.errors import AlreadyExists, NamespaceNotEmpty, NoSuchNamespace
-from lakefeed.catalog.names import EntryId, Namespace, Pointer, TableId, ViewId, dotted
+from lakefeed.catalog.names import EntryId, Namespace, Pointer, TableId
 from lakefeed.catalog.store.protocol import (
-    Claim,
-    Contents,
-    Move,
-    Outcome,
-    Remembered,
+    Entry,
+    KeyClaim,
+    PointerMove,
+    RecordedOutcome,
+    RequestOutcome,
+    StoreContents,
     check_empty,
     current_claim,
-    do_first,
     key_taken,
-    name_is_taken,
+    name_in_use,
+    namespace_exists,
+    namespace_not_empty,
     no_such_entry,
+    no_such_namespace,
     outcome_at,
+    rename_target_in_use,
+    run_blocking,
 )
-
-_Entry = TypeVar("_Entry", bound=EntryId)
 
 
 class MemoryStore:
-    """Names and pointers in two dictionaries, outcomes in a third one, oldest first."""
+    """Names and pointers in two dictionaries; outcomes in a third one, oldest first."""
 
     def __init__(self) -> None:
         self._namespaces: dict[Namespace, dict[str, str]] = {}
         self._entries: dict[tuple[Namespace, str], tuple[EntryId, Pointer]] = {}
-        self._outcomes: dict[str, tuple[int, Remembered]] = {}
+        self._outcomes: dict[str, tuple[int, RecordedOutcome]] = {}
 
     async def open(self) -> None:
-        """Nothing to open."""
+        """Do nothing: there is no connection."""
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is no connection."""
 
     async def migrate(self) -> tuple[int, int]:
-        """Nothing to bring up to date."""
+        """Do nothing: there is no schema."""
         return (0, 0)
 
-    async def export(self) -> Contents:
+    async def export(self) -> StoreContents:
         """Copy everything."""
-        return Contents(
+        return StoreContents(
             {name: dict(properties) for name, properties in sorted(self._namespaces.items())},
             dict(sorted(self._entries.values(), key=lambda held: _key(held[0]))),
         )
 
-    async def restore(self, contents: Contents) -> None:
-        """Fill the store, if it is empty."""
-        check_empty(bool(self._namespaces))
+    async def restore(self, contents: StoreContents) -> None:
+        """Fill an empty store."""
+        check_empty(not self._namespaces)
         self._namespaces = {name: dict(properties) for name, properties in contents.namespaces.items()}
         self._entries = {_key(entry): (entry, pointer) for entry, pointer in contents.entries.items()}
 
@@ -66,9 +67,9 @@ class MemoryStore:
         if len(namespace) > 1:
             self._properties(namespace[:-1])
         if namespace in self._namespaces:
-            raise AlreadyExists(f"Namespace already exists: {dotted(namespace)}")
+            raise namespace_exists(namespace)
         self._namespaces[namespace] = dict(properties)
-        self._record(Outcome())
+        self._record(RequestOutcome())
 
     async def load_namespace(self, namespace: Namespace) -> dict[str, str]:
         """Return a namespace's properties."""
@@ -84,12 +85,12 @@ class MemoryStore:
     async def update_namespace(
         self, namespace: Namespace, *, removals: Collection[str], updates: Mapping[str, str]
     ) -> list[str]:
-        """Remove and set properties; return which of the removals were there."""
+        """Remove and set properties; return which of the removals existed."""
         self._check_key()
         properties = self._properties(namespace)
         removed = [name for name in removals if properties.pop(name, None) is not None]
         properties.update(updates)
-        self._record(Outcome(removed=tuple(removed)))
+        self._record(RequestOutcome(removed=tuple(removed)))
         return removed
 
     async def drop_namespace(self, namespace: Namespace) -> None:
@@ -97,22 +98,22 @@ class MemoryStore:
         self._check_key()
         self._properties(namespace)
         if any(held == namespace for held, _ in self._entries):
-            raise NamespaceNotEmpty(f"Namespace {dotted(namespace)} is not empty: it contains tables or views")
+            raise namespace_not_empty(namespace, "tables or views")
         if any(name[:-1] == namespace for name in self._namespaces):
-            raise NamespaceNotEmpty(f"Namespace {dotted(namespace)} is not empty: it contains namespaces")
+            raise namespace_not_empty(namespace, "namespaces")
         del self._namespaces[namespace]
-        self._record(Outcome())
+        self._record(RequestOutcome())
 
-    async def list_tables(self, namespace: Namespace, *, after: str, limit: int | None) -> list[TableId]:
-        """Return one page of a namespace's tables."""
-        return self._list(TableId, namespace, after=after, limit=limit)
-
-    async def list_views(self, namespace: Namespace, *, after: str, limit: int | None) -> list[ViewId]:
-        """Return one page of a namespace's views."""
-        return self._list(ViewId, namespace, after=after, limit=limit)
+    async def list_entries(
+        self, kind: type[Entry], namespace: Namespace, *, after: str, limit: int | None
+    ) -> list[Entry]:
+        """Return one page of a namespace's tables or views."""
+        self._properties(namespace)
+        entries = (entry for entry, _ in self._entries.values())
+        return sorted(e for e in entries if isinstance(e, kind) and e.namespace == namespace and e.name > after)[:limit]
 
     async def load_pointer(self, entry: EntryId) -> Pointer | None:
-        """Return where the current metadata of a table or view is, or None."""
+        """Return the pointer of a table or view, or None."""
         return self._pointer(entry)
 
     async def find_tables(self, *, table_uuid: str, directory: str) -> dict[TableId, Pointer]:
@@ -124,13 +125,6 @@ class MemoryStore:
             and (not table_uuid or pointer.table_uuid in ("", table_uuid) or directory in pointer.location)
         }
 
-    async def note_uuids(self, tables: Mapping[TableId, Pointer]) -> None:
-        """Keep the uuids of tables where none is known."""
-        for table, pointer in tables.items():
-            found = self._pointer(table)
-            if found is not None and found.is_version(pointer) and not found.table_uuid:
-                self._entries[_key(table)] = (table, pointer)
-
     async def create_entry(self, entry: EntryId, pointer: Pointer) -> None:
         """Create a table or view that points at its first metadata."""
         self._check_key()
@@ -138,18 +132,18 @@ class MemoryStore:
         self._record(outcome_at(pointer))
 
     async def swap_pointer(
-        self, entry: EntryId, *, expected: Pointer, new: Pointer, first: Callable[[], None] | None = None
+        self, entry: EntryId, *, expected: Pointer, new: Pointer, prepare: Callable[[], None] | None = None
     ) -> bool:
-        """Move a pointer if it still is where expected."""
-        await do_first(first)
-        return self._move([Move(entry, expected, new)], outcome_at(new))
+        """PointerMove a pointer if it still is at the expected version."""
+        await run_blocking(prepare)
+        return self._move([PointerMove(entry, expected, new)], outcome_at(new))
 
-    async def move_pointers(self, moves: Sequence[Move]) -> bool:
+    async def move_pointers(self, moves: Sequence[PointerMove]) -> bool:
         """Make all moves, or none."""
-        return self._move(moves, Outcome())
+        return self._move(moves, RequestOutcome())
 
     async def put_entry(self, entry: EntryId, pointer: Pointer) -> None:
-        """Point a table or view at metadata, whether or not it existed."""
+        """Point a table or view at metadata, whether or not it exists."""
         self._check_key()
         if self._pointer(entry) is None:
             self._create(entry, pointer)
@@ -157,7 +151,7 @@ class MemoryStore:
         self._record(outcome_at(pointer))
 
     async def rename_entry(self, source: EntryId, destination: EntryId) -> None:
-        """Give a table or view another name."""
+        """Rename a table or view."""
         self._check_key()
         pointer = self._pointer(source)
         if pointer is None:
@@ -165,13 +159,13 @@ class MemoryStore:
         self._properties(destination.namespace)
         found = self._entries.get(_key(destination))
         if found is not None and source != destination:
-            raise AlreadyExists(f"Cannot rename {source} to {destination}. {found[0].kind} already exists")
+            raise rename_target_in_use(source, destination, found[0].kind)
         del self._entries[_key(source)]
         self._entries[_key(destination)] = (destination, pointer)
-        self._record(Outcome())
+        self._record(RequestOutcome())
 
     async def drop_entry(self, entry: EntryId) -> Pointer:
-        """Forget a table or view and return where its last metadata is."""
+        """Remove a table or view and return the pointer to its last metadata."""
         self._check_key()
         pointer = self._pointer(entry)
         if pointer is None:
@@ -180,19 +174,19 @@ class MemoryStore:
         self._record(outcome_at(pointer))
         return pointer
 
-    async def load_outcome(self, key: str) -> Remembered | None:
-        """Return what became of the request with this idempotency key, or None."""
+    async def load_outcome(self, key: str) -> RecordedOutcome | None:
+        """Return what is recorded under an idempotency key, or None."""
         found = self._outcomes.get(key)
         return None if found is None else found[1]
 
-    async def record_outcome(self, claim: Claim, outcome: Outcome) -> None:
-        """Keep the outcome of a request that changed nothing."""
+    async def record_outcome(self, claim: KeyClaim, outcome: RequestOutcome) -> None:
+        """Record the outcome of a request that changed nothing."""
         if claim.key in self._outcomes:
             raise key_taken(claim)
-        self._outcomes[claim.key] = (claim.at_ms, Remembered(claim.fingerprint, outcome))
+        self._outcomes[claim.key] = (claim.at_ms, RecordedOutcome(claim.fingerprint, outcome))
 
-    async def forget_outcomes(self, *, before_ms: int, kept_max: int) -> int:
-        """Forget outcomes recorded before a time, and the oldest beyond a number; tell how many were too many."""
+    async def delete_outcomes(self, *, before_ms: int, kept_max: int) -> int:
+        """Delete outcomes recorded before a time, and the oldest beyond a number; return how many were beyond it."""
         fresh = {key: kept for key, kept in self._outcomes.items() if kept[0] >= before_ms}
         excess = max(len(fresh) - kept_max, 0)
         self._outcomes = dict(itertools.islice(fresh.items(), excess, None))
@@ -203,19 +197,19 @@ class MemoryStore:
         if claim is not None and claim.key in self._outcomes:
             raise key_taken(claim)
 
-    def _record(self, outcome: Outcome) -> None:
+    def _record(self, outcome: RequestOutcome) -> None:
         claim = current_claim()
         if claim is not None:
-            self._outcomes[claim.key] = (claim.at_ms, Remembered(claim.fingerprint, outcome))
+            self._outcomes[claim.key] = (claim.at_ms, RecordedOutcome(claim.fingerprint, outcome))
 
-    def _move(self, moves: Sequence[Move], outcome: Outcome) -> bool:
+    def _move(self, moves: Sequence[PointerMove], outcome: RequestOutcome) -> bool:
         self._check_key()
         for move in moves:
             if move.expected is None:
                 self._check_free(move.entry)
                 continue
             found = self._pointer(move.entry)
-            if found is None or not found.is_version(move.expected):
+            if found is None or not found.is_same_version(move.expected):
                 return False
         for move in moves:
             self._entries[_key(move.entry)] = (move.entry, move.new)
@@ -224,7 +218,7 @@ class MemoryStore:
 
     def _properties(self, namespace: Namespace) -> dict[str, str]:
         if namespace not in self._namespaces:
-            raise NoSuchNamespace(f"Namespace does not exist: {dotted(namespace)}")
+            raise no_such_namespace(namespace)
         return self._namespaces[namespace]
 
     def _pointer(self, entry: EntryId) -> Pointer | None:
@@ -235,17 +229,11 @@ class MemoryStore:
         self._properties(entry.namespace)
         found = self._entries.get(_key(entry))
         if found is not None:
-            raise name_is_taken(entry, found[0].kind)
+            raise name_in_use(entry, found[0].kind)
 
     def _create(self, entry: EntryId, pointer: Pointer) -> None:
         self._check_free(entry)
         self._entries[_key(entry)] = (entry, pointer)
-
-    def _list(self, kind: type[_Entry], namespace: Namespace, *, after: str, limit: int | None) -> list[_Entry]:
-        self._properties(namespace)
-        held = (entry for entry, _ in self._entries.values())
-        found = [e for e in held if isinstance(e, kind) and e.namespace == namespace and e.name > after]
-        return sorted(found)[:limit]
 
 
 def _key(entry: EntryId) -> tuple[Namespace, str]:

@@ -1,10 +1,16 @@
-"""What the catalog asks of a database: names, properties and metadata pointers, each call one transaction.
+"""The store: what the catalog asks of a database. Names, properties and metadata pointers; each call one transaction.
 
-Errors are the ones that clients see, because only the database knows at that moment whether a name is taken. Any
-method raises StoreFailed when the database does not answer; a change may then have happened or not.
+Errors are those that clients see, because only the database knows at that moment whether a name is in use. Every
+method raises StoreFailed if the database does not answer; a change may then have happened or not.
 
-A change that is made while a claim is held (claims.py) records its outcome in the same transaction. If that key has an
-outcome already, nothing changes and KeyTaken is raised.
+Idempotency. A client that got no response repeats its request under the same key. The outcome of a request is
+therefore recorded in the same transaction as its change: after a crash both exist or neither.
+
+    key -> fingerprint of the request | outcome (JSON) | time of the record
+
+The claim on a key travels from the HTTP handler to the store in a context variable, past the operations in between,
+which it does not concern. If the key has an outcome already, nothing changes and KeyTaken is raised. An outcome holds
+only what is needed to build the response again; the response itself contains a table's whole history.
 """
 
 from __future__ import annotations
@@ -13,37 +19,32 @@ import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass, field
+from typing import Protocol, TypeVar
 
 import orjson
 
-from lakefeed.catalog.errors import AlreadyExists, CatalogError, KeyTaken, NoSuchTable, NoSuchView, StoreUnusable
-from lakefeed.catalog.names import EntryId, Namespace, Pointer, TableId, ViewId
+from lakefeed.catalog.errors import (
+    AlreadyExists,
+    CatalogError,
+    KeyTaken,
+    NamespaceNotEmpty,
+    NoSuchNamespace,
+    NoSuchTable,
+    NoSuchView,
+    StoreUnusable,
+)
+from lakefeed.catalog.names import SEPARATOR, EntryId, Namespace, Pointer, TableId, ViewId, dotted
 
-# --- catalog.store.claims ---------------------------------------------------------------------------------------------
-#
-# Idempotency keys as stores see them: the claim that a request makes, and the outcome that is kept under its key.
-#
-# A client that got no answer sends its request again under the same key. So that this does nothing twice, the outcome
-# is
-# written in the very transaction that makes the change: after a crash there are both or neither. A claim therefore has
-# to reach the store from the far end of a request, through operations that it does not concern: it travels with the
-# task, in a context variable.
-#
-#     key -> fingerprint of the request | outcome (JSON) | when it was recorded
-#
-# An outcome is as much as the answer cannot be told without; the answer itself, with a table's whole history, is built
-# again from it.
+Entry = TypeVar("Entry", bound=EntryId)
 
-
-# Clients' own words come back in messages; what is kept of one is bounded.
+# Messages repeat the client's words; what is kept of one is bounded.
 MESSAGE_MAX_CHARS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """A request under a key: what it asks, and since when."""
+class KeyClaim:
+    """A request under an idempotency key: what it asks, and since when."""
 
     key: str
     fingerprint: str
@@ -51,8 +52,8 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """An error that the same request would always be answered with."""
+class RecordedError:
+    """An error that the same request always gets."""
 
     status: int
     type: str
@@ -60,39 +61,55 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a request came to: the metadata that it made current or dropped, the properties it removed, a refusal."""
+class RequestOutcome:
+    """What a request did: the metadata that it made current or dropped, the properties it removed, or its error."""
 
     location: str = ""
     removed: tuple[str, ...] = ()
-    refusal: Refusal | None = None
+    refusal: RecordedError | None = None
     digest: str = ""
 
     @property
     def pointer(self) -> Pointer:
-        """Return where the metadata is that it made current or dropped."""
+        """Return the pointer to the metadata that the request made current or dropped."""
         return Pointer(self.location, self.digest)
 
-
-def outcome_at(pointer: Pointer) -> Outcome:
-    """Say which metadata a request made current or dropped."""
-    return Outcome(pointer.location, digest=pointer.digest)
+    def to_text(self) -> str:
+        """Return the outcome as stores keep it."""
+        return orjson.dumps({name: value for name, value in asdict(self).items() if value}).decode()
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
-    """What is kept under a key."""
+class RecordedOutcome:
+    """What a store keeps under an idempotency key."""
 
     fingerprint: str
-    outcome: Outcome
+    outcome: RequestOutcome
 
 
-_claim: ContextVar[Claim | None] = ContextVar("claim", default=None)
+def outcome_at(pointer: Pointer) -> RequestOutcome:
+    """Return the outcome of a request that made this metadata current, or dropped it."""
+    return RequestOutcome(pointer.location, digest=pointer.digest)
+
+
+def decode_outcome(text: str) -> RequestOutcome:
+    """Read an outcome as stores keep it."""
+    kept = orjson.loads(text)
+    refusal = kept.get("refusal")
+    return RequestOutcome(
+        location=kept.get("location", ""),
+        removed=tuple(kept.get("removed", ())),
+        refusal=RecordedError(**refusal) if refusal else None,
+        digest=kept.get("digest", ""),
+    )
+
+
+_claim: ContextVar[KeyClaim | None] = ContextVar("claim", default=None)
 
 
 @contextmanager
-def claiming(claim: Claim) -> Iterator[None]:
-    """Let the first change that this task makes in a store carry the claim."""
+def holding_claim(claim: KeyClaim) -> Iterator[None]:
+    """Record the outcome of the first change that this task makes in a store under the claim's key."""
     token = _claim.set(claim)
     try:
         yield
@@ -100,86 +117,14 @@ def claiming(claim: Claim) -> Iterator[None]:
         _claim.reset(token)
 
 
-def current_claim() -> Claim | None:
-    """Return the claim of the request that this task works for, if it has a key."""
+def current_claim() -> KeyClaim | None:
+    """Return the claim of the request that this task handles, or None if it has no key."""
     return _claim.get()
 
 
-def encode_outcome(outcome: Outcome) -> str:
-    """Write an outcome as a store keeps it."""
-    return orjson.dumps({name: value for name, value in asdict(outcome).items() if value}).decode()
-
-
-def decode_outcome(text: str) -> Outcome:
-    """Read an outcome back."""
-    kept = orjson.loads(text)
-    refusal = kept.get("refusal")
-    return Outcome(
-        location=kept.get("location", ""),
-        removed=tuple(kept.get("removed", ())),
-        refusal=Refusal(**refusal) if refusal else None,
-        digest=kept.get("digest", ""),
-    )
-
-
-# --- catalog.store.protocol -------------------------------------------------------------------------------------------
-
-
-def no_such_entry(entry: EntryId) -> CatalogError:
-    """Say that there is no table or view of this name."""
-    kind = NoSuchView if isinstance(entry, ViewId) else NoSuchTable
-    return kind(f"{entry.kind} does not exist: {entry}")
-
-
-def name_is_taken(entry: EntryId, by_kind: str) -> CatalogError:
-    """Say that a name is taken, and by what: Iceberg words it differently where it is the other kind."""
-    same = entry.kind == by_kind
-    return AlreadyExists(f"{by_kind} {'already exists' if same else 'with same name already exists'}: {entry}")
-
-
-def key_taken(claim: Claim) -> CatalogError:
-    """Say that the key of a request has an outcome already."""
-    return KeyTaken(f"Idempotency-Key has an outcome already: {claim.key}")
-
-
-def check_version(found: int, known: int) -> None:
-    """Check that a database is of the version that this program works with.
-
-    Raises: StoreUnusable.
-    """
-    facts = f"found={found} known={known}"
-    if found > known:
-        raise StoreUnusable(f"catalog database is of a newer version, made by a newer lakefeed: {facts}")
-    if found < known:
-        raise StoreUnusable(f"catalog database is of an older version, run `lakefeed catalog migrate`: {facts}")
-
-
-def check_empty(is_filled: bool) -> None:
-    """Check that nothing would be overwritten.
-
-    Raises: StoreUnusable.
-    """
-    if is_filled:
-        raise StoreUnusable("catalog database is not empty: restore into a new one")
-
-
-def entry_of(kind: str, namespace: Namespace, name: str) -> EntryId:
-    """Name a table or view by the kind that a store keeps."""
-    return (ViewId if kind == ViewId.kind else TableId)(namespace, name)
-
-
-async def do_first(first: Callable[[], None] | None) -> None:
-    """Do what has to be done before a pointer moves, for stores that have no thread of their own to do it in.
-
-    Raises: what `first` raises.
-    """
-    if first is not None:
-        await asyncio.to_thread(first)
-
-
 @dataclass(frozen=True, slots=True)
-class Move:
-    """A pointer that goes from one place to another; without `expected` the entry is created."""
+class PointerMove:
+    """A pointer that moves from one version to another; without `expected` the entry is created."""
 
     entry: EntryId
     expected: Pointer | None
@@ -187,32 +132,76 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class StoreContents:
     """Everything that a store holds, as of one moment: namespaces, parents first, and entries with their pointers."""
 
     namespaces: Mapping[Namespace, Mapping[str, str]]
     entries: Mapping[EntryId, Pointer]
 
 
+@dataclass(frozen=True, slots=True)
+class SqlSchema:
+    """A versioned SQL schema, whose version is the one row of the table `catalog_schema`.
+
+    `migrations` has the statements that lead from a version to the next one, by the version that they start from.
+    """
+
+    version: int
+    create: Sequence[str]
+    migrations: Mapping[int, Sequence[str]] = field(default_factory=dict)
+
+    def check(self, found: int) -> None:
+        """Check that a database has this version.
+
+        Raises: StoreUnusable.
+        """
+        if found != self.version:
+            self._check_supported(found)
+            facts = f"found={found} current={self.version}"
+            raise StoreUnusable(f"catalog database has an older version, run `lakefeed catalog migrate`: {facts}")
+
+    def statements_from(self, found: int) -> list[str]:
+        """Return the statements that bring a database (version 0: a new one) to this version.
+
+        Raises: StoreUnusable.
+        """
+        if found == 0:
+            return [*self.create, f"INSERT INTO catalog_schema VALUES ({self.version})"]  # noqa: S608 - our own number
+        self._check_supported(found)
+        statements = [statement for start in range(found, self.version) for statement in self.migrations[start]]
+        return [*statements, f"UPDATE catalog_schema SET version = {self.version}"]  # noqa: S608 - our own number
+
+    def _check_supported(self, found: int) -> None:
+        oldest = min(self.migrations, default=self.version)
+        facts = f"found={found} oldest={oldest} current={self.version}"
+        if found > self.version:
+            raise StoreUnusable(f"catalog database was made by a newer lakefeed, update lakefeed: {facts}")
+        if found < oldest:
+            raise StoreUnusable(
+                "catalog database is too old to be migrated: save it with the `lakefeed catalog backup` of the version"
+                f" that made it, then use `lakefeed catalog restore` with a new database: {facts}"
+            )
+
+
 class Store(Protocol):
     """Names and pointers."""
 
     async def open(self) -> None:
-        """Connect; make the schema of a new database, and check that of an old one.
+        """Connect. Create the schema of a new database, and check the version of an existing one.
 
-        Raises: StoreUnusable, also for a database that `migrate` would have to bring up to date.
+        Raises: StoreUnusable if the database has another version.
         """
 
     async def migrate(self) -> tuple[int, int]:
-        """Bring a database up to date, before it is opened; return its version before and after.
+        """Bring a database that is not open to the current version; return its version before and after.
 
         Raises: StoreUnusable.
         """
 
-    async def export(self) -> Contents:
-        """Read everything in one transaction, while others go on."""
+    async def export(self) -> StoreContents:
+        """Read everything in one transaction, beside other requests."""
 
-    async def restore(self, contents: Contents) -> None:
+    async def restore(self, contents: StoreContents) -> None:
         """Fill an empty store in one transaction.
 
         Raises: StoreUnusable if it is not empty.
@@ -234,7 +223,7 @@ class Store(Protocol):
         """
 
     async def list_namespaces(self, parent: Namespace, *, after: str, limit: int | None) -> list[Namespace]:
-        """Return the namespaces directly below a parent (empty: the top) by last level, after one of these levels.
+        """Return the namespaces directly below a parent (empty: the top), ordered by last level, after that level.
 
         Raises: NoSuchNamespace.
         """
@@ -242,7 +231,7 @@ class Store(Protocol):
     async def update_namespace(
         self, namespace: Namespace, *, removals: Collection[str], updates: Mapping[str, str]
     ) -> list[str]:
-        """Remove and set properties; return which of the removals were there.
+        """Remove and set properties; return which of the removals existed.
 
         Raises: NoSuchNamespace.
         """
@@ -253,32 +242,22 @@ class Store(Protocol):
         Raises: NoSuchNamespace, NamespaceNotEmpty.
         """
 
-    async def list_tables(self, namespace: Namespace, *, after: str, limit: int | None) -> list[TableId]:
-        """Return a namespace's tables by name, after a name.
-
-        Raises: NoSuchNamespace.
-        """
-
-    async def list_views(self, namespace: Namespace, *, after: str, limit: int | None) -> list[ViewId]:
-        """Return a namespace's views by name, after a name.
+    async def list_entries(
+        self, kind: type[Entry], namespace: Namespace, *, after: str, limit: int | None
+    ) -> list[Entry]:
+        """Return a namespace's tables or views, ordered by name, after a name.
 
         Raises: NoSuchNamespace.
         """
 
     async def load_pointer(self, entry: EntryId) -> Pointer | None:
-        """Return where the current metadata of a table or view is, or None if there is none of this kind and name."""
+        """Return the pointer of a table or view, or None if none of this kind and name exists."""
 
     async def find_tables(self, *, table_uuid: str, directory: str) -> dict[TableId, Pointer]:
-        """Return the tables that may be the one of this uuid, whose metadata is in this directory. Looks at all.
+        """Return the tables that may be the one of this uuid, whose metadata is in this directory. Scans all tables.
 
-        That are those of the uuid, those whose uuid is not known, and those with this text in their metadata location;
+        These are the tables with the uuid, those without any, and those with the directory in their metadata location;
         all tables, if the uuid is empty.
-        """
-
-    async def note_uuids(self, tables: Mapping[TableId, Pointer]) -> None:
-        """Keep the uuids of tables where none is known, if they still are at these versions; skip the others.
-
-        No version changes by it, so it is not what a request comes to: no outcome is recorded.
         """
 
     async def create_entry(self, entry: EntryId, pointer: Pointer) -> None:
@@ -288,45 +267,125 @@ class Store(Protocol):
         """
 
     async def swap_pointer(
-        self, entry: EntryId, *, expected: Pointer, new: Pointer, first: Callable[[], None] | None = None
+        self, entry: EntryId, *, expected: Pointer, new: Pointer, prepare: Callable[[], None] | None = None
     ) -> bool:
-        """Move a pointer if it still is at the version that is expected; tell whether it was.
+        """Move a pointer if it still is at the expected version; return whether it was.
 
-        `first` is done before, in a thread, because it blocks. If it fails its error is raised, and nothing has moved.
+        `prepare` runs first, in a thread, because it blocks. If it fails, its error is raised and nothing has moved.
         """
 
-    async def move_pointers(self, moves: Sequence[Move]) -> bool:
-        """Make all moves in one transaction if every pointer still is where expected; tell whether they were made.
+    async def move_pointers(self, moves: Sequence[PointerMove]) -> bool:
+        """Make all moves in one transaction if every pointer is at its expected version; return whether they were.
 
         Raises: AlreadyExists, NoSuchNamespace; nothing has moved then.
         """
 
     async def put_entry(self, entry: EntryId, pointer: Pointer) -> None:
-        """Point a table or view at metadata, whether or not it existed.
+        """Point a table or view at metadata, whether or not it exists.
 
-        Raises: NoSuchNamespace; AlreadyExists if the name is taken by the other kind.
+        Raises: NoSuchNamespace; AlreadyExists if the name belongs to the other kind.
         """
 
     async def rename_entry(self, source: EntryId, destination: EntryId) -> None:
-        """Give a table or view another name, also in another namespace.
+        """Rename a table or view, also into another namespace.
 
         Raises: NoSuchTable, NoSuchView, NoSuchNamespace, AlreadyExists.
         """
 
     async def drop_entry(self, entry: EntryId) -> Pointer:
-        """Forget a table or view and return where its last metadata is.
+        """Remove a table or view and return the pointer to its last metadata.
 
         Raises: NoSuchTable, NoSuchView.
         """
 
-    async def load_outcome(self, key: str) -> Remembered | None:
-        """Return what became of the request with this idempotency key, or None."""
+    async def load_outcome(self, key: str) -> RecordedOutcome | None:
+        """Return what is recorded under an idempotency key, or None."""
 
-    async def record_outcome(self, claim: Claim, outcome: Outcome) -> None:
-        """Keep the outcome of a request that changed nothing.
+    async def record_outcome(self, claim: KeyClaim, outcome: RequestOutcome) -> None:
+        """Record the outcome of a request that changed nothing.
 
         Raises: KeyTaken.
         """
 
-    async def forget_outcomes(self, *, before_ms: int, kept_max: int) -> int:
-        """Forget outcomes recorded before a time, and the oldest beyond a number; tell how many were too many."""
+    async def delete_outcomes(self, *, before_ms: int, kept_max: int) -> int:
+        """Delete outcomes recorded before a time, and the oldest beyond a number; return how many were beyond it."""
+
+
+def namespace_key(namespace: Namespace) -> str:
+    """Return a namespace as SQL stores keep it."""
+    return SEPARATOR.join(namespace)
+
+
+def namespace_of(key: str) -> Namespace:
+    """Read a namespace as SQL stores keep it."""
+    return tuple(key.split(SEPARATOR))
+
+
+def entry_key(entry: EntryId) -> tuple[str, str, str]:
+    """Return the columns `namespace`, `name` and `kind` of an entry."""
+    return namespace_key(entry.namespace), entry.name, entry.kind
+
+
+def pointer_columns(pointer: Pointer) -> tuple[str, str, str]:
+    """Return the columns `metadata_location`, `digest` and `table_uuid` of a pointer."""
+    return pointer.location, pointer.digest, pointer.table_uuid
+
+
+def entry_of(kind: str, namespace: Namespace, name: str) -> EntryId:
+    """Return the identifier of a table or view from the kind that a store keeps."""
+    return (ViewId if kind == ViewId.kind else TableId)(namespace, name)
+
+
+def no_such_namespace(namespace: Namespace) -> NoSuchNamespace:
+    """Return the error for a namespace that does not exist."""
+    return NoSuchNamespace(f"Namespace does not exist: {dotted(namespace)}")
+
+
+def namespace_exists(namespace: Namespace) -> AlreadyExists:
+    """Return the error for a namespace that exists already."""
+    return AlreadyExists(f"Namespace already exists: {dotted(namespace)}")
+
+
+def namespace_not_empty(namespace: Namespace, contained: str) -> NamespaceNotEmpty:
+    """Return the error for a namespace that contains tables, views or namespaces."""
+    return NamespaceNotEmpty(f"Namespace {dotted(namespace)} is not empty: it contains {contained}")
+
+
+def no_such_entry(entry: EntryId) -> CatalogError:
+    """Return the error for a table or view that does not exist."""
+    kind = NoSuchView if isinstance(entry, ViewId) else NoSuchTable
+    return kind(f"{entry.kind} does not exist: {entry}")
+
+
+def name_in_use(entry: EntryId, by_kind: str) -> AlreadyExists:
+    """Return the error for a name in use. Iceberg words it differently if the other kind has the name."""
+    same = entry.kind == by_kind
+    return AlreadyExists(f"{by_kind} {'already exists' if same else 'with same name already exists'}: {entry}")
+
+
+def rename_target_in_use(source: EntryId, destination: EntryId, by_kind: str) -> AlreadyExists:
+    """Return the error for a rename to a name in use."""
+    return AlreadyExists(f"Cannot rename {source} to {destination}. {by_kind} already exists")
+
+
+def key_taken(claim: KeyClaim) -> KeyTaken:
+    """Return the error for an idempotency key that has an outcome already."""
+    return KeyTaken(f"Idempotency-Key has an outcome already: {claim.key}")
+
+
+def check_empty(is_empty: bool) -> None:
+    """Check that a restore overwrites nothing.
+
+    Raises: StoreUnusable.
+    """
+    if not is_empty:
+        raise StoreUnusable("catalog database is not empty: restore into a new one")
+
+
+async def run_blocking(prepare: Callable[[], None] | None) -> None:
+    """Run blocking work in a thread, for stores without a thread of their own.
+
+    Raises: what the work raises.
+    """
+    if prepare is not None:
+        await asyncio.to_thread(prepare)

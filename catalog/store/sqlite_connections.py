@@ -1,14 +1,14 @@
-"""Connections to a SQLite file, each with the one thread that uses it. Owns transactions, and who shares a sync.
+"""SQLite connections, each with the one thread that uses it, and the group commit of writes.
 
-A write is mostly waiting for the disk, so writes wait together: the thread takes all that are there, runs each in a
-savepoint of its own, and commits them as one. What goes wrong in one is rolled back alone; all are answered after the
-COMMIT, and if that fails, all have failed.
+A write mostly waits for the disk, so writes are synced together: the thread takes all that wait, runs each in its own
+savepoint, and commits them as one transaction. A write that fails is rolled back alone. All futures are resolved after
+the COMMIT; if the COMMIT fails, all writes have failed.
 
-    waiting: a b c  ->  BEGIN  [a: done]  [b: refused, rolled back]  [c: done]  COMMIT  ->  answers: a b c
+    waiting: a b c  ->  BEGIN  [a: done]  [b: failed, rolled back]  [c: done]  COMMIT  ->  results of a, b, c
 
-A write may have something to do first that blocks as well, such as a file to sync. That is done in the same thread, or
-beside it for those who wait together, before the transaction begins: handing a result from thread to thread takes
-nearly as long as the sync of a fast disk.
+A write may come with blocking work that must precede it, such as the sync of a file. That work runs in the same
+thread before the transaction begins, or in helper threads if several wait together: handing a result from one thread
+to another takes nearly as long as the sync of a fast disk.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Any, TypeVar
 
 from lakefeed.catalog.errors import StoreFailed
 
-# How long to wait for another process that writes; ours never collide, having one writer.
+# How long to wait for a write of another process. This process has one writer, so its writes never collide.
 _BUSY_TIMEOUT_S = 10.0
-# Writes that share a sync. More would win little and keep other processes from writing for longer.
+# Writes that share a sync. More would gain little and block the writes of other processes for longer.
 GROUP_MAX = 64
 
 # Syncs of files overlap; more threads than this only queue at the disk.
@@ -36,13 +36,13 @@ _T = TypeVar("_T")
 
 
 def store_failed(error: sqlite3.Error) -> StoreFailed:
-    """Say that the database failed, in the words that clients see."""
+    """Return the error that clients see if the database fails."""
     return StoreFailed(f"Catalog database failed: {error}")
 
 
 def connect(path: Path) -> sqlite3.Connection:
     """Open a connection whose transactions are explicit and whose writes are synced."""
-    # autocommit off the driver's hands: transactions below are explicit. The thread check stays on.
+    # isolation_level=None: the driver begins no transaction by itself.
     connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
@@ -65,7 +65,7 @@ def in_transaction(
     return result
 
 
-class Line:
+class ConnectionThread:
     """One connection and the only thread that uses it."""
 
     def __init__(self, name: str) -> None:
@@ -83,7 +83,7 @@ class Line:
         self._executor.shutdown(wait=False)
 
     async def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Run work in the thread. Cancelling this leaves the work going on to its end.
+        """Run work in the thread. Cancelling this does not stop the work.
 
         Raises: StoreFailed, and what the work raises.
         """
@@ -103,65 +103,65 @@ class Line:
 @dataclass(frozen=True, slots=True)
 class _Write:
     work: Callable[[sqlite3.Connection], Any]
-    first: Callable[[], None] | None
-    answer: asyncio.Future[Any]
+    prepare: Callable[[], None] | None
+    result: asyncio.Future[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Result:
+class _Outcome:
     value: Any = None
     error: Exception | None = None
 
 
-class WriteLine(Line):
-    """The line of those who write: whoever waits goes with the next commit."""
+class GroupCommitThread(ConnectionThread):
+    """The connection that writes; all waiting writes go with the next commit."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._waiting: deque[_Write] = deque()
-        self._helpers = ThreadPoolExecutor(_HELPERS, thread_name_prefix=f"catalog-sqlite-{name}-first")
+        self._helpers = ThreadPoolExecutor(_HELPERS, thread_name_prefix=f"catalog-sqlite-{name}-prepare")
 
     async def close(self) -> None:
         """Disconnect after running work."""
         await super().close()
         self._helpers.shutdown(wait=False)
 
-    async def run(self, work: Callable[[sqlite3.Connection], _T], first: Callable[[], None] | None = None) -> _T:
-        """Do what is to be done first, then run work in a transaction, maybe with others; return after the sync.
+    async def run(self, work: Callable[[sqlite3.Connection], _T], prepare: Callable[[], None] | None = None) -> _T:
+        """Run `prepare`, then the work in a transaction, maybe with other writes; return after the sync.
 
-        Cancelling this leaves the work going on to its end.
+        Cancelling this does not stop the work.
 
-        Raises: StoreFailed, and what `first` and the work raise; nothing of the work has happened then.
+        Raises: StoreFailed, and what `prepare` and the work raise; nothing of the work has happened then.
         """
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[_T] = loop.create_future()
-        self._waiting.append(_Write(work, first, answer))
-        # One call for each write: whichever comes first takes them all, and the later ones find nothing left to do.
+        result: asyncio.Future[_T] = loop.create_future()
+        self._waiting.append(_Write(work, prepare, result))
+        # One call for each write: the first one takes all that wait, and the later ones may find nothing to do.
         self._executor.submit(self._commit_waiting, loop)
-        return await answer
+        return await result
 
     def _commit_waiting(self, loop: asyncio.AbstractEventLoop) -> None:
         group = [self._waiting.popleft() for _ in range(min(len(self._waiting), GROUP_MAX))]
         if group:
-            failures = self._do_first([write.first for write in group])
+            failures = self._prepare([write.prepare for write in group])
             works = [
                 write.work if failure is None else _raising(failure)
                 for write, failure in zip(group, failures, strict=True)
             ]
-            results = _commit_together(self._opened(), works)
-            loop.call_soon_threadsafe(_answer, group, results)
+            outcomes = _commit_together(self._opened(), works)
+            loop.call_soon_threadsafe(_resolve, group, outcomes)
 
-    def _do_first(self, firsts: Sequence[Callable[[], None] | None]) -> list[Exception | None]:
-        """Do what has to be done first; return, for each, what went wrong."""
-        is_alone = len(firsts) - firsts.count(None) <= 1
-        return list(map(_failure_of, firsts) if is_alone else self._helpers.map(_failure_of, firsts))
+    def _prepare(self, works: Sequence[Callable[[], None] | None]) -> list[Exception | None]:
+        """Run the work that precedes each write; return the error of each, or None."""
+        is_alone = len(works) - works.count(None) <= 1
+        return list(map(_error_of, works) if is_alone else self._helpers.map(_error_of, works))
 
 
-def _failure_of(first: Callable[[], None] | None) -> Exception | None:
+def _error_of(work: Callable[[], None] | None) -> Exception | None:
     try:
-        if first is not None:
-            first()
-    except Exception as error:  # noqa: BLE001 - goes to whoever waits for this write, on the event loop
+        if work is not None:
+            work()
+    except Exception as error:  # noqa: BLE001 - raised to the caller of this write, on the event loop
         return error
     return None
 
@@ -173,41 +173,41 @@ def _raising(error: Exception) -> Callable[[sqlite3.Connection], None]:
     return work
 
 
-def _commit_together(db: sqlite3.Connection, works: Sequence[Callable[[sqlite3.Connection], Any]]) -> list[_Result]:
+def _commit_together(db: sqlite3.Connection, works: Sequence[Callable[[sqlite3.Connection], Any]]) -> list[_Outcome]:
     try:
         if len(works) == 1:
-            return [_Result(in_transaction(db, works[0]))]
-        return in_transaction(db, lambda _: [_run_apart(db, work) for work in works])
-    except Exception as error:  # noqa: BLE001 - goes to all who wait, on the event loop
-        return [_Result(error=error)] * len(works)
+            return [_Outcome(in_transaction(db, works[0]))]
+        return in_transaction(db, lambda _: [_run_in_savepoint(db, work) for work in works])
+    except Exception as error:  # noqa: BLE001 - raised to all callers, on the event loop
+        return [_Outcome(error=error)] * len(works)
 
 
-def _run_apart(db: sqlite3.Connection, work: Callable[[sqlite3.Connection], Any]) -> _Result:
-    """Run one work so that its failure undoes it alone.
+def _run_in_savepoint(db: sqlite3.Connection, work: Callable[[sqlite3.Connection], Any]) -> _Outcome:
+    """Run one write so that its failure rolls back this write alone.
 
-    Raises: sqlite3.Error if SQLite has undone the whole transaction, as it does when the disk is full.
+    Raises: sqlite3.Error if SQLite has rolled back the whole transaction, as it does when the disk is full.
     """
     db.execute("SAVEPOINT one")
     try:
-        result = _Result(work(db))
-    except Exception as error:  # goes to whoever waits for this work, on the event loop
+        outcome = _Outcome(work(db))
+    except Exception as error:  # raised to the caller of this write, on the event loop
         if not db.in_transaction:
             raise
         db.execute("ROLLBACK TO one")
-        result = _Result(error=error)
+        outcome = _Outcome(error=error)
     db.execute("RELEASE one")
-    return result
+    return outcome
 
 
-def _answer(group: Sequence[_Write], results: Sequence[_Result]) -> None:
-    for write, result in zip(group, results, strict=True):
-        if write.answer.cancelled():
+def _resolve(group: Sequence[_Write], outcomes: Sequence[_Outcome]) -> None:
+    for write, outcome in zip(group, outcomes, strict=True):
+        if write.result.cancelled():
             continue
-        if result.error is None:
-            write.answer.set_result(result.value)
-        elif isinstance(result.error, sqlite3.Error):
-            failed = store_failed(result.error)
-            failed.__cause__ = result.error
-            write.answer.set_exception(failed)
+        if outcome.error is None:
+            write.result.set_result(outcome.value)
+        elif isinstance(outcome.error, sqlite3.Error):
+            failed = store_failed(outcome.error)
+            failed.__cause__ = outcome.error
+            write.result.set_exception(failed)
         else:
-            write.answer.set_exception(result.error)
+            write.result.set_exception(outcome.error)

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from lakefeed.catalog.app import build_store
 from lakefeed.catalog.service.backup import decode_backup, encode_backup, find_problems
-from lakefeed.catalog.store.protocol import Contents, Store
+from lakefeed.catalog.store.protocol import Store, StoreContents
 from lakefeed.command_line import config_option, log_level_option, progress_bar, readable_errors, with_options
 from lakefeed.ingest.config import Config, load_config
 from lakefeed.ingest.logs import set_up_logging
@@ -74,7 +74,7 @@ def backup(config_path: Path | None, data_dir: str | None, file: Path) -> None:
     Metadata and data files are not copied: back up the warehouse after this command.
     """
 
-    async def run() -> Contents:
+    async def run() -> StoreContents:
         async with _open(_load(config_path, data_dir=data_dir)) as store:
             return await store.export()
 
@@ -95,7 +95,7 @@ def backup(config_path: Path | None, data_dir: str | None, file: Path) -> None:
 def restore(config_path: Path | None, data_dir: str | None, file: Path) -> None:
     """Fill an empty catalog from a FILE written by `backup`. The kind of database may differ."""
 
-    async def run(contents: Contents) -> None:
+    async def run(contents: StoreContents) -> None:
         async with _open(_load(config_path, data_dir=data_dir)) as store:
             await store.restore(contents)
 

@@ -20,8 +20,8 @@ from tests.catalog.documents import append, create_body, require_main
 from tests.catalog.local_files import LocalFiles
 from tests.catalog.routes.test_http import Connect, error_of
 from tests.catalog.routes.test_tables_http import TABLE, TABLES, path_of, set_property
-from tests.catalog.service.test_concurrency import in_parallel
-from tests.catalog.service.test_transactions import change
+from tests.catalog.service.test_tables_concurrency import in_parallel
+from tests.catalog.service.test_tables_transactions import change
 from tests.catalog.service.test_views import VIEW, VIEWS, replaced_by, version, view_body
 from tests.catalog.service.test_views import query as view_query
 
@@ -125,7 +125,7 @@ def filled(client: Client) -> Client:
 
 
 def test_every_route_that_changes_something_is_tried_here():
-    changing = {(route.method, route.path) for route in ROUTES if route.retell is not None}
+    changing = {(route.method, route.path) for route in ROUTES if route.replay is not None}
     names = {TABLE: f"{TABLES}/{{table}}", VIEW: f"{VIEWS}/{{view}}", "namespaces/gone": "namespaces/{namespace}"}
     tried = set()
     for method, path, _, _ in MUTATIONS.values():
@@ -135,7 +135,7 @@ def test_every_route_that_changes_something_is_tried_here():
         tried.add((method, template.replace("namespaces/db", "namespaces/{namespace}")))
     assert tried == changing
     unchanging = {"metrics", "plan", "tasks", "{plan-id}"}
-    left = {route for route in ROUTES if route.method in ("POST", "DELETE") and route.retell is None}
+    left = {route for route in ROUTES if route.method in ("POST", "DELETE") and route.replay is None}
     assert {route.path.rpartition("/")[2] for route in left} <= unchanging
 
 
@@ -302,14 +302,14 @@ class SilentStore(SqliteStore):
     is_silent = False
 
     async def swap_pointer(
-        self, table: TableId, *, expected: Pointer, new: Pointer, first: Callable[[], None] | None = None
+        self, table: TableId, *, expected: Pointer, new: Pointer, prepare: Callable[[], None] | None = None
     ) -> bool:
         if self.lands is not None:
             if self.lands:
-                await super().swap_pointer(table, expected=expected, new=new, first=first)
+                await super().swap_pointer(table, expected=expected, new=new, prepare=prepare)
             self.is_silent = True
             raise StoreFailed("injected")
-        return await super().swap_pointer(table, expected=expected, new=new, first=first)
+        return await super().swap_pointer(table, expected=expected, new=new, prepare=prepare)
 
     async def load_pointer(self, entry: EntryId) -> Pointer | None:
         if self.is_silent:

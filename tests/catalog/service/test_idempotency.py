@@ -11,7 +11,7 @@ from lakefeed.catalog.config import CatalogConfig
 from lakefeed.catalog.errors import AlreadyExists, Unprocessable
 from lakefeed.catalog.names import Pointer, TableId
 from lakefeed.catalog.service.idempotency import Idempotency
-from lakefeed.catalog.store.protocol import Outcome, Store
+from lakefeed.catalog.store.protocol import RequestOutcome, Store
 
 T = TableId(("db",), "t")
 
@@ -20,7 +20,7 @@ def idempotency(store: Store, *, now_ms: int = 0, **settings: Any) -> Idempotenc
     return Idempotency(store, CatalogConfig(**settings), clock_ms=lambda: now_ms)
 
 
-async def tell(outcome: Outcome) -> str:
+async def replay(outcome: RequestOutcome) -> str:
     return outcome.refusal.message if outcome.refusal else outcome.location
 
 
@@ -44,9 +44,9 @@ async def test_a_request_under_a_key_in_work_waits_for_the_first(store: Store):
     both, first, second = idempotency(store), Creation(store, "one"), Creation(store, "two")
     second.gate.set()
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(both.once("k", "f", do=first, tell=tell))]
+        tasks = [group.create_task(both.run_once("k", "f", handle=first, replay=replay))]
         await first.begun.wait()
-        tasks.append(group.create_task(both.once("k", "f", do=second, tell=tell)))
+        tasks.append(group.create_task(both.run_once("k", "f", handle=second, replay=replay)))
         await asyncio.sleep(0)
         first.gate.set()
     assert [task.result() for task in tasks] == ["one", "one"]
@@ -56,9 +56,12 @@ async def test_a_request_under_a_key_in_work_waits_for_the_first(store: Store):
 async def test_of_two_processes_under_one_key_the_later_is_undone_and_tells_the_earlier(store: Store):
     requests = [Creation(store, "one"), Creation(store, "two")]
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(idempotency(store).once("k", "f", do=do, tell=tell)) for do in requests]
-        for do in requests:
-            await do.begun.wait()
+        tasks = [
+            group.create_task(idempotency(store).run_once("k", "f", handle=request, replay=replay))
+            for request in requests
+        ]
+        for request in requests:
+            await request.begun.wait()
         requests[1].gate.set()
         await tasks[1]
         requests[0].gate.set()
@@ -69,7 +72,7 @@ async def test_of_two_processes_under_one_key_the_later_is_undone_and_tells_the_
 async def test_outcomes_are_forgotten_when_their_time_is_over_and_never_before(store: Store):
     for at_ms, key in ((0, "old"), (5_000, "new")):
         with pytest.raises(AlreadyExists):
-            await idempotency(store, now_ms=at_ms).once(key, "f", do=_refuse, tell=tell)
+            await idempotency(store, now_ms=at_ms).run_once(key, "f", handle=_refuse, replay=replay)
     await idempotency(store, now_ms=10_000, idempotency_lifetime_s=10).sweep()
     assert [await store.load_outcome(key) is not None for key in ("old", "new")] == [True, True]
     await idempotency(store, now_ms=10_001, idempotency_lifetime_s=10).sweep()
@@ -79,10 +82,10 @@ async def test_outcomes_are_forgotten_when_their_time_is_over_and_never_before(s
 async def test_beyond_their_limit_the_oldest_outcomes_are_forgotten(store: Store, caplog):
     for number in range(5):
         with pytest.raises(AlreadyExists):
-            await idempotency(store, now_ms=number).once(f"{number}", "f", do=_refuse, tell=tell)
+            await idempotency(store, now_ms=number).run_once(f"{number}", "f", handle=_refuse, replay=replay)
     await idempotency(store, now_ms=5, idempotency_keys_max=2).sweep()
     assert [await store.load_outcome(f"{number}") is not None for number in range(5)] == [False] * 3 + [True] * 2
-    assert "outcomes_forgotten_early" in caplog.text
+    assert "idempotency_keys_expired_early" in caplog.text
 
 
 async def _refuse() -> str:
@@ -91,9 +94,9 @@ async def _refuse() -> str:
 
 async def test_a_long_refusal_is_kept_in_part(store: Store):
     with pytest.raises(AlreadyExists):
-        await idempotency(store).once("k", "f", do=_refuse, tell=tell)
-    told = await idempotency(store).once("k", "f", do=_refuse, tell=tell)
+        await idempotency(store).run_once("k", "f", handle=_refuse, replay=replay)
+    told = await idempotency(store).run_once("k", "f", handle=_refuse, replay=replay)
     assert told.startswith("Table already exists: db.t")
     assert len(told) == 2_000
     with pytest.raises(Unprocessable):
-        await idempotency(store).once("k", "other", do=_refuse, tell=tell)
+        await idempotency(store).run_once("k", "other", handle=_refuse, replay=replay)

@@ -202,7 +202,7 @@ def test_table_whose_metadata_is_gone_loses_its_name(
         without_cache.purge_table("db.t")
     assert db.list_tables("db") == []
     assert files_below(root) == before
-    assert "purge_left_files" in caplog.text
+    assert "purge_incomplete" in caplog.text
 
 
 def test_missing_table_is_not_purged(client: Client):
@@ -218,7 +218,7 @@ def test_damaged_manifest_is_told_and_the_table_can_be_purged_again_when_it_is_w
     whole = manifest.read_bytes()
     manifest.write_bytes(whole[:100])
     db.purge_table("db.t")
-    assert "purge_left_files" in caplog.text
+    assert "purge_incomplete" in caplog.text
     left = files_below(root)
     assert {manifest, path_of(table.metadata_location)} <= left
     manifest.write_bytes(whole)
@@ -288,10 +288,10 @@ def test_long_purge_is_answered_early_and_goes_on_a_few_files_at_a_time(
     slow: RestCatalog, slow_files: SlowFiles, root: Path, monkeypatch: Any, caplog: Any
 ):
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(purge, "ANSWER_WAIT_S", 0.01)
+    monkeypatch.setattr(purge, "RESPONSE_WAIT_S", 0.01)
     table = slow.create_table("db.t", SCHEMA)
     with table.transaction() as transaction:
-        for _ in range(2 * purge.PARALLEL_DELETES):
+        for _ in range(2 * purge.PARALLEL_FILES):
             transaction.append(ROWS)
     slow.purge_table("db.t")
     assert not slow.table_exists("db.t")
@@ -299,7 +299,7 @@ def test_long_purge_is_answered_early_and_goes_on_a_few_files_at_a_time(
     slow_files.let_through()
     wait_for(lambda: "table_purged" in caplog.text)
     assert files_below(root) == set()
-    assert slow_files.most_waiting <= purge.PARALLEL_DELETES
+    assert slow_files.most_waiting <= purge.PARALLEL_FILES
 
 
 def wait_for(is_true: Callable[[], bool]) -> None:
@@ -339,14 +339,14 @@ def test_others_commit_while_the_old_metadata_files_of_a_commit_are_deleted(
 def test_shutdown_stops_a_purge_and_tells_what_is_left(
     warehouse: Warehouse, start_server, connect: Connect, monkeypatch: Any, caplog: Any, slow_files: SlowFiles
 ):
-    monkeypatch.setattr(purge, "ANSWER_WAIT_S", 0.01)
+    monkeypatch.setattr(purge, "RESPONSE_WAIT_S", 0.01)
     server = start_server(build_app(CatalogConfig(), warehouse, store=MemoryStore(), files=slow_files))
     client = connect(server)
     client.post("namespaces", {"namespace": ["db"]})
     location = client.post(TABLES, create_body())[1]["metadata-location"]
     assert client.delete(f"{TABLE}?purgeRequested=true")[0] == 204
     server.stop()
-    (record,) = [record for record in caplog.records if record.message == "purge_left_files"]
+    (record,) = [record for record in caplog.records if record.message == "purge_incomplete"]
     assert (record.metadata_location, record.reason) == (location, "shutting down")
     assert path_of(location).exists()
 

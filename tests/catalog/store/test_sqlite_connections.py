@@ -12,13 +12,13 @@ import pytest
 import pytest_asyncio
 
 from lakefeed.catalog.errors import AlreadyExists, StoreFailed
-from lakefeed.catalog.store.sqlite_connections import GROUP_MAX, WriteLine, connect
+from lakefeed.catalog.store.sqlite_connections import GROUP_MAX, GroupCommitThread, connect
 from lakefeed.contract.errors import StorageError
 
 HELD_MAX_S = 20.0
 
 
-class WatchedLine(WriteLine):
+class WatchedLine(GroupCommitThread):
     """The real line, whose commits are counted and whose thread can be held."""
 
     def __init__(self) -> None:

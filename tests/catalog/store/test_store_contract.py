@@ -24,7 +24,16 @@ from lakefeed.catalog.names import Pointer, TableId, ViewId
 from lakefeed.catalog.service.backup import decode_backup, encode_backup
 from lakefeed.catalog.store.memory import MemoryStore
 from lakefeed.catalog.store.postgres import PostgresStore
-from lakefeed.catalog.store.protocol import Claim, Contents, Move, Outcome, Refusal, Remembered, Store, claiming
+from lakefeed.catalog.store.protocol import (
+    KeyClaim,
+    PointerMove,
+    RecordedError,
+    RecordedOutcome,
+    RequestOutcome,
+    Store,
+    StoreContents,
+    holding_claim,
+)
 from lakefeed.catalog.store.sqlite import SqliteStore
 from lakefeed.contract.errors import StorageError
 
@@ -40,9 +49,9 @@ async def test_pointer_moves_after_what_has_to_be_done_first_and_not_without_it(
         raise StorageError("disk full")
 
     with pytest.raises(StorageError):
-        await store.swap_pointer(TABLE, expected=Pointer("one"), new=Pointer("two"), first=fail)
+        await store.swap_pointer(TABLE, expected=Pointer("one"), new=Pointer("two"), prepare=fail)
     assert await store.load_pointer(TABLE) == Pointer("one")
-    assert await store.swap_pointer(TABLE, expected=Pointer("one"), new=Pointer("two"), first=lambda: done.append(1))
+    assert await store.swap_pointer(TABLE, expected=Pointer("one"), new=Pointer("two"), prepare=lambda: done.append(1))
     assert (done, await store.load_pointer(TABLE)) == ([1], Pointer("two"))
 
 
@@ -59,19 +68,6 @@ async def test_tables_are_found_by_their_uuid_and_those_of_unknown_uuid_with_the
     found = await store.find_tables(table_uuid="uuid", directory="/a_b/%1/")
     assert found == {entry: pointer for entry, pointer in pointers.items() if entry.name != "foreign"}
     assert await store.find_tables(table_uuid="", directory="nowhere") == pointers
-
-
-async def test_uuid_that_was_read_is_noted_where_none_is_known_and_the_pointer_has_not_moved(store: Store):
-    names = [TableId(DB, name) for name in ("noted", "known", "moved", "registered")]
-    before = [Pointer("one", "d"), Pointer("one", "", "known"), Pointer("two"), Pointer("one", "second")]
-    for entry, pointer in zip(names, before, strict=True):
-        await store.create_entry(entry, pointer)
-    found = [Pointer("one", "d", "u"), Pointer("one", "", "u"), Pointer("one", "", "u"), Pointer("one", "first", "u")]
-    with claiming(Claim("key", "print", 0)):
-        await store.note_uuids({**dict(zip(names, found, strict=True)), TableId(DB, "gone"): Pointer("one", "", "u")})
-    assert [await store.load_pointer(entry) for entry in names] == [Pointer("one", "d", "u"), *before[1:]]
-    assert await store.load_pointer(TableId(DB, "gone")) is None
-    assert await store.load_outcome("key") is None  # what the request came to is still open
 
 
 async def test_namespaces_nest_and_are_listed_level_by_level(store: Store):
@@ -115,8 +111,8 @@ async def test_only_an_empty_namespace_is_dropped(store: Store, held: TableId | 
 async def test_tables_and_views_share_their_names_but_not_their_lists(store: Store):
     await store.create_entry(TABLE, Pointer("table"))
     await store.create_entry(VIEW, Pointer("view"))
-    assert await store.list_tables(DB, after="", limit=None) == [TABLE]
-    assert await store.list_views(DB, after="", limit=None) == [VIEW]
+    assert await store.list_entries(TableId, DB, after="", limit=None) == [TABLE]
+    assert await store.list_entries(ViewId, DB, after="", limit=None) == [VIEW]
     assert await store.load_pointer(ViewId(DB, "t")) is None
     with pytest.raises(AlreadyExists, match=r"^Table already exists: db\.t$"):
         await store.create_entry(TABLE, Pointer("again"))
@@ -132,10 +128,10 @@ async def test_lists_are_paged_by_name_byte_by_byte(store: Store):
     names = ["B", "a", "a_b", "aa", "b", "é"]
     for name in reversed(names):
         await store.create_entry(TableId(DB, name), Pointer(name))
-    assert [table.name for table in await store.list_tables(DB, after="", limit=None)] == names
-    assert [table.name for table in await store.list_tables(DB, after="a", limit=2)] == ["a_b", "aa"]
+    assert [table.name for table in await store.list_entries(TableId, DB, after="", limit=None)] == names
+    assert [table.name for table in await store.list_entries(TableId, DB, after="a", limit=2)] == ["a_b", "aa"]
     with pytest.raises(NoSuchNamespace):
-        await store.list_tables(("none",), after="", limit=None)
+        await store.list_entries(TableId, ("none",), after="", limit=None)
 
 
 async def test_pointer_moves_only_from_where_it_is_expected(store: Store):
@@ -152,7 +148,7 @@ async def test_pointer_moves_only_from_the_content_that_is_expected(store: Store
     await store.create_entry(TABLE, Pointer("one", "first"))
     await store.put_entry(TABLE, Pointer("one", "second"))
     assert not await store.swap_pointer(TABLE, expected=Pointer("one", "first"), new=Pointer("two"))
-    assert not await store.move_pointers([Move(TABLE, Pointer("one", "first"), Pointer("two"))])
+    assert not await store.move_pointers([PointerMove(TABLE, Pointer("one", "first"), Pointer("two"))])
     assert await store.load_pointer(TABLE) == Pointer("one", "second")
     assert await store.swap_pointer(TABLE, expected=Pointer("one", "second"), new=Pointer("two", "", "uuid"))
     assert await store.load_pointer(TABLE) == Pointer("two", "", "uuid")
@@ -178,15 +174,17 @@ async def test_of_many_creates_of_one_name_one_is_made(store: Store):
 async def test_several_pointers_move_together_or_not_at_all(store: Store):
     await store.create_entry(TABLE, Pointer("one"))
     assert not await store.move_pointers(
-        [Move(OTHER, None, Pointer("new")), Move(TABLE, Pointer("elsewhere"), Pointer("two"))]
+        [PointerMove(OTHER, None, Pointer("new")), PointerMove(TABLE, Pointer("elsewhere"), Pointer("two"))]
     )
     assert await store.load_pointer(OTHER) is None
     with pytest.raises(AlreadyExists):
         await store.move_pointers(
-            [Move(TABLE, Pointer("one"), Pointer("two")), Move(TableId(DB, "t"), None, Pointer("again"))]
+            [PointerMove(TABLE, Pointer("one"), Pointer("two")), PointerMove(TableId(DB, "t"), None, Pointer("again"))]
         )
     assert await store.load_pointer(TABLE) == Pointer("one")
-    assert await store.move_pointers([Move(TABLE, Pointer("one"), Pointer("two")), Move(OTHER, None, Pointer("new"))])
+    assert await store.move_pointers(
+        [PointerMove(TABLE, Pointer("one"), Pointer("two")), PointerMove(OTHER, None, Pointer("new"))]
+    )
     assert [await store.load_pointer(entry) for entry in (TABLE, OTHER)] == [Pointer("two"), Pointer("new")]
 
 
@@ -225,27 +223,30 @@ async def test_entry_is_put_whether_or_not_it_is_there(store: Store):
 
 
 # Every change, and what is to be remembered of it where it is made for a request with a key.
-CHANGES: dict[str, tuple[Callable[[Store], Awaitable[Any]], Outcome]] = {
-    "create namespace": (lambda store: store.create_namespace(("new",), {}), Outcome()),
+CHANGES: dict[str, tuple[Callable[[Store], Awaitable[Any]], RequestOutcome]] = {
+    "create namespace": (lambda store: store.create_namespace(("new",), {}), RequestOutcome()),
     "update namespace": (
         lambda store: store.update_namespace(DB, removals=["none", "owner"], updates={"a": "b"}),
-        Outcome(removed=("owner",)),
+        RequestOutcome(removed=("owner",)),
     ),
-    "drop namespace": (lambda store: store.drop_namespace(("empty",)), Outcome()),
-    "create entry": (lambda store: store.create_entry(TableId(DB, "new"), Pointer("new")), Outcome("new")),
+    "drop namespace": (lambda store: store.drop_namespace(("empty",)), RequestOutcome()),
+    "create entry": (lambda store: store.create_entry(TableId(DB, "new"), Pointer("new")), RequestOutcome("new")),
     "swap pointer": (
         lambda store: store.swap_pointer(TABLE, expected=Pointer("one"), new=Pointer("two")),
-        Outcome("two"),
+        RequestOutcome("two"),
     ),
     "move pointers": (
         lambda store: store.move_pointers(
-            [Move(TABLE, Pointer("one"), Pointer("two")), Move(OTHER, None, Pointer("u"))]
+            [PointerMove(TABLE, Pointer("one"), Pointer("two")), PointerMove(OTHER, None, Pointer("u"))]
         ),
-        Outcome(),
+        RequestOutcome(),
     ),
-    "put entry": (lambda store: store.put_entry(TABLE, Pointer("two", "digest")), Outcome("two", digest="digest")),
-    "rename entry": (lambda store: store.rename_entry(TABLE, OTHER), Outcome()),
-    "drop entry": (lambda store: store.drop_entry(TABLE), Outcome("one")),
+    "put entry": (
+        lambda store: store.put_entry(TABLE, Pointer("two", "digest")),
+        RequestOutcome("two", digest="digest"),
+    ),
+    "rename entry": (lambda store: store.rename_entry(TABLE, OTHER), RequestOutcome()),
+    "drop entry": (lambda store: store.drop_entry(TABLE), RequestOutcome("one")),
 }
 
 
@@ -255,32 +256,32 @@ async def test_a_change_and_its_outcome_are_recorded_together_or_not_at_all(stor
     await store.create_entry(TABLE, Pointer("one"))
     change, outcome = CHANGES[name]
     before = await store.export()
-    await store.record_outcome(Claim("taken", "other", 0), Outcome())
-    with claiming(Claim("taken", "print", 0)), pytest.raises(KeyTaken):
+    await store.record_outcome(KeyClaim("taken", "other", 0), RequestOutcome())
+    with holding_claim(KeyClaim("taken", "print", 0)), pytest.raises(KeyTaken):
         await change(store)
     assert await store.export() == before
-    assert await store.load_outcome("taken") == Remembered("other", Outcome())
-    with claiming(Claim("free", "print", 0)):
+    assert await store.load_outcome("taken") == RecordedOutcome("other", RequestOutcome())
+    with holding_claim(KeyClaim("free", "print", 0)):
         await change(store)
     assert await store.export() != before
-    assert await store.load_outcome("free") == Remembered("print", outcome)
+    assert await store.load_outcome("free") == RecordedOutcome("print", outcome)
 
 
 async def test_a_change_that_is_not_made_has_no_outcome(store: Store):
     await store.create_entry(TABLE, Pointer("one"))
-    with claiming(Claim("key", "print", 0)):
+    with holding_claim(KeyClaim("key", "print", 0)):
         assert not await store.swap_pointer(TABLE, expected=Pointer("elsewhere"), new=Pointer("two"))
-        assert not await store.move_pointers([Move(TABLE, Pointer("elsewhere"), Pointer("two"))])
+        assert not await store.move_pointers([PointerMove(TABLE, Pointer("elsewhere"), Pointer("two"))])
         with pytest.raises(AlreadyExists):
             await store.create_entry(TABLE, Pointer("two"))
         with pytest.raises(NoSuchTable):
             await store.drop_entry(OTHER)
     assert await store.load_outcome("key") is None
-    refused = Outcome(refusal=Refusal(409, "AlreadyExistsException", "Täble already exists"))
-    await store.record_outcome(Claim("key", "print", 0), refused)
-    assert await store.load_outcome("key") == Remembered("print", refused)
+    refused = RequestOutcome(refusal=RecordedError(409, "AlreadyExistsException", "Täble already exists"))
+    await store.record_outcome(KeyClaim("key", "print", 0), refused)
+    assert await store.load_outcome("key") == RecordedOutcome("print", refused)
     with pytest.raises(KeyTaken):
-        await store.record_outcome(Claim("key", "print", 0), Outcome())
+        await store.record_outcome(KeyClaim("key", "print", 0), RequestOutcome())
 
 
 async def test_writes_that_wait_together_are_made_or_refused_one_by_one(store: Store):
@@ -288,7 +289,7 @@ async def test_writes_that_wait_together_are_made_or_refused_one_by_one(store: S
     made = await asyncio.gather(*(store.create_entry(name, Pointer("here")) for name in names), return_exceptions=True)
     assert sum(error is None for error in made) == 30
     assert all(isinstance(error, AlreadyExists) for error in made if error is not None)
-    assert len(await store.list_tables(DB, after="", limit=None)) == 30
+    assert len(await store.list_entries(TableId, DB, after="", limit=None)) == 30
 
 
 async def test_what_is_exported_fills_any_other_store(store: Store, tmp_path: Path):
@@ -296,7 +297,7 @@ async def test_what_is_exported_fills_any_other_store(store: Store, tmp_path: Pa
     await store.create_entry(TABLE, Pointer("table", "d", "u"))
     await store.create_entry(VIEW, Pointer("view"))
     contents = await store.export()
-    assert contents == Contents(
+    assert contents == StoreContents(
         {DB: {"owner": "me"}, ("db", "in"): {"a": "b"}}, {TABLE: Pointer("table", "d", "u"), VIEW: Pointer("view")}
     )
     assert decode_backup(encode_backup(contents)) == contents
@@ -310,7 +311,9 @@ async def test_what_is_exported_fills_any_other_store(store: Store, tmp_path: Pa
 
 
 async def test_empty_store_is_filled_from_an_export(make_postgres, tmp_path: Path):
-    contents = Contents({DB: {}, ("db", "in"): {"a": "b"}}, {TABLE: Pointer("table", "d", "u"), VIEW: Pointer("view")})
+    contents = StoreContents(
+        {DB: {}, ("db", "in"): {"a": "b"}}, {TABLE: Pointer("table", "d", "u"), VIEW: Pointer("view")}
+    )
     url = await asyncio.to_thread(make_postgres)
     empty = PostgresStore(url, timeout_s=30)
     await empty.open()
@@ -342,19 +345,6 @@ async def test_two_processes_may_open_one_new_postgres_at_once(make_postgres):
     assert await stores[2].load_pointer(TABLE) == Pointer("here")
     for each in stores:
         await each.close()
-
-
-async def test_postgres_of_a_newer_version_is_left_alone(make_postgres):
-    url = await asyncio.to_thread(make_postgres)
-    store = PostgresStore(url, timeout_s=30)
-    await store.open()
-    async with store._transaction() as db:
-        await db.execute("UPDATE catalog_schema SET version = 99")
-    await store.close()
-    newer = PostgresStore(url, timeout_s=30)
-    with pytest.raises(StoreUnusable, match="found=99 known=3"):
-        await newer.open()
-    await newer.close()
 
 
 async def test_postgres_that_cannot_be_reached_is_said_so():

@@ -21,8 +21,8 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
-from lakefeed.catalog.store.postgres import SCHEMA_VERSION as POSTGRES_VERSION
-from lakefeed.catalog.store.sqlite import SCHEMA_VERSION as SQLITE_VERSION
+from lakefeed.catalog.store.postgres import SCHEMA as POSTGRES_SCHEMA
+from lakefeed.catalog.store.sqlite import SCHEMA as SQLITE_SCHEMA
 from lakefeed.ingest.service import DATABASE_NAME
 from tests.clients import open_pyiceberg
 from tests.postgres_server import postgres_server
@@ -159,7 +159,7 @@ def test_validate_finds_a_metadata_file_that_is_gone_or_damaged(catalog_url: str
 
 def test_migrate_says_what_it_did_and_then_that_there_is_nothing_to_do(database: str, tmp_path: Path):
     (tmp_path / "data").mkdir()
-    version = POSTGRES_VERSION if database else SQLITE_VERSION
+    version = (POSTGRES_SCHEMA if database else SQLITE_SCHEMA).version
     assert run("migrate", cwd=tmp_path, database=database).stdout == f"migrated from version 0 to {version}\n"
     assert run("migrate", cwd=tmp_path, database=database).stdout == f"version {version}, nothing to do\n"
 

@@ -8,7 +8,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakefeed.catalog.metadata.document import Serialised, serialise
+from lakefeed.catalog.metadata.encoding import EncodedDocument, encode_document
 
 
 def snapshot(number: int) -> dict[str, Any]:
@@ -22,7 +22,7 @@ _ACTIONS = st.lists(st.tuples(st.sampled_from(("add", "expire", "roll back", "co
 @given(_ACTIONS)
 def test_every_version_says_what_its_document_says_however_it_came_from_the_one_before(actions):
     number, document = 0, {"format-version": 2, "snapshots": []}
-    written = serialise(document)
+    written = encode_document(document)
     for action, count in actions:
         kept = document["snapshots"]
         if action == "add":
@@ -33,26 +33,26 @@ def test_every_version_says_what_its_document_says_however_it_came_from_the_one_
         else:
             kept = kept[count:] if action == "expire" else kept[: len(kept) - count]
         document = {**document, "snapshots": kept, "last-updated-ms": number}
-        written = serialise(document, written)
+        written = encode_document(document, written)
         assert orjson.loads(written.raw) == document
 
 
 def test_the_bytes_of_older_snapshots_are_taken_over():
     first = {"format-version": 2, "snapshots": [snapshot(1), snapshot(2)]}
-    plain = serialise(first)
-    marked = Serialised(first, plain.raw.replace(b'"snapshot-id":1', b'"snapshot-id" : 1'), plain.snapshots_at)
-    third = serialise({"format-version": 2, "snapshots": [*first["snapshots"], snapshot(3)]}, marked)
+    plain = encode_document(first)
+    marked = EncodedDocument(first, plain.raw.replace(b'"snapshot-id":1', b'"snapshot-id" : 1'), plain.snapshots_at)
+    third = encode_document({"format-version": 2, "snapshots": [*first["snapshots"], snapshot(3)]}, marked)
     assert b'"snapshot-id" : 1' in third.raw, "serialised anew"
     assert [each["snapshot-id"] for each in orjson.loads(third.raw)["snapshots"]] == [1, 2, 3]
 
 
 def test_a_base_of_other_snapshots_lends_nothing():
-    base = serialise({"format-version": 2, "snapshots": [snapshot(1)]})
+    base = encode_document({"format-version": 2, "snapshots": [snapshot(1)]})
     changed = {"format-version": 2, "snapshots": [snapshot(1) | {"schema-id": 7}, snapshot(2)]}
-    assert orjson.loads(serialise(changed, base).raw) == changed
+    assert orjson.loads(encode_document(changed, base).raw) == changed
 
 
 def test_what_is_called_snapshots_but_is_no_list_stays_what_it_is():
     first = {"view-uuid": "u", "snapshots": {"a": 1}}
     second = first | {"location": "/v"}
-    assert orjson.loads(serialise(second, serialise(first)).raw) == second
+    assert orjson.loads(encode_document(second, encode_document(first)).raw) == second

@@ -7,9 +7,9 @@ from pathlib import Path
 import orjson
 
 from lakefeed.catalog.config import CatalogConfig
-from lakefeed.catalog.names import Pointer, TableId, digest_of
+from lakefeed.catalog.names import Pointer, TableId, content_digest
 from lakefeed.catalog.service.backup import find_problems
-from lakefeed.catalog.store.protocol import Contents
+from lakefeed.catalog.store.protocol import StoreContents
 from tests.catalog.documents import new_table
 from tests.catalog.local_files import LocalFiles
 
@@ -21,8 +21,10 @@ async def test_file_that_was_written_over_after_it_was_registered_is_a_problem(t
     place = tmp_path / "v1.metadata.json"
     place.write_bytes(raw)
     location = f"file://{place}"
-    digests = {"same": digest_of(raw), "other": digest_of(b"what was registered"), "unknown": ""}
-    contents = Contents({DB: {}}, {TableId(DB, name): Pointer(location, digest) for name, digest in digests.items()})
+    digests = {"same": content_digest(raw), "other": content_digest(b"what was registered"), "unknown": ""}
+    contents = StoreContents(
+        {DB: {}}, {TableId(DB, name): Pointer(location, digest) for name, digest in digests.items()}
+    )
     files = LocalFiles()
     problems = [found async for found in find_problems(contents, files, CatalogConfig()) if found]
     assert [problem.split(": ")[:2] for problem in problems] == [

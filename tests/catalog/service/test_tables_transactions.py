@@ -12,7 +12,7 @@ from lakefeed.catalog.app import build_app
 from lakefeed.catalog.config import CatalogConfig, Warehouse
 from lakefeed.catalog.errors import AlreadyExists, StoreFailed
 from lakefeed.catalog.names import Pointer, TableId
-from lakefeed.catalog.store.protocol import Move
+from lakefeed.catalog.store.protocol import PointerMove
 from lakefeed.catalog.store.sqlite import SqliteStore
 from tests.catalog.conftest import Client, Server
 from tests.catalog.documents import append, create_body, require_main
@@ -161,13 +161,17 @@ async def test_moves_are_made_together_or_not_at_all(tmp_path: Path):
     await store.create_entry(a, Pointer("a1"))
     await store.create_entry(b, Pointer("b1"))
     assert not await store.move_pointers(
-        [Move(a, Pointer("a1"), Pointer("a2")), Move(b, Pointer("elsewhere"), Pointer("b2"))]
+        [PointerMove(a, Pointer("a1"), Pointer("a2")), PointerMove(b, Pointer("elsewhere"), Pointer("b2"))]
     )
     with pytest.raises(AlreadyExists):
-        await store.move_pointers([Move(a, Pointer("a1"), Pointer("a2")), Move(b, None, Pointer("b2"))])
+        await store.move_pointers([PointerMove(a, Pointer("a1"), Pointer("a2")), PointerMove(b, None, Pointer("b2"))])
     assert [await store.load_pointer(table) for table in (a, b, c)] == [Pointer("a1"), Pointer("b1"), None]
     assert await store.move_pointers(
-        [Move(a, Pointer("a1"), Pointer("a2")), Move(b, Pointer("b1"), Pointer("b1")), Move(c, None, Pointer("c1"))]
+        [
+            PointerMove(a, Pointer("a1"), Pointer("a2")),
+            PointerMove(b, Pointer("b1"), Pointer("b1")),
+            PointerMove(c, None, Pointer("c1")),
+        ]
     )
     assert [await store.load_pointer(table) for table in (a, b, c)] == [Pointer("a2"), Pointer("b1"), Pointer("c1")]
     await store.close()

@@ -105,16 +105,16 @@ class TroubledStore(SqliteStore):
         self.fail_after_swap = False
 
     async def swap_pointer(
-        self, table: TableId, *, expected: Pointer, new: Pointer, first: Callable[[], None] | None = None
+        self, table: TableId, *, expected: Pointer, new: Pointer, prepare: Callable[[], None] | None = None
     ) -> bool:
         if self.competitor is not None:
             competitor, self.competitor = self.competitor, None
             await super().swap_pointer(table, expected=expected, new=Pointer(competitor(table, expected.location)))
         if self.fail_before_swap:
-            if first is not None:
-                await asyncio.to_thread(first)
+            if prepare is not None:
+                await asyncio.to_thread(prepare)
             raise StoreFailed("injected")
-        swapped = await super().swap_pointer(table, expected=expected, new=new, first=first)
+        swapped = await super().swap_pointer(table, expected=expected, new=new, prepare=prepare)
         if self.fail_after_swap:
             raise StoreFailed("injected")
         return swapped

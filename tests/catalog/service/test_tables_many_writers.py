@@ -13,8 +13,8 @@ import pytest
 from tests.catalog.conftest import Server
 from tests.catalog.documents import append, create_body, require_main
 from tests.catalog.routes.test_tables_http import TABLE, TABLES
-from tests.catalog.service.test_concurrency import check_chain
-from tests.catalog.service.test_transactions import change
+from tests.catalog.service.test_tables_concurrency import check_chain
+from tests.catalog.service.test_tables_transactions import change
 from tests.catalog_process import CatalogProcess, catalog_processes
 
 MINIMAL = {"Prefer": "return=minimal"}

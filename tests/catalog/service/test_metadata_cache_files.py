@@ -16,7 +16,7 @@ from lakefeed.catalog.app import build_catalog
 from lakefeed.catalog.config import CatalogConfig, Warehouse
 from lakefeed.catalog.errors import BadRequest, FileChanged
 from lakefeed.catalog.metadata.document import parse_document
-from lakefeed.catalog.names import Pointer, TableId, entry_location, namespace_location, next_version
+from lakefeed.catalog.names import Pointer
 from lakefeed.catalog.service.metadata_cache import MetadataFiles, unpack
 from lakefeed.contract.errors import FileMissing, LocationForbidden, LocationInvalid, StorageError
 from lakefeed.locations import Confinement, Location, parse_location
@@ -62,27 +62,6 @@ def test_confinement_goes_by_directories_not_by_letters():
             rule.check(outside)
     with pytest.raises(LocationInvalid):
         Confinement("s3://bucket/lake", allow_any=True).check("file:///x")
-
-
-def test_locations_are_made_of_safe_characters():
-    base = namespace_location("file:///w", ("a b", "..", "c/d"))
-    assert base == "file:///w/a_b/__/c_d"
-    assert entry_location(base, TableId(("x",), "t?é" + "x" * 500), "u").endswith(f"/t__{'x' * 117}-u")
-
-
-@pytest.mark.parametrize(
-    ("name", "version"),
-    [
-        ("00007-a.metadata.json", 8),
-        ("1234567890-a.metadata.json", 1_234_567_891),
-        ("9999999999-a.metadata.json", 0),
-        ("9" * 200 + "-a.metadata.json", 0),
-        ("v3.metadata.json", 0),
-        ("x", 0),
-    ],
-)
-def test_version_counts_on_from_the_files_name(name: str, version: int):
-    assert next_version(f"file:///t/metadata/{name}") == version
 
 
 async def test_local_write_makes_its_directory_and_leaves_nothing_beside_the_file(tmp_path: Path):
@@ -204,7 +183,7 @@ async def test_document_is_read_anew_for_another_content_of_its_file(tmp_path: P
     for owner in ("first", "second", "first"):
         place.write_bytes(orjson.dumps(new_table(properties={"owner": owner})))
         other_process = MetadataFiles(files, parse=parse_document, max_bytes=10**6, cache_bytes=10**6)
-        pointers.append((await other_process.load_anew(location)).pointer)
+        pointers.append((await other_process.load_for_register(location)).pointer)
         assert (await metadata.load(pointers[-1])).document["properties"]["owner"] == owner
     assert pointers[0] == pointers[2] != pointers[1]
     await files.close()
@@ -217,14 +196,14 @@ async def test_other_content_than_was_registered_is_refused_by_its_name(tmp_path
     registering, other_process = (
         MetadataFiles(files, parse=parse_document, max_bytes=10**6, cache_bytes=10**6) for _ in range(2)
     )
-    registered = await registering.load_anew(location)
+    registered = await registering.load_for_register(location)
     place.write_bytes(orjson.dumps(new_table(properties={"owner": "second"})))
     with pytest.raises(FileChanged, match=r"register it again.*v1\.metadata\.json"):
         await other_process.load(registered.pointer)
     assert await registering.load(registered.pointer) is registered
     unchecked = await other_process.load(Pointer(location))
     assert unchecked.document["properties"]["owner"] == "second"
-    again = await other_process.load_anew(location)
+    again = await other_process.load_for_register(location)
     assert (await other_process.load(again.pointer)).document["properties"]["owner"] == "second"
     await files.close()
 
@@ -235,7 +214,7 @@ async def test_two_pointers_at_one_file_do_not_drive_each_other_out_of_the_cache
     metadata = MetadataFiles(files, parse=parse_document, max_bytes=10**6, cache_bytes=10**6)
     location = f"file://{tmp_path}/0.metadata.json"
     written = await metadata.write(location, new_table())
-    registered = await metadata.load_anew(location)
+    registered = await metadata.load_for_register(location)
     assert await metadata.load(written.pointer) is written
     assert await metadata.load(registered.pointer) is registered
     metadata.forget(written.pointer)
