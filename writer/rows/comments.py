@@ -1,12 +1,12 @@
-"""What Lakefeed remembers of a column in its comment, where every engine shows it. Owns the comment's form.
+"""Column comments: what Lakefeed stores about a column in its comment, where every engine shows it.
 
-    json                   its text is a JSON document
-    key                    it is part of the row's key, as its source declared
-    formerly ["client"]    names that it had before; rows that still use one are meant for this column
+    json                   the column's text is a JSON document
+    key                    the column is part of the row's key, as its source declared
+    formerly ["client"]    earlier names of the column; rows that still use one are meant for this column
 
-Notes stand behind whatever else the comment says, in this order, parted by "; ". They live in the schema and nowhere
-else, so a rename and the memory of the old name are one atomic commit, whichever catalog keeps the table. Who removes
-a note from the comment takes it back.
+These notes follow any other text of the comment, in this order, separated by "; ". They are stored only in the schema,
+so that a rename and the memory of the old name are one atomic commit in every catalog. Removing a note from the comment
+revokes it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ import msgspec
 
 from lakefeed.iceberg.types import Field
 
-# --- writer.rows.column_notes -----------------------------------------------------------------------------------------
-
+# The names from a table's column down to a field, with the steps below into lists and maps.
+Path: TypeAlias = tuple[str, ...]
+ELEMENT = "element"
+KEY = "key"
+VALUE = "value"
 
 # The note of a string column whose values are JSON text.
 JSON_DOC = "json"
 KEY_DOC = "key"
 
-# Names that one column is remembered by. Who renames more often than that has no rows left under the first ones.
+# Names that are kept per column. After that many renames no rows use the first ones any more.
 FORMER_NAMES_MAX = 8
 
-# Comments whose notes are kept read.
+# Parsed comments that are cached.
 COMMENTS_MAX = 4096
 
 _SEPARATOR = "; "
@@ -45,7 +48,7 @@ _COMMENT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """A comment taken apart; `own` is what is not ours."""
+    """A parsed comment; `own` is the text that is not Lakefeed's."""
 
     own: str = ""
     is_json: bool = False
@@ -55,9 +58,9 @@ class Notes:
 
 @lru_cache(maxsize=COMMENTS_MAX)
 def read_notes(doc: str | None) -> Notes:
-    """Take a comment apart."""
+    """Parse a comment."""
     found = _COMMENT.fullmatch(doc or "")
-    assert found is not None, "the pattern takes any text"
+    assert found is not None, "the pattern matches any text"
     try:
         former = msgspec.json.decode(found["names"] or "[]", type=tuple[str, ...])
     except msgspec.DecodeError:
@@ -66,36 +69,36 @@ def read_notes(doc: str | None) -> Notes:
 
 
 def write_notes(notes: Notes) -> str | None:
-    """Put a comment together, None where it would be empty."""
+    """Write a comment, None if it would be empty."""
     names = _FORMERLY + msgspec.json.encode(notes.former_names).decode() if notes.former_names else ""
     parts = (notes.own, JSON_DOC if notes.is_json else "", KEY_DOC if notes.is_key else "", names)
     return _SEPARATOR.join(filter(None, parts)) or None
 
 
 def is_json(doc: str | None) -> bool:
-    """Tell whether a column's values are JSON text."""
+    """Return whether a column's values are JSON text."""
     return doc is not None and read_notes(doc).is_json
 
 
 def is_key(field: Field) -> bool:
-    """Tell whether a column is part of the row's key."""
+    """Return whether a column is part of the row's key."""
     return read_notes(field.doc).is_key
 
 
 def former_names(field: Field) -> tuple[str, ...]:
-    """Give the names that a field had before, newest first."""
+    """Return the earlier names of a field, newest first."""
     return () if field.doc is None else read_notes(field.doc).former_names
 
 
 def name_in(field: Field, names: Container[str]) -> str | None:
-    """Tell under which of some names a field is meant: its own, else a former one; None if under none."""
+    """Return which of some names means a field: its own, else a former one; None if no name does."""
     if field.name in names:
         return field.name
     return next((name for name in former_names(field) if name in names), None)
 
 
 def with_former_names(field: Field, names: tuple[str, ...]) -> Field:
-    """Remember names that a field had before those it is remembered by already."""
+    """Return a field with more former names, which are newer than those it already has."""
     notes = read_notes(field.doc)
     every = dict.fromkeys((*names, *notes.former_names))
     every.pop(field.name, None)
@@ -103,14 +106,5 @@ def with_former_names(field: Field, names: tuple[str, ...]) -> Field:
 
 
 def as_key(field: Field) -> Field:
-    """Mark a column as part of the row's key."""
+    """Return a column marked as part of the row's key."""
     return replace(field, doc=write_notes(replace(read_notes(field.doc), is_key=True)))
-
-
-# Paths of fields that rows name but that have only been null so far, so that nobody knows their type: no column holds
-# them, and the strict decoder has to be told that they may come. The step into a list's elements is "element".
-Path: TypeAlias = tuple[str, ...]
-ELEMENT = "element"
-# The steps into a map's entries.
-KEY = "key"
-VALUE = "value"

@@ -1,4 +1,4 @@
-"""Columns that a source or an operator declares: the form and its checks. What becomes of them is declaring.py's.
+"""Declared columns: what a source or an operator declares about a table, and how its columns change for it.
 
     {"columns": {"id": "long",
                  "price": "decimal(18, 2)",
@@ -8,19 +8,25 @@
                  "rates": {"type": "map", "key": "string", "value": "double"}},
      "identifier": ["id"]}
 
-The same in JSON (from a source, in `connect`) and in TOML (from an operator). A type is named as Iceberg names it, and
-`json` is text that holds a JSON document. There is no `required`: a delete may bring nothing but its key, so columns of
-a change table are optional.
+The form is the same in JSON (from a source, in `connect`) and in TOML (from an operator). Types have Iceberg's names;
+`json` is text that holds a JSON document. There is no `required`: a delete may bring only its key, so columns of a
+change table are optional. A parsed declaration is a struct of fields without ids; former names and keys are in the
+fields' comments (comments.py).
 
-What passes here is a struct of fields without ids, of which those that declare a former name or a key say so in their
-comments (comments.py).
+    a field that the table lacks      is added with the declared type, if the table can take it (evolution.py)
+    a field under a former name       is renamed; its id, and so its values in every file, stay
+    a wider type                      int -> long, float -> double, decimal with more digits before the point
+    part of the row's key             is noted in the column's comment
+
+No other type changes: Iceberg allows no more. If a declaration asks for one, the column stays as it is, the refusal is
+logged, and values that do not fit are rescued one by one. A declaration never removes anything.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -38,6 +44,8 @@ from lakefeed.iceberg.types import (
     StructType,
     Type,
     decimal_parts,
+    map_type,
+    promotes,
 )
 from lakefeed.writer.rows.comments import (
     ELEMENT,
@@ -51,21 +59,18 @@ from lakefeed.writer.rows.comments import (
     name_in,
     with_former_names,
 )
-from lakefeed.writer.rows.evolution import Room, describe, full_names
+from lakefeed.writer.rows.evolution import SchemaUpdate, describe, full_names, own_fields, with_own
 from lakefeed.writer.rows.values import can_be_key
 
-# --- writer.rows.declared ---------------------------------------------------------------------------------------------
-
-
-# All that a source declares at once. A column takes some thirty bytes, so this is room for two thousand.
+# All that a source declares at once. A column takes about thirty bytes, so two thousand columns fit.
 DECLARATIONS_MAX_BYTES = 64 * 1024
 
-# Declarations that are kept read: those of the sources that are connected, most of them alike.
+# Parsed declarations that are cached: those of connected sources, many of which are alike.
 DECLARATIONS_MAX = 256
 
 _FIXED = re.compile(r"fixed\[([1-9][0-9]{0,4})\]")
 
-# What may stand beside the type, by type.
+# The keys beside `type`, by type.
 _PARTS = {"struct": {"fields"}, "list": {"element"}, "map": {"key", "value"}}
 _RENAMED_FROM = "renamedFrom"
 
@@ -74,11 +79,11 @@ NOTHING_DECLARED = StructType(())
 
 
 class DeclarationMalformed(WriterError):
-    """What is declared breaks a rule of the form: refuse it. The message names the place and the rule."""
+    """A declaration breaks a rule of the form: refuse it. The message has the path and the rule."""
 
 
 def parse_declarations(document: Any, *, path: str) -> dict[str, StructType]:
-    """Read what is declared of several tables, by the name of the source's table.
+    """Parse the declarations of several tables, by the name of the source's table.
 
     Raises: DeclarationMalformed.
     """
@@ -88,12 +93,12 @@ def parse_declarations(document: Any, *, path: str) -> dict[str, StructType]:
 
 @lru_cache(maxsize=DECLARATIONS_MAX)
 def declaration_from_text(text: str) -> StructType:
-    """Read what is declared of one table from a record of the log, which only has what passed before."""
+    """Parse one table's declaration from a record of the log, where only valid ones are stored."""
     return parse_declaration(msgspec.json.decode(text), path="declared")
 
 
 def parse_declaration(document: Any, *, path: str = "") -> StructType:
-    """Read what is declared of one table; `path` is where that stands, for messages.
+    """Parse one table's declaration; `path` is its place in the document, for messages.
 
     Raises: DeclarationMalformed.
     """
@@ -195,85 +200,87 @@ def _check(condition: bool, path: str, rule: str) -> None:
         raise DeclarationMalformed(f"{path}: {rule}")
 
 
-def without_nanoseconds(fields: tuple[Field, ...]) -> tuple[Field, ...]:
-    """Give the same declaration for a table whose format has no nanoseconds: there moments are in microseconds."""
-    return tuple(replace(field, type=_without_nanoseconds(field.type)) for field in fields)
+def without_nanoseconds(fields: Sequence[Field]) -> tuple[Field, ...]:
+    """Return a declaration with microseconds in place of nanoseconds, for tables whose format has no nanoseconds."""
+    return tuple(map(_without_nanoseconds, fields))
 
 
-def _without_nanoseconds(type_: Type) -> Type:
-    match type_:
-        case StructType(fields):
-            return StructType(without_nanoseconds(fields))
-        case ListType(element=element):
-            return replace(type_, element=_without_nanoseconds(element))
-        case MapType(key=key, value=value):
-            return replace(type_, key=_without_nanoseconds(key), value=_without_nanoseconds(value))
-        case str():
-            return type_.removesuffix("_ns")
+def _without_nanoseconds(field: Field) -> Field:
+    if isinstance(field.type, str):
+        return replace(field, type=field.type.removesuffix("_ns"))
+    return replace(field, type=map_type(field.type, _without_nanoseconds))
 
 
-# --- writer.rows.declaring --------------------------------------------------------------------------------------------
-#
-# How a table's columns grow for what somebody declares: an Arrow frame, a source, the configuration. Owns the rules.
-#
-#     a field that the table lacks      is added with the declared type, if evolution.py has room for it
-#     a field under a former name       is renamed; its id, and so its values in every file, stay
-#     a wider type                      int -> long, float -> double, decimal with more digits before the point
-#     part of the row's key             is noted in the column's comment
-#
-# No other type changes: Iceberg allows no more. A declaration that asks for it is refused in that point: the column
-# stays
-# as it is, and values that do not fit it are rescued, one by one. A declaration never takes anything away.
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A table's columns after declarations: what changed, and what was refused."""
+
+    columns: StructType
+    last_field_id: int
+    changes: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
 
 
-_WIDENINGS = {("int", "long"), ("float", "double")}
+def declare_columns(columns: StructType, declared: StructType, *, last_field_id: int, nanoseconds: bool) -> Declared:
+    """Return a table's columns after a declaration; `nanoseconds` is whether the table's format has them."""
+    fields = declared.fields if nanoseconds else without_nanoseconds(declared.fields)
+    renaming = SchemaUpdate(columns, last_field_id)
+    renamed = rename_fields(own_fields(columns), fields, renaming)
+    update = SchemaUpdate(with_own(columns, renamed), last_field_id)
+    own = declare_fields(renamed, fields, update)
+    return Declared(
+        with_own(columns, own),
+        update.last_field_id,
+        (*renaming.changes, *update.changes),
+        (*renaming.refusals, *update.refusals),
+    )
 
 
 def declare_fields(
-    fields: Sequence[Field], declared: Iterable[Field], room: Room, path: Path = ()
+    fields: Sequence[Field], declared: Iterable[Field], update: SchemaUpdate, path: Path = ()
 ) -> tuple[Field, ...]:
-    """Give fields with what is declared beyond them."""
+    """Return fields with everything that is declared beyond them."""
     wanted = {each.name: each for each in declared}
     kept = []
     for each in fields:
         name = name_in(each, wanted)
-        kept.append(each if name is None else _declare_field(each, wanted.pop(name), room, (*path, each.name)))
-    return (*kept, *(new for each in wanted.values() if (new := _add(each, room, path)) is not None))
+        kept.append(each if name is None else _declare_field(each, wanted.pop(name), update, (*path, each.name)))
+    return (*kept, *(new for each in wanted.values() if (new := _add(each, update, path)) is not None))
 
 
-def _add(declared: Field, room: Room, path: Path) -> Field | None:
-    added = room.add((*path, declared.name), declared)
+def _add(declared: Field, update: SchemaUpdate, path: Path) -> Field | None:
+    added = update.add((*path, declared.name), declared)
     if added is None:
-        room.refuse((*path, declared.name), "is not added: its name is another column's, or there are too many columns")
+        update.refuse((*path, declared.name), "is not added: its name is another column's, or there are too many columns")
     return added
 
 
-def _declare_field(each: Field, declared: Field, room: Room, path: Path) -> Field:
+def _declare_field(each: Field, declared: Field, update: SchemaUpdate, path: Path) -> Field:
     if is_json(each.doc) or is_json(declared.doc):
         type_ = each.type
         if is_json(each.doc) != is_json(declared.doc):
-            _refuse_type(describe(each), describe(declared), room, path)
+            _refuse_type(describe(each), describe(declared), update, path)
     else:
-        type_ = _declare_type(each.type, declared.type, room, path)
+        type_ = _declare_type(each.type, declared.type, update, path)
     if type_ != each.type:
         each = replace(each, type=type_)
     if is_key(declared) and not is_key(each):
-        room.note(path, "key")
+        update.note(path, "key")
         each = as_key(each)
     return each
 
 
-def _declare_type(type_: Type, declared: Type, room: Room, path: Path) -> Type:
+def _declare_type(type_: Type, declared: Type, update: SchemaUpdate, path: Path) -> Type:
     match type_, declared:
         case StructType(fields), StructType(members):
-            return StructType(declare_fields(fields, members, room, path))
+            return StructType(declare_fields(fields, members, update, path))
         case ListType(element=element), ListType(element=new):
-            return replace(type_, element=_declare_type(element, new, room, (*path, ELEMENT)))
+            return replace(type_, element=_declare_type(element, new, update, (*path, ELEMENT)))
         case MapType(value=value), MapType(value=new):
-            return replace(type_, value=_declare_type(value, new, room, (*path, VALUE)))
+            return replace(type_, value=_declare_type(value, new, update, (*path, VALUE)))
         case str(), str():
-            return _widen(type_, declared, room, path)
-    _refuse_type(_kind_of(type_), _kind_of(declared), room, path)
+            return _widen(type_, declared, update, path)
+    _refuse_type(_kind_of(type_), _kind_of(declared), update, path)
     return type_
 
 
@@ -281,12 +288,12 @@ def _kind_of(type_: Type) -> str:
     return describe(Field(UNNUMBERED, "", type_))
 
 
-def _widen(type_: str, declared: str, room: Room, path: Path) -> str:
-    wider = declared if (type_, declared) in _WIDENINGS else _wider_decimal(type_, declared)
+def _widen(type_: str, declared: str, update: SchemaUpdate, path: Path) -> str:
+    wider = declared if promotes(type_, declared) else _wider_decimal(type_, declared)
     if wider is not None:
-        room.note(path, f"{type_} -> {wider}")
+        update.note(path, f"{type_} -> {wider}")
     if not _holds(wider or type_, declared):
-        _refuse_type(type_, declared, room, path)
+        _refuse_type(type_, declared, update, path)
     return wider or type_
 
 
@@ -300,31 +307,28 @@ def _wider_decimal(type_: str, declared: str) -> str | None:
 
 
 def _holds(type_: str, declared: str) -> bool:
-    """Tell whether a column holds every value of a declared type."""
+    """Return whether a column holds every value of a declared type."""
     mine, other = decimal_parts(type_), decimal_parts(declared)
     if mine is not None and other is not None:
         return mine[1] >= other[1] and mine[0] - mine[1] >= other[0] - other[1]
-    return type_ == declared or (declared, type_) in _WIDENINGS
+    return type_ == declared or promotes(declared, type_)
 
 
-def _refuse_type(type_: str, declared: str, room: Room, path: Path) -> None:
-    room.refuse(path, f"stays {type_}: declared as {declared}")
+def _refuse_type(type_: str, declared: str, update: SchemaUpdate, path: Path) -> None:
+    update.refuse(path, f"stays {type_}: declared as {declared}")
 
 
-# -- renames
-
-
-def rename_fields(fields: Sequence[Field], declared: Iterable[Field], room: Room) -> tuple[Field, ...]:
-    """Rename the fields, at any depth, of which a declaration knows the former name."""
-    renamed = _rename_fields(fields, declared, room, ())
+def rename_fields(fields: Sequence[Field], declared: Iterable[Field], update: SchemaUpdate) -> tuple[Field, ...]:
+    """Rename the fields, at any depth, whose name a declaration lists as a former one."""
+    renamed = _rename_fields(fields, declared, update, ())
     names = list(full_names(renamed))
     if len(set(names)) == len(names):
         return renamed
-    room.refuse((), "renames are not followed: a name would be another column's path")
+    update.refuse((), "renames are not followed: a name would be another column's path")
     return tuple(fields)
 
 
-def _rename_fields(fields: Sequence[Field], declared: Iterable[Field], room: Room, path: Path) -> tuple[Field, ...]:
+def _rename_fields(fields: Sequence[Field], declared: Iterable[Field], update: SchemaUpdate, path: Path) -> tuple[Field, ...]:
     by_name = {each.name: each for each in declared}
     present = {each.name for each in fields}
     new_names = {
@@ -333,35 +337,35 @@ def _rename_fields(fields: Sequence[Field], declared: Iterable[Field], room: Roo
     renamed = []
     for each in fields:
         if each.name in new_names:
-            each = _rename_field(each, new_names[each.name], present, room, path)  # noqa: PLW2901 - the same field
+            each = _rename_field(each, new_names[each.name], present, update, path)  # noqa: PLW2901 - the same field
         if (wanted := by_name.get(each.name)) is not None:
             each = _remember_names(each, wanted, present)  # noqa: PLW2901
-            each = replace(each, type=_rename_below(each.type, wanted.type, room, (*path, each.name)))  # noqa: PLW2901
+            each = replace(each, type=_rename_below(each.type, wanted.type, update, (*path, each.name)))  # noqa: PLW2901
         renamed.append(each)
     return tuple(renamed)
 
 
-def _rename_field(each: Field, name: str, present: set[str], room: Room, path: Path) -> Field:
+def _rename_field(each: Field, name: str, present: set[str], update: SchemaUpdate, path: Path) -> Field:
     others = {fold(other) for other in present - {each.name}}
     if fold(name) in others:
-        room.refuse((*path, each.name), f"is not renamed: another column is called {name}")
+        update.refuse((*path, each.name), f"is not renamed: another column is called {name}")
         return each
-    room.note((*path, name), f"renamed from {each.name}")
+    update.note((*path, name), f"renamed from {each.name}")
     return with_former_names(replace(each, name=name), (each.name,))
 
 
 def _remember_names(each: Field, declared: Field, present: set[str]) -> Field:
-    """Remember a former name under which there is no column, so that rows that still use it are understood."""
+    """Note a former name that no column has, so that rows which still use it are understood."""
     names = tuple(name for name in former_names(declared) if name not in present and name not in former_names(each))
     return with_former_names(each, names) if names else each
 
 
-def _rename_below(type_: Type, declared: Type, room: Room, path: Path) -> Type:
+def _rename_below(type_: Type, declared: Type, update: SchemaUpdate, path: Path) -> Type:
     match type_, declared:
         case StructType(fields), StructType(members):
-            return StructType(_rename_fields(fields, members, room, path))
+            return StructType(_rename_fields(fields, members, update, path))
         case ListType(element=element), ListType(element=new):
-            return replace(type_, element=_rename_below(element, new, room, (*path, ELEMENT)))
+            return replace(type_, element=_rename_below(element, new, update, (*path, ELEMENT)))
         case MapType(value=value), MapType(value=new):
-            return replace(type_, value=_rename_below(value, new, room, (*path, VALUE)))
+            return replace(type_, value=_rename_below(value, new, update, (*path, VALUE)))
     return type_

@@ -1,12 +1,25 @@
-"""How a table's columns grow to hold rows that they do not hold yet. Owns which changes of a schema are made.
+"""Schema evolution: how a table's columns change so that they hold rows which do not fit yet.
 
-    new field       where its values have a type (inference.py), its name is usable (field_names.py) and there is room;
-                    values under a field's former name (comments.py) are that field's
-    int -> long, float -> double, decimal(p, s) -> decimal(p', s)     where values need it
-    required -> optional                                              where values are missing
+    new field                                       its type is inferred, if its name is usable and the table has
+                                                    fewer than FIELDS_MAX fields
+    int -> long, float -> double,
+    decimal(p, s) -> decimal(p', s)                 if a value needs it
+    required -> optional                            if a value is missing
 
 Ids of existing fields never change, nothing is dropped, and no other type changes: Iceberg allows no more. A tree of
-watches, shaped like the columns, sees every value once; then it tells what the columns should be.
+observers, shaped like the columns, sees every parsed value once and then returns the evolved columns. Values under a
+field's former name (comments.py) belong to that field.
+
+Types of new fields are general, never special: text that looks like a time stays text.
+
+    true, false          boolean             objects            struct
+    integers             long                lists of one type  list
+    other numbers        double              null, {}, []       no type yet: no column
+    text                 string              any mixture        JSON text
+    __bigint__:123       long                numbers too long   JSON text
+
+An object becomes JSON text as a whole if its fields change type from row to row, if it has so many fields that its
+names are data, if no column can have one of its names, or if it is nested too deeply. So does a list of such objects.
 """
 
 from __future__ import annotations
@@ -16,6 +29,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
+import pyarrow as pa
+
+from lakefeed.contract import changes as names
 from lakefeed.contract.changes import (
     FIELDS_MAX,
     NESTING_MAX_DEPTH,
@@ -32,194 +48,122 @@ from lakefeed.iceberg.types import (
     MapType,
     StructType,
     Type,
+    children,
     decimal_parts,
+    map_type,
+    written_fields,
 )
-from lakefeed.writer.rows import values as numbers
-from lakefeed.writer.rows.comments import ELEMENT, JSON_DOC, KEY, VALUE, Path, former_names, is_json
-from lakefeed.writer.rows.values import as_double, as_integer, exact_decimal, plain_number
-
-# --- writer.rows.inference --------------------------------------------------------------------------------------------
-#
-# The type of a column that nobody declared, from the values that came for it. Owns the rules.
-#
-# Values are added to a `Seen`, which settles on a general type that holds them all, never on a special one: text that
-# looks like a time stays text.
-#
-#     true, false          boolean             objects            struct
-#     integers             long                lists of one type  list
-#     other numbers        double              null, {}, []       nothing yet
-#     text                 string              any mixture        JSON text
-#     __bigint__:123       long                numbers too long   JSON text
-#
-# An object whose fields change their type from row to row is JSON text as a whole, and so are a list of such objects,
-# an
-# object with very many fields (its names are data) or with names that no column can have, and what is nested too
-# deeply.
-
+from lakefeed.writer.rows.comments import JSON_DOC, KEY, Path, former_names, is_json
+from lakefeed.writer.rows.values import (
+    as_double,
+    as_integer,
+    bigint_of,
+    decimal_precision,
+    exact_decimal,
+    is_integer_text,
+    number_text,
+)
 
 # An object with more fields than this in its first rows uses its names as data.
 STRUCT_MAX_FIELDS = 200
 
 
-class Text(enum.Enum):
-    """Why values become JSON text."""
+@dataclass(frozen=True, slots=True)
+class FittedRows:
+    """Rows in columns that may have evolved for them.
 
-    MIXED = "values of several types"
-    DOCUMENT = "a shape that columns do not have"
+    `own` are the arrays of `own_fields(columns)`. `rescued` holds, per row, the values that no column takes.
+    """
 
-
-# What values settle on; fields of a type are not numbered yet.
-Settled: TypeAlias = Type | Text
-
-
-def field_of(name: str, settled: Settled) -> Field:
-    """Make a field of what its values settled on."""
-    if isinstance(settled, Text):
-        return Field(UNNUMBERED, name, "string", doc=JSON_DOC)
-    return Field(UNNUMBERED, name, settled)
+    columns: StructType
+    last_field_id: int
+    own: Sequence[pa.ChunkedArray]
+    rescued: Sequence[str | None] | None
+    changes: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class Seen:
-    """What has come for one field."""
-
-    depth: int = 1
-    kinds: set[str] = field(default_factory=set)
-    fields: dict[str, Seen] = field(default_factory=dict)
-    element: Seen | None = None
-
-    def add(self, value: Any) -> None:
-        """Take one more value into account."""
-        if value is None:
-            return
-        self.kinds.add(_kind_of(value))
-        if self.depth >= NESTING_MAX_DEPTH:
-            return
-        if isinstance(value, dict):
-            self._add_members(value)
-        elif isinstance(value, list):
-            self.element = self.element or Seen(self.depth + 1)
-            for each in value:
-                self.element.add(each)
-
-    def _add_members(self, members: dict[str, Any]) -> None:
-        for name, value in members.items():
-            # One more than allowed is enough to know that there are too many.
-            if name in self.fields or len(self.fields) <= STRUCT_MAX_FIELDS:
-                self.fields.setdefault(name, Seen(self.depth + 1)).add(value)
-
-    def settle(self) -> Settled | None:
-        """Choose the type, None if nothing that came has one."""
-        if not self.kinds:
-            return None
-        if self.kinds == {"long", "double"}:
-            return "double"
-        if len(self.kinds) > 1:
-            return Text.MIXED
-        (kind,) = self.kinds
-        match kind:
-            case "object":
-                return self._settle_object()
-            case "list":
-                return self._settle_list()
-            case "long number":
-                return Text.DOCUMENT
-        return kind
-
-    def _settle_object(self) -> Settled | None:
-        if self.depth >= NESTING_MAX_DEPTH or len(self.fields) > STRUCT_MAX_FIELDS:
-            return Text.DOCUMENT
-        fields = {name: settled for name, seen in self.fields.items() if (settled := seen.settle()) is not None}
-        if Text.MIXED in fields.values() or not are_usable_together(fields):
-            return Text.DOCUMENT
-        return StructType(tuple(field_of(name, settled) for name, settled in fields.items())) if fields else None
-
-    def _settle_list(self) -> Settled | None:
-        if self.element is None:
-            return Text.DOCUMENT
-        element = self.element.settle()
-        if isinstance(element, Text):
-            return Text.DOCUMENT
-        return None if element is None else ListType(UNNUMBERED, element)
-
-    def vacancies(self, path: Path) -> Iterator[Path]:
-        """Give the paths at and below `path` where only nulls have come."""
-        if not self.kinds:
-            yield path
-        for name, seen in self.fields.items():
-            yield from seen.vacancies((*path, name))
-        if self.element is not None and self.element.kinds:
-            yield from self.element.vacancies((*path, ELEMENT))
+def initial_columns(*, keep_before: bool, is_routed: bool = False) -> StructType:
+    """Return the columns of a table without rows: Lakefeed's own."""
+    left_out = {names.BEFORE} if not keep_before else set()
+    left_out |= {names.PARTITION} if not is_routed else set()
+    wanted = [name for name in names.ALL if name not in left_out]
+    types: dict[str, Type] = {
+        names.SEQUENCE: "long",
+        names.TIMESTAMP: "timestamptz",
+        names.INGESTED_AT: "timestamptz",
+        names.UNCHANGED: ListType(len(wanted) + 1, "string"),
+        names.EPOCH: "long",
+    }
+    optional = (names.BEFORE, names.UNCHANGED, names.METADATA, names.RESCUED, names.PARTITION, names.EPOCH)
+    return StructType(
+        tuple(
+            Field(field_id, name, types.get(name, "string"), required=name not in optional)
+            for field_id, name in enumerate(wanted, start=1)
+        )
+    )
 
 
-# Python's types for parsed JSON; whatever is not here has to be looked at.
-_INFERENCE_KINDS = {bool: "boolean", dict: "object", list: "list", int: "long"}
+def own_fields(columns: StructType) -> tuple[Field, ...]:
+    """Return the columns that come from the rows themselves and that can be written."""
+    return tuple(each for each in written_fields(columns) if not each.name.startswith(names.RESERVED_PREFIX))
 
 
-def _kind_of(value: Any) -> str:
-    if (kind := _INFERENCE_KINDS.get(type(value))) is not None:
-        return kind
-    if isinstance(value, str) and numbers.bigint_of(value) is None:
-        return "string"
-    if numbers.is_integer_text(plain_number(value) or ""):
-        return "long number" if as_integer(value, numbers.INT64_MIN, numbers.INT64_MAX) is None else "long"
-    return "long number" if as_double(value, single=False) is None else "double"
+def with_own(columns: StructType, own: Sequence[Field]) -> StructType:
+    """Return columns with evolved ones in the places of the old ones, and new ones at the end."""
+    by_id = {each.id: each for each in own}
+    kept = [by_id.pop(each.id, each) for each in columns.fields]
+    return StructType((*kept, *by_id.values()))
 
 
-# --- writer.rows.evolution --------------------------------------------------------------------------------------------
+class FieldIds:
+    """Field ids that the table has never used."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def number(self, new: Field) -> Field:
+        """Return a field with new ids, at every depth."""
+        self.last += 1
+        return replace(new, id=self.last, type=map_type(new.type, self.number))
 
 
-class Room:
-    """What a table's columns still have room for: ids, names and a number of fields."""
+class SchemaUpdate:
+    """One change of a table's columns: hands out ids and names, and records what changed and what was refused."""
 
-    def __init__(self, columns: StructType, next_field_id: int) -> None:
-        self.last_field_id = next_field_id - 1
+    def __init__(self, columns: StructType, last_field_id: int) -> None:
         self.changes: list[str] = []
         self.refusals: list[str] = []
+        self._ids = FieldIds(last_field_id)
         self._taken = set(full_names(columns.fields))
 
+    @property
+    def last_field_id(self) -> int:
+        """The highest field id that was ever used."""
+        return self._ids.last
+
     def add(self, path: Path, new: Field) -> Field | None:
-        """Give a new field its ids, None if the table cannot take it."""
-        names = list(full_names((new,), path[:-1]))
+        """Return a new field with its ids, None if the table cannot take it."""
+        added = list(full_names((new,), path[:-1]))
         usable = is_usable_column(path[0]) if len(path) == 1 else is_usable(path[-1])
-        if not usable or len(set(names)) < len(names) or not self._taken.isdisjoint(names):
+        if not usable or len(set(added)) < len(added) or not self._taken.isdisjoint(added):
             return None
-        if len(self._taken) + len(names) > FIELDS_MAX:
+        if len(self._taken) + len(added) > FIELDS_MAX:
             return None
-        self._taken.update(names)
+        self._taken.update(added)
         self.note(path, describe(new))
-        return self._numbered(new)
+        return self._ids.number(new)
 
     def note(self, path: Path, change: str) -> None:
-        """Remember a change for the log."""
+        """Record a change, for the service's log."""
         self.changes.append(f"{'.'.join(path)} {change}")
 
     def refuse(self, path: Path, refusal: str) -> None:
-        """Remember, for the log, what was declared and is not followed."""
+        """Record a declaration that is not followed, for the service's log."""
         self.refusals.append(f"{'.'.join(path)} {refusal}")
-
-    def _numbered(self, new: Field) -> Field:
-        return replace(new, id=self._new_id(), type=self._numbered_type(new.type))
-
-    def _numbered_type(self, type_: Type) -> Type:
-        match type_:
-            case StructType(fields):
-                return StructType(tuple(map(self._numbered, fields)))
-            case ListType(_, element, required):
-                return ListType(self._new_id(), self._numbered_type(element), required)
-            case MapType(_, key, _, value, required):
-                key_id, numbered_key = self._new_id(), self._numbered_type(key)
-                return MapType(key_id, numbered_key, self._new_id(), self._numbered_type(value), required)
-            case str():
-                return type_
-
-    def _new_id(self) -> int:
-        self.last_field_id += 1
-        return self.last_field_id
 
 
 def describe(each: Field) -> str:
-    """Name a field's type in a word."""
+    """Return a field's type in one word."""
     if is_json(each.doc):
         return JSON_DOC
     return each.type if isinstance(each.type, str) else _KINDS[type(each.type)]
@@ -229,51 +173,128 @@ _KINDS = {StructType: "struct", ListType: "list", MapType: "map"}
 
 
 def full_names(fields: Iterable[Field], parent: Path = ()) -> Iterator[str]:
-    """Spell the paths of fields and of all below them, former names too: nobody else can have those."""
+    """Yield the paths of fields and of all below them, with former names: no other field can have those."""
     for each in fields:
-        # A former name may differ by case only, and is then no other.
+        # A former name may differ by case only, and is then the same name.
         for name in dict.fromkeys(map(fold, (each.name, *former_names(each)))):
             yield ".".join((*map(fold, parent), name))
-        yield from _names_below(each.type, (*parent, each.name))
+        yield from full_names(children(each.type), (*parent, each.name))
 
 
-def _names_below(type_: Type, path: Path) -> Iterator[str]:
-    match type_:
-        case StructType(fields):
-            yield from full_names(fields, path)
-        case ListType(element=element):
-            yield ".".join(map(fold, (*path, ELEMENT)))
-            yield from _names_below(element, (*path, ELEMENT))
-        case MapType(value=value):
-            yield from (".".join(map(fold, (*path, part))) for part in (KEY, VALUE))
-            yield from _names_below(value, (*path, VALUE))
+class JsonText(enum.Enum):
+    """Why values become JSON text."""
+
+    MIXED = "values of several types"
+    DOCUMENT = "a shape that columns do not have"
 
 
-class Watch(Protocol):
+# What is inferred from values; fields of a type have no ids yet.
+Inferred: TypeAlias = Type | JsonText
+
+
+def _field_of(name: str, inferred: Inferred) -> Field:
+    if isinstance(inferred, JsonText):
+        return Field(UNNUMBERED, name, "string", doc=JSON_DOC)
+    return Field(UNNUMBERED, name, inferred)
+
+
+@dataclass(slots=True)
+class Inference:
+    """The values of one new field, from which its type is inferred."""
+
+    depth: int = 1
+    kinds: set[str] = field(default_factory=set)
+    fields: dict[str, Inference] = field(default_factory=dict)
+    element: Inference | None = None
+
+    def add(self, value: Any) -> None:
+        """Take one more value into account."""
+        if value is None:
+            return
+        self.kinds.add(_kind_of(value))
+        if self.depth >= NESTING_MAX_DEPTH:
+            return
+        if isinstance(value, dict):
+            for name, member in value.items():
+                # One more than allowed is enough to know that there are too many.
+                if name in self.fields or len(self.fields) <= STRUCT_MAX_FIELDS:
+                    self.fields.setdefault(name, Inference(self.depth + 1)).add(member)
+        elif isinstance(value, list):
+            self.element = self.element or Inference(self.depth + 1)
+            for each in value:
+                self.element.add(each)
+
+    def infer(self) -> Inferred | None:
+        """Return the type, None if no value has one."""
+        if not self.kinds:
+            return None
+        if self.kinds == {"long", "double"}:
+            return "double"
+        if len(self.kinds) > 1:
+            return JsonText.MIXED
+        (kind,) = self.kinds
+        match kind:
+            case "object":
+                return self._infer_object()
+            case "list":
+                return self._infer_list()
+            case "long number":
+                return JsonText.DOCUMENT
+        return kind
+
+    def _infer_object(self) -> Inferred | None:
+        if self.depth >= NESTING_MAX_DEPTH or len(self.fields) > STRUCT_MAX_FIELDS:
+            return JsonText.DOCUMENT
+        fields = {name: inferred for name, each in self.fields.items() if (inferred := each.infer()) is not None}
+        if JsonText.MIXED in fields.values() or not are_usable_together(fields):
+            return JsonText.DOCUMENT
+        return StructType(tuple(_field_of(name, inferred) for name, inferred in fields.items())) if fields else None
+
+    def _infer_list(self) -> Inferred | None:
+        if self.element is None:
+            return JsonText.DOCUMENT
+        element = self.element.infer()
+        if isinstance(element, JsonText):
+            return JsonText.DOCUMENT
+        return None if element is None else ListType(UNNUMBERED, element)
+
+
+# Kinds of parsed JSON by Python class. Values of other classes have to be looked at.
+_KIND_BY_CLASS = {bool: "boolean", dict: "object", list: "list", int: "long"}
+
+
+def _kind_of(value: Any) -> str:
+    if (kind := _KIND_BY_CLASS.get(type(value))) is not None:
+        return kind
+    if isinstance(value, str) and bigint_of(value) is None:
+        return "string"
+    if is_integer_text(number_text(value) or ""):
+        return "long number" if as_integer(value, "long") is None else "long"
+    return "long number" if as_double(value) is None else "double"
+
+
+class Observer(Protocol):
     """Sees the values of one column or field."""
 
     def add(self, value: Any) -> None:
         """Take a value that is not null into account."""
 
-    def evolved(self, room: Room, path: Path) -> Type:
-        """Give the type that the values ask for."""
-
-    def vacancies(self, path: Path) -> Iterator[Path]:
-        """Give the paths at which only nulls have come for fields that do not exist."""
+    def evolved(self, update: SchemaUpdate, path: Path) -> Type:
+        """Return the type that the values need."""
 
 
 @dataclass(slots=True)
-class StructWatch:
+class StructObserver:
     """Sees the members of objects."""
 
     type: StructType
     depth: int = 0
-    unknown: dict[str, Seen] = field(default_factory=dict)
-    known: dict[str, Watch | None] = field(default_factory=dict)
+    unknown: dict[str, Inference] = field(default_factory=dict)
+    known: dict[str, Observer | None] = field(default_factory=dict)
     former: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.known = {each.name: _watch(each.type, each.doc, self.depth + 1) for each in self.type.fields}
+        self.known = {each.name: _observer(each, self.depth + 1) for each in self.type.fields}
         self.former = {former: each.name for each in self.type.fields for former in former_names(each)}
 
     def add(self, value: Any) -> None:
@@ -281,189 +302,128 @@ class StructWatch:
         if not isinstance(value, dict):
             return
         for given, member in value.items():
-            name = given if given in self.known else self._renamed(given, value)
+            name = given if given in self.known else self.former.get(given, given)
+            if name != given and name in value:
+                name = given  # the row uses both names, so the former one means another field
             if name not in self.known:
-                # Nobody's names grow without bound: beyond the limit no field could be added anyway.
+                # The names are bounded: beyond the limit no field could be added anyway.
                 if name in self.unknown or len(self.unknown) < FIELDS_MAX:
-                    self.unknown.setdefault(name, Seen(self.depth + 1)).add(member)
-            elif member is not None and (watch := self.known[name]) is not None:
-                watch.add(member)
+                    self.unknown.setdefault(name, Inference(self.depth + 1)).add(member)
+            elif member is not None and (observer := self.known[name]) is not None:
+                observer.add(member)
 
-    def _renamed(self, given: str, members: dict[str, Any]) -> str:
-        name = self.former.get(given, given)
-        return given if name in members else name
-
-    def evolved(self, room: Room, path: Path) -> StructType:
-        """Give the struct with wider fields and new ones at its end."""
-        kept = [self._evolved_field(each, room, (*path, each.name)) for each in self.type.fields]
+    def evolved(self, update: SchemaUpdate, path: Path) -> StructType:
+        """Return the struct with wider fields, and new fields at its end."""
+        kept = []
+        for each in self.type.fields:
+            observer = self.known[each.name]
+            type_ = each.type if observer is None else observer.evolved(update, (*path, each.name))
+            kept.append(each if type_ == each.type else replace(each, type=type_))
         new = [
-            made
-            for name, seen in self.unknown.items()
-            if (settled := seen.settle()) is not None
-            and (made := room.add((*path, name), field_of(name, settled))) is not None
+            added
+            for name, inference in self.unknown.items()
+            if (inferred := inference.infer()) is not None
+            and (added := update.add((*path, name), _field_of(name, inferred))) is not None
         ]
         return StructType((*kept, *new))
 
-    def _evolved_field(self, each: Field, room: Room, path: Path) -> Field:
-        watch = self.known[each.name]
-        type_ = each.type if watch is None else watch.evolved(room, path)
-        return each if type_ == each.type else replace(each, type=type_)
-
-    def vacancies(self, path: Path) -> Iterator[Path]:
-        """Give the paths at which only nulls have come for fields that do not exist."""
-        for name, seen in self.unknown.items():
-            yield from seen.vacancies((*path, name))
-        for name, watch in self.known.items():
-            if watch is not None:
-                yield from watch.vacancies((*path, name))
-
 
 @dataclass(slots=True)
-class _ListWatch:
-    type: ListType
-    element: Watch
+class _ElementObserver:
+    """Sees the elements of lists, or the values of maps."""
+
+    type: ListType | MapType
+    observer: Observer
 
     def add(self, value: Any) -> None:
-        if isinstance(value, list):
-            for each in value:
-                if each is not None:
-                    self.element.add(each)
+        if isinstance(self.type, ListType):
+            elements = value if isinstance(value, list) else ()
+        else:
+            elements = value.values() if isinstance(value, dict) else ()
+        for each in elements:
+            if each is not None:
+                self.observer.add(each)
 
-    def evolved(self, room: Room, path: Path) -> ListType:
-        return replace(self.type, element=self.element.evolved(room, (*path, ELEMENT)))
+    def evolved(self, update: SchemaUpdate, path: Path) -> Type:
+        def evolve(child: Field) -> Field:
+            if isinstance(self.type, MapType) and child.name == KEY:
+                return child
+            return replace(child, type=self.observer.evolved(update, (*path, child.name)))
 
-    def vacancies(self, path: Path) -> Iterator[Path]:
-        return self.element.vacancies((*path, ELEMENT))
-
-
-@dataclass(slots=True)
-class _MapWatch:
-    type: MapType
-    value: Watch
-
-    def add(self, value: Any) -> None:
-        if isinstance(value, dict):
-            for each in value.values():
-                if each is not None:
-                    self.value.add(each)
-
-    def evolved(self, room: Room, path: Path) -> MapType:
-        return replace(self.type, value=self.value.evolved(room, (*path, VALUE)))
-
-    def vacancies(self, path: Path) -> Iterator[Path]:
-        return iter(())
+        return map_type(self.type, evolve)
 
 
 @dataclass(slots=True)
-class _PrimitiveWatch:
+class _PrimitiveObserver:
     type: str
     widest: str
 
     def add(self, value: Any) -> None:
-        if self.type == "int" and as_integer(value, numbers.INT32_MIN, numbers.INT32_MAX) is None:
-            if as_integer(value, numbers.INT64_MIN, numbers.INT64_MAX) is not None:
+        if self.type == "int":
+            if as_integer(value, "int") is None and as_integer(value, "long") is not None:
                 self.widest = "long"
-        elif self.type == "float" and as_double(value, single=True) is None:
-            if as_double(value, single=False) is not None:
+        elif self.type == "float":
+            if as_double(value, single=True) is None and as_double(value) is not None:
                 self.widest = "double"
         elif parts := decimal_parts(self.widest):
-            self._add_decimal(value, *parts)
+            precision, scale = parts
+            exact = exact_decimal(value)
+            needed = None if exact is None else decimal_precision(exact, scale)
+            if needed is not None and precision < needed <= DECIMAL_MAX_PRECISION:
+                self.widest = f"decimal({needed}, {scale})"
 
-    def _add_decimal(self, value: Any, precision: int, scale: int) -> None:
-        exact = exact_decimal(value)
-        needed = None if exact is None else numbers.decimal_precision(exact, scale)
-        if needed is not None and precision < needed <= DECIMAL_MAX_PRECISION:
-            self.widest = f"decimal({needed}, {scale})"
-
-    def evolved(self, room: Room, path: Path) -> str:
+    def evolved(self, update: SchemaUpdate, path: Path) -> str:
         if self.widest != self.type:
-            room.note(path, f"{self.type} -> {self.widest}")
+            update.note(path, f"{self.type} -> {self.widest}")
         return self.widest
 
-    def vacancies(self, path: Path) -> Iterator[Path]:
-        return iter(())
 
-
-def _watch(type_: Type, doc: str | None, depth: int) -> Watch | None:
-    """Build what sees a type's values, None where no value could change it."""
-    if is_json(doc):
+def _observer(each: Field, depth: int) -> Observer | None:
+    """Return what sees a field's values, None if no value could change its type."""
+    if is_json(each.doc):
         return None
-    match type_:
+    match each.type:
         case StructType():
-            return StructWatch(type_, depth)
-        case ListType(element=element):
-            watch = _watch(element, None, depth + 1)
-            return None if watch is None else _ListWatch(type_, watch)
-        case MapType(value=value):
-            watch = _watch(value, None, depth + 1)
-            return None if watch is None else _MapWatch(type_, watch)
-        case str():
+            return StructObserver(each.type, depth)
+        case ListType() | MapType():
+            observer = _observer(children(each.type)[-1], depth + 1)
+            return None if observer is None else _ElementObserver(each.type, observer)
+        case str() as type_:
             widens = type_ in ("int", "float") or decimal_parts(type_) is not None
-            return _PrimitiveWatch(type_, type_) if widens else None
+            return _PrimitiveObserver(type_, type_) if widens else None
 
 
-# --- writer.rows.relaxation -------------------------------------------------------------------------------------------
-#
-# Required fields that rows leave out become optional. Owns finding them, in rows as json_exact.py keeps them.
+def relax_fields(
+    fields: Sequence[Field], columns: Sequence[Sequence[pa.Array]], update: SchemaUpdate
+) -> tuple[Field, ...]:
+    """Make those fields optional, at any depth, that have a null in their arrays."""
+    return tuple(_relax(each, arrays, update, (each.name,)) for each, arrays in zip(fields, columns, strict=True))
 
 
-def relax_fields(fields: Sequence[Field], rows: Sequence[dict[str, Any]], room: Room, path: Path = ()) -> list[Field]:
-    """Make those fields optional, at any depth, that some row has no value for."""
-    return [
-        _relax_field(each, [row.get(each.name) for row in rows], room, (*path, each.name))
-        if _has_required(each)
-        else each
-        for each in fields
-    ]
+def _relax(each: Field, arrays: Sequence[pa.Array], update: SchemaUpdate, path: Path) -> Field:
+    if each.required and any(array.null_count for array in arrays):
+        update.note(path, "required -> optional")
+        each = replace(each, required=False)
+    if not has_required(each.type):
+        return each
+    below = iter(_children_arrays(each.type, arrays))
+    type_ = map_type(each.type, lambda child: _relax(child, next(below), update, (*path, child.name)))
+    return each if type_ == each.type else replace(each, type=type_)
 
 
-def _relax_field(each: Field, values: list[Any], room: Room, path: Path) -> Field:
-    present, required = _present(values, room, path, required=each.required)
-    return replace(each, required=required, type=_relax_type(each.type, present, room, path))
+def _children_arrays(type_: Type, arrays: Sequence[pa.Array]) -> list[list[pa.Array]]:
+    """Return the arrays of each child, without those below nulls: there nothing is missing."""
+    if isinstance(type_, ListType):
+        return [[array.flatten() for array in arrays]]
+    present = [array.filter(array.is_valid()) for array in arrays]
+    if isinstance(type_, MapType):
+        # Keys are never null. A filtered array is no slice, so its items are exactly those of its maps.
+        return [[], [maps.items for maps in present]]
+    structs = [array.flatten() for array in present]
+    return [[columns[index] for columns in structs] for index in range(len(children(type_)))]
 
 
-def _present(values: list[Any], room: Room, path: Path, *, required: bool) -> tuple[list[Any], bool]:
-    """Leave out nulls, and tell whether the values can still be required."""
-    present = [value for value in values if value is not None]
-    return present, still_required(room, path, required=required, has_nulls=len(present) < len(values))
-
-
-def still_required(room: Room, path: Path, *, required: bool, has_nulls: bool) -> bool:
-    """Tell whether what is required can stay so; notes it where it cannot."""
-    if required and has_nulls:
-        room.note(path, "required -> optional")
-    return required and not has_nulls
-
-
-def _relax_type(type_: Type, values: list[Any], room: Room, path: Path) -> Type:
-    match type_:
-        case StructType(fields):
-            return StructType(tuple(relax_fields(fields, values, room, path)))
-        case ListType(element=element, element_required=required):
-            below = (*path, ELEMENT)
-            present, required = _present([each for value in values for each in value], room, below, required=required)
-            return replace(type_, element=_relax_type(element, present, room, below), element_required=required)
-        case MapType(value=value_type, value_required=required):
-            below = (*path, VALUE)
-            entries = [entry[VALUE] for value in values for entry in value]
-            present, required = _present(entries, room, below, required=required)
-            return replace(type_, value=_relax_type(value_type, present, room, below), value_required=required)
-        case str():
-            return type_
-
-
-def _has_required(each: Field) -> bool:
-    return each.required or (not is_json(each.doc) and type_has_required(each.type))
-
-
-def type_has_required(type_: Type) -> bool:
-    """Tell whether anything below a type is required."""
-    match type_:
-        case StructType(fields):
-            return any(map(_has_required, fields))
-        case ListType(element=element, element_required=required):
-            return required or type_has_required(element)
-        case MapType(value=value, value_required=required):
-            return required or type_has_required(value)
-        case str():
-            return False
+def has_required(type_: Type) -> bool:
+    """Return whether anything below a type is required; keys of maps always are, and do not count."""
+    below = children(type_)[1:] if isinstance(type_, MapType) else children(type_)
+    return any(child.required or has_required(child.type) for child in below)

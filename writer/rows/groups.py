@@ -1,22 +1,36 @@
-"""Frames of the log taken apart by table: the changes of one table, in log order, their rows still undecoded.
+"""Groups: the changes of one table in log order, and how they become rows in the table's columns.
 
-Owns the order of changes, which image stands for a row, and the cut at a source's mark. Columns belong to decode.py.
+    frames --group_frames--> one group per table and encoding --decode, fit--> Arrow rows with their `_cdc_` columns
 
-A group keeps one list per envelope field instead of one object per change, and what a whole frame shares (source,
-epoch, time of receipt, log offset) once per run of changes:
+Neighbouring changes that came in one frame share their source, epoch, time of receipt and log offset. A group keeps
+these once per run of changes, and everything else in one list or array per column:
 
     sequences  41 42 43 | 7 8 | 44 45        images  {"id":9} {"id":4} ...
     runs       shop-1@0 | s-2 | shop-1@0     (start, stop, source, epoch, received_at_us, offset)
+
+There is one class of groups per encoding of frames, registered in `GROUPERS`:
+
+    JSON_BATCH     JsonGroup    rows stay JSON text; json_strict.py decodes them, else json_exact.py fits them
+    ARROW_STREAM   ArrowGroup   rows stay in the frames' own bytes; arrow.py fits them. Frames that follow each other
+                                with the same schema are one group
+
+A record that cannot be read becomes an `UnreadableRecord`: one change, which no table takes, with the whole record as
+its row. Admission has decoded every frame before it was logged, so only a defect of ours leads here. The record goes to
+the quarantine; its source's marks and the log wait for it like for any change. Once the defect is fixed, a replay
+rebuilds the frame from the row:
+
+    {"encoding": "JSON_BATCH", "body": "<base64>", "afterSequence": 41, "declared": "{...}"}
 """
 
 from __future__ import annotations
 
-import base64
+import itertools
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeAlias, TypeVar
+from functools import lru_cache
+from typing import ClassVar, Protocol, Self, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -28,31 +42,69 @@ import pyarrow.types as pt
 from lakefeed.contract import changes as names
 from lakefeed.contract.changes import Position, SourceId
 from lakefeed.contract.errors import WriterError
+from lakefeed.iceberg.types import Schema, StructType, to_arrow_schema
+from lakefeed.writer.rows.arrow import fit_columns
+from lakefeed.writer.rows.declaration import Declared, declaration_from_text, declare_columns
+from lakefeed.writer.rows.evolution import FittedRows, own_fields
+from lakefeed.writer.rows.json_exact import fit_rows, to_json
+from lakefeed.writer.rows.json_strict import decode_rows
+from lakefeed.writer.rows.values import Image, Misfit, text_of
 from lakefeed.writer.wal.payload import Encoding, Frame
-from lakefeed.writer.wire.arrow_frame import TABLE_KEY, open_stream
-from lakefeed.writer.wire.arrow_types import plain_rows
-from lakefeed.writer.wire.json_batch import Event, decode_batch
+from lakefeed.writer.wire.arrow_frame import CHANGE_COLUMNS, TABLE_KEY, open_stream
+from lakefeed.writer.wire.arrow_types import json_values, plain_rows
+from lakefeed.writer.wire.json_batch import BatchMalformed, Event, decode_batch
 
-# --- writer.rows.groups -----------------------------------------------------------------------------------------------
+# Named like a source's table, so that the quarantine of the default namespace keeps it.
+UNREADABLE_TABLE = "lakefeed_unreadable"
 
+# Rows are copied out of their frames if the frames hold more than this many times the rows' own size.
+HELD_MAX_RATIO = 2
 
-# A row as JSON text: as it was received, or rewritten by json_exact.py.
-Image: TypeAlias = msgspec.Raw | bytes
+# Versions of tables' columns whose Arrow schema is cached.
+SCHEMAS_MAX = 1024
 
-_Item = TypeVar("_Item")
-
+_US_PER_MS = 1000
 _NULL = msgspec.Raw(b"null")
 _EMPTY = msgspec.Raw(b"{}")
-_LENGTH_OF_NULL = 4
+
+_Item = TypeVar("_Item")
+_Column: TypeAlias = pa.Array | pa.ChunkedArray
+_ColumnBuilders: TypeAlias = Mapping[str, Callable[[], _Column]]
+
+# A frame with its offset in the log.
+NumberedFrame: TypeAlias = tuple[int, Frame]
 
 _decode_declared = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class RecordIncomplete(WriterError):
+    """A quarantined record lacks what its frame needs: send its changes again from their source."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The columns that rows of a table are decoded to; `nanoseconds` is whether the table's format has them."""
+
+    columns: StructType
+    nanoseconds: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A group in its table's columns, which may have evolved for it: what changed, and what was refused."""
+
+    columns: StructType
+    last_field_id: int
+    table: pa.Table
+    changes: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """Neighbouring changes of a group that came in one frame.
 
-    `body` is the frame's, where the group leaves out something of its changes; their images keep it in memory anyway.
+    `body` is the frame's if the group leaves out something of its changes; their images keep it in memory anyway.
     """
 
     start: int
@@ -63,28 +115,61 @@ class Run:
     offset: int
     body: bytes = field(default=b"", repr=False, compare=False)
 
+    @property
+    def key(self) -> tuple[SourceId, int, int, int]:
+        """What the run's changes share."""
+        return self.source, self.epoch, self.received_at_us, self.offset
+
 
 class Group(ABC):
-    """Changes of one source table in log order, however their rows are encoded. Sequences rise within a run."""
+    """Changes of one source table in log order, in any encoding. Sequences rise within a run."""
 
     __slots__ = ()
 
+    # The name of the encoding in the quarantine.
+    encoding: ClassVar[str]
+
     table: str
     runs: tuple[Run, ...]
-    # What sources declared of the table along with these changes, each as JSON (declaration.py).
+    # What sources declared about the table with these changes, each as JSON (declaration.py).
     declared: tuple[str, ...]
+
+    @property
+    @abstractmethod
+    def held_bytes(self) -> int:
+        """The memory that the group keeps from release."""
 
     @abstractmethod
     def sequence_at(self, row: int) -> int:
-        """Give the sequence of a change."""
+        """Return the sequence of a change."""
+
+    @abstractmethod
+    def json_rows(self) -> list[str]:
+        """Return the rows as JSON texts."""
+
+    @abstractmethod
+    def whole(self) -> Self:
+        """Return the group with the images from before its changes, read from its frames if it has none."""
+
+    @abstractmethod
+    def strict(self, expected: Expected) -> pa.Table | None:
+        """Decode the rows into columns that stay as they are; None if they do not fit."""
+
+    @abstractmethod
+    def exact(self, expected: Expected, *, last_field_id: int) -> Fitted:
+        """Decode any rows, whatever they hold; the columns may evolve for them."""
 
     @abstractmethod
     def _first_after(self, run: Run, sequence: int) -> int:
-        """Find the first row of a run that is above a sequence; the run's stop if none is."""
+        """Return the first row of a run that is above a sequence; the run's stop if none is."""
 
     @abstractmethod
     def _keep(self, kept: list[tuple[int, int]]) -> Self:
         """Keep of each run the rows of its (start, stop)."""
+
+    @abstractmethod
+    def _brought_columns(self) -> _ColumnBuilders:
+        """Return what builds those `_cdc_` columns that the frames bring."""
 
     def __len__(self) -> int:
         return self.runs[-1].stop if self.runs else 0
@@ -100,7 +185,7 @@ class Group(ABC):
         return self.runs[-1].offset
 
     def positions(self) -> dict[SourceId, tuple[Position, Position]]:
-        """Give the first and the last position of each source."""
+        """Return the first and the last position of each source."""
         ends: dict[SourceId, tuple[Position, Position]] = {}
         for run in self.runs:
             first, last = self._position(run, run.start), self._position(run, run.stop - 1)
@@ -108,15 +193,93 @@ class Group(ABC):
         return ends
 
     def after(self, marks: Mapping[SourceId, Position]) -> Self:
-        """Drop the changes at or below their source's mark; the group itself when there are none."""
+        """Return the changes above their source's mark; the group itself if that is all of them."""
         kept = [(self._first_above(run, marks.get(run.source)), run.stop) for run in self.runs]
         if all(start == run.start for (start, _), run in zip(kept, self.runs, strict=True)):
             return self
         return self._keep(kept)
 
     def between(self, start: int, stop: int) -> Self:
-        """Cut out the changes from `start` up to `stop`."""
+        """Return the changes from `start` up to `stop`."""
         return self._keep([(max(run.start, start), min(run.stop, stop)) for run in self.runs])
+
+    def decode(self, expected: Expected) -> pa.Table | None:
+        """Decode strictly; None if the rows, or what their sources declared, need other columns."""
+        declared = self._declare(expected, last_field_id=0)
+        return self.strict(expected) if declared.columns == expected.columns else None
+
+    def fit(self, expected: Expected, *, last_field_id: int, refused_for: StructType | None = None) -> Fitted:
+        """Decode strictly, else exactly. Columns evolve for what is declared, then for the values.
+
+        `refused_for` are columns for which `decode` has refused the group: for those it is not tried again.
+        """
+        declared = self._declare(expected, last_field_id=last_field_id)
+        expected = replace(expected, columns=declared.columns)
+        rows = None if declared.columns == refused_for else self.strict(expected)
+        if rows is None:
+            fitted = self.exact(expected, last_field_id=declared.last_field_id)
+        else:
+            fitted = Fitted(declared.columns, declared.last_field_id, rows)
+        return replace(fitted, changes=(*declared.changes, *fitted.changes), refusals=declared.refusals)
+
+    def change_columns(self, schema: pa.Schema, *, rescued: Sequence[str | None] | None = None) -> dict[str, _Column]:
+        """Build the `_cdc_` columns of a schema. Those that this version does not fill are null."""
+        build: _ColumnBuilders = {
+            **self._brought_columns(),
+            names.SOURCE: self._sources,
+            names.INGESTED_AT: lambda: _timestamps(self._by_run([run.received_at_us for run in self.runs])),
+            names.RESCUED: lambda: pa.nulls(len(self)) if rescued is None else pa.array(rescued, pa.string()),
+            names.EPOCH: self._epochs,
+        }
+        return {
+            each.name: build[each.name]().cast(each.type) if each.name in build else pa.nulls(len(self), each.type)
+            for each in schema
+            if each.name.startswith(names.RESERVED_PREFIX)
+        }
+
+    def _declare(self, expected: Expected, *, last_field_id: int) -> Declared:
+        result = Declared(expected.columns, last_field_id)
+        for text in self.declared:
+            after = declare_columns(
+                result.columns,
+                declaration_from_text(text),
+                last_field_id=result.last_field_id,
+                nanoseconds=expected.nanoseconds,
+            )
+            changes, refusals = (*result.changes, *after.changes), (*result.refusals, *after.refusals)
+            result = replace(after, changes=changes, refusals=refusals)
+        return result
+
+    def _assemble(
+        self, columns: StructType, own: Sequence[_Column], rescued: Sequence[str | None] | None = None
+    ) -> pa.Table:
+        schema = _arrow_schema(columns)
+        every = self.change_columns(schema, rescued=rescued)
+        every |= {each.name: array for each, array in zip(own_fields(columns), own, strict=True)}
+        return pa.table([every[name] for name in schema.names], schema=schema)
+
+    def _fitted(self, rows: FittedRows) -> Fitted:
+        table = self._assemble(rows.columns, rows.own, rows.rescued)
+        return Fitted(rows.columns, rows.last_field_id, table, rows.changes)
+
+    def _by_run(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Repeat a value of each run for each of its changes."""
+        return np.repeat(np.array(values, np.int64), [run.stop - run.start for run in self.runs])
+
+    def _sources(self) -> pa.Array:
+        sources = pa.array([run.source for run in self.runs], pa.string())
+        return sources.take(pa.array(self._by_run(range(len(self.runs)))))
+
+    def _epochs(self) -> pa.Array:
+        """Return the epoch of each change; null is the first one, 0, in which nearly every source stays."""
+        if not any(run.epoch for run in self.runs):
+            return pa.nulls(len(self), pa.int64())
+        epochs = self._by_run([run.epoch for run in self.runs])
+        return pa.array(epochs, mask=epochs == 0)
+
+    def _or_receipt(self, times_us: npt.NDArray[np.int64]) -> pa.Array:
+        """Return the times of changes; 0 is the time of receipt."""
+        return _timestamps(np.where(times_us == 0, self._by_run([run.received_at_us for run in self.runs]), times_us))
 
     def _position(self, run: Run, row: int) -> Position:
         return Position(run.epoch, self.sequence_at(row))
@@ -130,8 +293,18 @@ class Group(ABC):
         return self._first_after(run, mark.sequence)
 
 
-def keep_of_runs(runs: Sequence[Run], kept: Sequence[tuple[int, int]]) -> tuple[tuple[Run, ...], list[slice]]:
-    """Keep of each run the rows of its (start, stop): the runs that are left, and where their rows were."""
+@lru_cache(maxsize=SCHEMAS_MAX)
+def _arrow_schema(columns: StructType) -> pa.Schema:
+    return to_arrow_schema(Schema(0, columns))
+
+
+def _timestamps(times_us: npt.NDArray[np.int64]) -> pa.Array:
+    """Return microseconds as timestamps, which mean the same whatever unit a table's column has."""
+    return pa.array(times_us, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+
+
+def _keep_runs(runs: Sequence[Run], kept: Sequence[tuple[int, int]]) -> tuple[tuple[Run, ...], list[slice]]:
+    """Keep of each run the rows of its (start, stop): return the runs that are left, and where their rows were."""
     left: list[Run] = []
     spans: list[slice] = []
     size = 0
@@ -143,9 +316,57 @@ def keep_of_runs(runs: Sequence[Run], kept: Sequence[tuple[int, int]]) -> tuple[
     return tuple(left), spans
 
 
+class Grouper(Protocol):
+    """Groups the frames of one encoding by table."""
+
+    def __call__(
+        self, frames: Sequence[NumberedFrame], *, keep_before: bool, name_of: Callable[[str], str]
+    ) -> list[Group]:
+        """Return groups without what admission had taken before; each table's groups are in log order."""
+
+
+def group_frames(
+    frames: Sequence[NumberedFrame], *, keep_before: bool = False, name_of: Callable[[str], str] = str
+) -> list[Group]:
+    """Group changes by table, each table's groups in log order.
+
+    `name_of` maps a source's table to a table. If two are the same table, they are one group, in log order.
+
+    Raises: BatchMalformed for a body that admission cannot have let through.
+    """
+    grouped: list[Group] = []
+    tables: set[str] = set()
+    for encoding in dict.fromkeys(frame.encoding for _, frame in frames):
+        own = [each for each in frames if each[1].encoding is encoding]
+        groups = GROUPERS[encoding](own, keep_before=keep_before, name_of=name_of)
+        of_encoding = {group.table for group in groups}
+        if not tables.isdisjoint(of_encoding):
+            break
+        tables |= of_encoding
+        grouped += groups
+    else:
+        return grouped
+    # A table has several encodings: cut the frames wherever the encoding changes. Sources rarely change theirs.
+    return [
+        group
+        for encoding, stretch in itertools.groupby(frames, key=lambda each: each[1].encoding)
+        for group in GROUPERS[encoding](list(stretch), keep_before=keep_before, name_of=name_of)
+    ]
+
+
+def _declared_of(frame: Frame, table: str, name_of: Callable[[str], str]) -> tuple[str, ...]:
+    """Return what a frame declares about a table, under any of the names that mean it."""
+    if not frame.declared:
+        return ()
+    every = _decode_declared(frame.declared)
+    return tuple(bytes(each).decode() for name, each in every.items() if name_of(name) == table)
+
+
 @dataclass(frozen=True, slots=True)
-class ChangeGroup(Group):
+class JsonGroup(Group):
     """Changes that came as JSON. Timestamps are in ms; 0 means the time of receipt."""
+
+    encoding: ClassVar[str] = "json"
 
     table: str
     sequences: list[int]
@@ -159,298 +380,340 @@ class ChangeGroup(Group):
     runs: tuple[Run, ...]
     declared: tuple[str, ...] = ()
 
+    @property
+    def held_bytes(self) -> int:
+        """The memory that the group keeps from release."""
+        return sum(map(len, self.images))
+
     def sequence_at(self, row: int) -> int:
-        """Give the sequence of a change."""
+        """Return the sequence of a change."""
         return self.sequences[row]
+
+    def json_rows(self) -> list[str]:
+        """Return the rows as JSON texts."""
+        return [text_of(image) for image in self.images]
+
+    def whole(self) -> Self:
+        """Return the group with the images from before its changes, read from its frames if it has none."""
+        if self.befores is not None:
+            return self
+        befores: list[Image] = []
+        for run in self.runs:
+            own = {event.sequence: event.before for event in decode_batch(run.body).events}
+            befores += [own[sequence] for sequence in self.sequences[run.start : run.stop]]
+        return replace(self, befores=befores)
+
+    def strict(self, expected: Expected) -> pa.Table | None:
+        """Decode the rows into columns that stay as they are; None if they do not fit."""
+        try:
+            own = decode_rows(self.images, own_fields(expected.columns))
+        except Misfit:
+            return None
+        return self._assemble(expected.columns, own)
+
+    def exact(self, expected: Expected, *, last_field_id: int) -> Fitted:
+        """Decode any rows, whatever they hold; the columns may evolve for them."""
+        return self._fitted(fit_rows(self.images, expected.columns, last_field_id=last_field_id))
 
     def _first_after(self, run: Run, sequence: int) -> int:
         return bisect_right(self.sequences, sequence, run.start, run.stop)
 
     def _keep(self, kept: list[tuple[int, int]]) -> Self:
-        runs, spans = keep_of_runs(self.runs, kept)
+        runs, spans = _keep_runs(self.runs, kept)
+
+        def pick(items: list[_Item]) -> list[_Item]:
+            return [item for span in spans for item in items[span]]
+
         return replace(
             self,
-            sequences=_pick(self.sequences, spans),
-            timestamps=_pick(self.timestamps, spans),
-            operations=_pick(self.operations, spans),
-            row_ids=_pick(self.row_ids, spans),
-            images=_pick(self.images, spans),
-            befores=None if self.befores is None else _pick(self.befores, spans),
-            unchanged=None if self.unchanged is None else _pick(self.unchanged, spans),
-            metadata=None if self.metadata is None else _pick(self.metadata, spans),
+            sequences=pick(self.sequences),
+            timestamps=pick(self.timestamps),
+            operations=pick(self.operations),
+            row_ids=pick(self.row_ids),
+            images=pick(self.images),
+            befores=None if self.befores is None else pick(self.befores),
+            unchanged=None if self.unchanged is None else pick(self.unchanged),
+            metadata=None if self.metadata is None else pick(self.metadata),
             runs=runs,
         )
 
+    def _brought_columns(self) -> _ColumnBuilders:
+        def texts(images: Sequence[Image] | None) -> pa.Array:
+            present = (text_of(image) if image and image != _NULL else None for image in images or ())
+            return pa.nulls(len(self)) if images is None else pa.array(present, pa.string())
 
-def _pick(items: list[_Item], spans: list[slice]) -> list[_Item]:
-    return [item for span in spans for item in items[span]]
+        unchanged = self.unchanged or [None] * len(self)
+        return {
+            names.SEQUENCE: lambda: pa.array(self.sequences, pa.int64()),
+            # Admission bounds timestamps, so that microseconds fit.
+            names.TIMESTAMP: lambda: self._or_receipt(np.array(self.timestamps, np.int64) * _US_PER_MS),
+            names.OPERATION: lambda: pa.array(self.operations, pa.string()),
+            names.ROW_ID: lambda: pa.array(self.row_ids, pa.string()),
+            names.BEFORE: lambda: texts(self.befores),
+            names.UNCHANGED: lambda: pa.array(unchanged, pa.list_(pa.string())),
+            names.METADATA: lambda: texts(self.metadata),
+        }
 
 
-def split_frames(
-    frames: Iterable[tuple[int, Frame]], *, keep_before: bool = False, name_of: Callable[[str], str] = str
-) -> dict[str, ChangeGroup]:
-    """Group the changes of (log offset, frame) pairs by table, dropping what admission had taken before.
-
-    `name_of` tells which table a source's table is: where two are one, so is their group, in the order of the log.
+def group_json(
+    frames: Sequence[NumberedFrame], *, keep_before: bool = False, name_of: Callable[[str], str] = str
+) -> list[Group]:
+    """Group the changes of JSON frames by table, without what admission had taken before.
 
     Raises: BatchMalformed for a body that admission cannot have let through.
     """
-    pending: dict[str, _Pending] = {}
+    found: dict[str, _TableEvents] = {}
     for offset, frame in frames:
-        assert frame.encoding is Encoding.JSON_BATCH, f"encoding is not known here: {frame.encoding!r}"
         events = decode_batch(frame.body).events
         if events and events[0].sequence <= frame.after_sequence:
             events = [event for event in events if event.sequence > frame.after_sequence]
-        for table, own in _by_table(events, name_of).items():
-            group = pending.setdefault(table, _Pending(table))
-            group.add(own, offset=offset, frame=frame, keep_before=keep_before)
-            group.declared += declared_of(frame, table, name_of)
-    return {table: each.finish(keep_before=keep_before) for table, each in pending.items()}
-
-
-def declared_of(frame: Frame, table: str, name_of: Callable[[str], str]) -> tuple[str, ...]:
-    """Pick what a frame declares of a table, under any of the names that mean it."""
-    if not frame.declared:
-        return ()
-    every = _decode_declared(frame.declared)
-    return tuple(bytes(each).decode() for name, each in every.items() if name_of(name) == table)
-
-
-def _by_table(events: list[Event], name_of: Callable[[str], str]) -> dict[str, list[Event]]:
-    tables = {table: name_of(table) for table in dict.fromkeys([event.table for event in events])}
-    groups: dict[str, list[Event]] = {table: [] for table in tables.values()}
-    if len(groups) == 1:
-        return dict.fromkeys(groups, events)
-    for event in events:
-        groups[tables[event.table]].append(event)
-    return groups
+        tables = {table: name_of(table) for table in dict.fromkeys([event.table for event in events])}
+        for table in dict.fromkeys(tables.values()):
+            own = events if len(tables) == 1 else [event for event in events if tables[event.table] == table]
+            body = b"" if keep_before else frame.body
+            found.setdefault(table, _TableEvents()).add(own, frame, offset=offset, body=body)
+            found[table].declared += _declared_of(frame, table, name_of)
+    return [each.to_group(table, keep_before=keep_before) for table, each in found.items()]
 
 
 @dataclass(slots=True)
-class _Pending:
-    """A group while frames are being added to it."""
+class _TableEvents:
+    """The events of one table, while frames are being read."""
 
-    table: str
-    sequences: list[int] = field(default_factory=list)
-    timestamps: list[int] = field(default_factory=list)
-    operations: list[str] = field(default_factory=list)
-    row_ids: list[str] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     images: list[Image] = field(default_factory=list)
-    befores: list[Image] = field(default_factory=list)
-    unchanged: list[Any] = field(default_factory=list)
-    metadata: list[Image] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     declared: tuple[str, ...] = ()
 
-    def add(self, events: list[Event], *, offset: int, frame: Frame, keep_before: bool) -> None:
-        start = len(self.sequences)
-        self.sequences += [event.sequence for event in events]
-        self.timestamps += [event.timestamp for event in events]
-        self.operations += [event.operation for event in events]
-        self.row_ids += [event.row_id for event in events]
+    def add(self, events: list[Event], frame: Frame, *, offset: int, body: bytes) -> None:
+        start = len(self.events)
+        self.events += events
         self.images += _images_of(events)
-        self.unchanged += [event.unchanged for event in events]
-        self.metadata += [event.metadata for event in events]
-        if keep_before:
-            self.befores += [event.before for event in events]
-        self.runs.append(
-            Run(
-                start,
-                len(self.sequences),
-                frame.source,
-                frame.epoch,
-                frame.received_at_us,
-                offset,
-                b"" if keep_before else frame.body,
-            )
-        )
+        stop = len(self.events)
+        self.runs.append(Run(start, stop, frame.source, frame.epoch, frame.received_at_us, offset, body))
 
-    def finish(self, *, keep_before: bool) -> ChangeGroup:
-        return ChangeGroup(
-            table=self.table,
-            sequences=self.sequences,
-            timestamps=self.timestamps,
-            operations=self.operations,
-            row_ids=self.row_ids,
+    def to_group(self, table: str, *, keep_before: bool) -> JsonGroup:
+        events = self.events
+        unchanged = [event.unchanged for event in events]
+        metadata: list[Image] = [event.metadata for event in events]
+        return JsonGroup(
+            table=table,
+            sequences=[event.sequence for event in events],
+            timestamps=[event.timestamp for event in events],
+            operations=[event.operation for event in events],
+            row_ids=[event.row_id for event in events],
             images=self.images,
-            befores=self.befores if keep_before else None,
-            unchanged=self.unchanged if any(self.unchanged) else None,
-            metadata=self.metadata if any(self.metadata) else None,
+            befores=[event.before for event in events] if keep_before else None,
+            unchanged=unchanged if any(unchanged) else None,
+            metadata=metadata if any(metadata) else None,
             runs=tuple(self.runs),
             declared=self.declared,
         )
 
 
-def with_befores(group: ChangeGroup) -> ChangeGroup:
-    """Give a group with the images from before its changes, out of its frames if it was made without them."""
-    if group.befores is not None:
-        return group
-    befores: list[Image] = []
-    for run in group.runs:
-        own = {event.sequence: event.before for event in decode_batch(run.body).events}
-        befores += [own[sequence] for sequence in group.sequences[run.start : run.stop]]
-    return replace(group, befores=befores)
-
-
 def _images_of(events: list[Event]) -> list[Image]:
-    """Choose each change's row. None of them is `null`: pyarrow.json crashes the process if the first one is."""
+    """Choose each change's row. No image is `null`: pyarrow.json crashes the process if the first one is."""
     images: list[Image] = [event.before if event.operation == "DELETE" else event.after for event in events]
     # An image as short as `null` may be missing. Rows are rarely that short, so most frames end here.
-    if min(map(len, images)) > _LENGTH_OF_NULL:
+    if min(map(len, images)) > len(_NULL):
         return images
-    return [
-        next((image for image in _by_preference(event) if image and image != _NULL), _EMPTY)
-        if len(chosen) <= _LENGTH_OF_NULL
-        else chosen
-        for event, chosen in zip(events, images, strict=True)
-    ]
+    for index, (event, chosen) in enumerate(zip(events, images, strict=True)):
+        if len(chosen) <= len(_NULL):
+            either = (event.before, event.after) if event.operation == "DELETE" else (event.after, event.before)
+            images[index] = next((image for image in either if image and image != _NULL), _EMPTY)
+    return images
 
 
-def _by_preference(event: Event) -> tuple[msgspec.Raw, msgspec.Raw]:
-    return (event.before, event.after) if event.operation == "DELETE" else (event.after, event.before)
+@dataclass(frozen=True, slots=True)
+class ArrowGroup(Group):
+    """Changes that came as Arrow, with all their columns. `frame_bytes` is the memory that `rows` keep from release."""
+
+    encoding: ClassVar[str] = "arrow"
+
+    table: str
+    rows: pa.Table
+    sequences: npt.NDArray[np.int64]
+    runs: tuple[Run, ...]
+    frame_bytes: int
+    declared: tuple[str, ...] = ()
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that the group keeps from release."""
+        return self.frame_bytes
+
+    def sequence_at(self, row: int) -> int:
+        """Return the sequence of a change."""
+        return int(self.sequences[row])
+
+    def json_rows(self) -> list[str]:
+        """Return the rows as JSON texts."""
+        brought = [name for name in self.rows.column_names if name not in CHANGE_COLUMNS]
+        if not brought:
+            return ["{}"] * self.rows.num_rows
+        texts: list[str] = []
+        for batch in self.rows.select(brought).to_batches():
+            columns = [json_values(column) for column in batch.columns]
+            texts += [to_json(dict(zip(brought, row, strict=True))).decode() for row in zip(*columns, strict=True)]
+        return texts
+
+    def whole(self) -> Self:
+        """Return the group itself: Arrow columns are never left out."""
+        return self
+
+    def strict(self, expected: Expected) -> pa.Table | None:
+        """Decode the rows into columns that stay as they are; None if they do not fit."""
+        fitted = self.exact(expected, last_field_id=0)
+        return fitted.table if fitted.columns == expected.columns else None
+
+    def exact(self, expected: Expected, *, last_field_id: int) -> Fitted:
+        """Decode any rows, whatever they hold; the columns may evolve for them."""
+        rows = fit_columns(
+            self.rows, expected.columns, last_field_id=last_field_id, nanoseconds=expected.nanoseconds
+        )
+        fitted = self._fitted(rows)
+        if fitted.table.nbytes * HELD_MAX_RATIO < self.frame_bytes:
+            return replace(fitted, table=fitted.table.take(pa.array(np.arange(fitted.table.num_rows))))
+        return fitted
+
+    def _first_after(self, run: Run, sequence: int) -> int:
+        return run.start + _first_above(self.sequences[run.start : run.stop], sequence)
+
+    def _keep(self, kept: list[tuple[int, int]]) -> Self:
+        runs, spans = _keep_runs(self.runs, kept)
+        parts = [self.rows.slice(span.start, span.stop - span.start) for span in spans]
+        rows = pa.concat_tables(parts) if parts else self.rows.slice(0, 0)
+        return replace(self, rows=rows, sequences=rows.column(names.SEQUENCE).to_numpy(), runs=runs)
+
+    def _brought_columns(self) -> _ColumnBuilders:
+        return {
+            names.SEQUENCE: lambda: self.rows.column(names.SEQUENCE),
+            names.TIMESTAMP: lambda: self._or_receipt(self._times_us()),
+            names.OPERATION: lambda: self._column_or(names.OPERATION, "INSERT"),
+            names.ROW_ID: lambda: self._column_or(names.ROW_ID, ""),
+            names.BEFORE: lambda: self._column_or(names.BEFORE, None),
+            names.UNCHANGED: lambda: self._column_or(names.UNCHANGED, None),
+            names.METADATA: lambda: self._column_or(names.METADATA, None),
+        }
+
+    def _column_or(self, name: str, default: str | None) -> _Column:
+        if name not in self.rows.column_names:
+            return pa.nulls(len(self)) if default is None else pa.repeat(default, len(self))
+        column = self.rows.column(name)
+        if default is None or not column.null_count:
+            return column
+        return column.cast(pa.string()).fill_null(default)
+
+    def _times_us(self) -> npt.NDArray[np.int64]:
+        """Return the time of each change, 0 if it has none. Admission bounds them, so that microseconds fit."""
+        column = self._column_or(names.TIMESTAMP, None)
+        if pt.is_null(column.type):
+            return np.zeros(len(self), np.int64)
+        if pt.is_timestamp(column.type):
+            times_us = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
+        else:
+            times_us = pc.multiply(column, _US_PER_MS)
+        numbers: npt.NDArray[np.int64] = times_us.fill_null(0).to_numpy()
+        return numbers
 
 
-# --- writer.rows.change_columns ---------------------------------------------------------------------------------------
-#
-# The `_cdc_` columns of a group as Arrow arrays. Owns their values; their names belong to lakefeed/contract/changes.py.
+def group_arrow(
+    frames: Sequence[NumberedFrame], *, keep_before: bool = True, name_of: Callable[[str], str] = str
+) -> list[Group]:
+    """Group the changes of Arrow frames by table, without what admission had taken before; all columns are kept."""
+    del keep_before
+    open_groups: dict[str, list[ArrowGroup]] = {}
+    done: list[Group] = []
+    for offset, frame in frames:
+        group = _arrow_group(frame, offset, name_of)
+        if not len(group):
+            continue
+        gathered = open_groups.setdefault(group.table, [])
+        if gathered and not gathered[0].rows.schema.equals(group.rows.schema, check_metadata=True):
+            done.append(_join(gathered))
+            gathered.clear()
+        gathered.append(group)
+    return done + [_join(gathered) for gathered in open_groups.values()]
 
 
-_US_PER_MS = 1000
-
-# A row whose bytes are not UTF-8 is kept as {"_cdc_base64": "..."}: the prefix is ours, no row is mistaken for it.
-BASE64_KEY = "_cdc_base64"
-
-
-def change_columns(
-    group: ChangeGroup, schema: pa.Schema, *, rescued: Sequence[str | None] | None
-) -> dict[str, pa.Array]:
-    """Build those `_cdc_` columns of a group that its table has."""
-    build: dict[str, Callable[[pa.DataType], pa.Array]] = {
-        names.SEQUENCE: lambda type_: pa.array(group.sequences, type_),
-        names.TIMESTAMP: lambda type_: moments(_timestamps_us(group)).cast(type_),
-        names.OPERATION: lambda type_: pa.array(group.operations, type_),
-        names.ROW_ID: lambda type_: pa.array(group.row_ids, type_),
-        names.SOURCE: lambda type_: sources_of(group).cast(type_),
-        names.INGESTED_AT: lambda type_: moments(received_at_us(group)).cast(type_),
-        names.BEFORE: lambda type_: _or_nulls(group, _texts_of(group.befores), type_),
-        names.UNCHANGED: lambda type_: _or_nulls(group, group.unchanged, type_),
-        names.METADATA: lambda type_: _or_nulls(group, _texts_of(group.metadata), type_),
-        names.RESCUED: lambda type_: _or_nulls(group, rescued, type_),
-        names.EPOCH: lambda type_: epochs_of(group).cast(type_),
-    }
-    built = {name: make(schema.field(name).type) for name, make in build.items() if name in schema.names}
-    return _unfilled_columns(len(group), schema, built) | built
+def _arrow_group(frame: Frame, offset: int, name_of: Callable[[str], str]) -> ArrowGroup:
+    with open_stream(frame.body) as reader:
+        table = name_of(reader.schema.metadata[TABLE_KEY].decode())
+        rows = plain_rows(reader.read_all())
+    sequences: npt.NDArray[np.int64] = rows.column(names.SEQUENCE).to_numpy()
+    start = _first_above(sequences, frame.after_sequence)
+    run = Run(0, len(sequences) - start, frame.source, frame.epoch, frame.received_at_us, offset)
+    return ArrowGroup(
+        table=table,
+        rows=rows.slice(start),
+        sequences=sequences[start:],
+        runs=(run,) if run.stop else (),
+        frame_bytes=max(len(frame.body), rows.nbytes),
+        declared=_declared_of(frame, table, name_of),
+    )
 
 
-def _unfilled_columns(rows: int, schema: pa.Schema, built: Collection[str]) -> dict[str, pa.Array]:
-    """Build the reserved columns that this version does not fill, such as `_cdc_partition` of an earlier one: nulls."""
-    return {
-        field.name: pa.nulls(rows, field.type)
-        for field in schema
-        if field.name.startswith(names.RESERVED_PREFIX) and field.name not in built
-    }
+def _join(groups: list[ArrowGroup]) -> ArrowGroup:
+    if len(groups) == 1:
+        return groups[0]
+    runs: list[Run] = []
+    for group in groups:
+        start = runs[-1].stop if runs else 0
+        runs += [replace(run, start=start + run.start, stop=start + run.stop) for run in group.runs]
+    return ArrowGroup(
+        table=groups[0].table,
+        rows=pa.concat_tables([group.rows for group in groups]),
+        sequences=np.concatenate([group.sequences for group in groups]),
+        runs=tuple(runs),
+        frame_bytes=sum(group.frame_bytes for group in groups),
+        declared=tuple(text for group in groups for text in group.declared),
+    )
 
 
-def text_of(image: Image) -> str:
-    """Give a row's JSON text, as it was received where it is UTF-8."""
-    try:
-        return bytes(image).decode()
-    except UnicodeDecodeError:
-        return msgspec.json.encode({BASE64_KEY: base64.b64encode(bytes(image)).decode()}).decode()
+def _first_above(sequences: npt.NDArray[np.int64], sequence: int) -> int:
+    """Return the index of the first of rising sequences above another one."""
+    return int(np.searchsorted(sequences, sequence, side="right"))
 
 
-def _texts_of(images: Sequence[Image] | None) -> list[str | None] | None:
-    if images is None:
-        return None
-    return [text_of(image) if image and image != _NULL else None for image in images]
+# How frames of each encoding are grouped. A new encoding is an entry here, and a class of groups.
+GROUPERS: dict[Encoding, Grouper] = {Encoding.JSON_BATCH: group_json, Encoding.ARROW_STREAM: group_arrow}
 
 
-def _or_nulls(group: ChangeGroup, values: Sequence[object] | None, type_: pa.DataType) -> pa.Array:
-    return pa.nulls(len(group), type_) if values is None else pa.array(values, type_)
-
-
-def _run_lengths(group: Group) -> list[int]:
-    return [run.stop - run.start for run in group.runs]
-
-
-def sources_of(group: Group) -> pa.Array:
-    """Give the source of each change."""
-    sources = [run.source for run in group.runs]
-    rows = np.repeat(np.arange(len(sources)), _run_lengths(group))
-    return pa.array(sources, pa.string()).take(pa.array(rows))
-
-
-def epochs_of(group: Group) -> pa.Array:
-    """Give the epoch of each change; null stands for the first one, 0, in which nearly every source stays."""
-    if not any(run.epoch for run in group.runs):
-        return pa.nulls(len(group), pa.int64())
-    epochs = np.repeat(np.array([run.epoch for run in group.runs], np.int64), _run_lengths(group))
-    return pa.array(epochs, mask=epochs == 0)
-
-
-def received_at_us(group: Group) -> npt.NDArray[np.int64]:
-    """Give the time of receipt of each change."""
-    return np.repeat(np.array([run.received_at_us for run in group.runs], np.int64), _run_lengths(group))
-
-
-def moments(times_us: npt.NDArray[np.int64]) -> pa.Array:
-    """Give microseconds as moments, which stay the same whatever a table's column counts in."""
-    return pa.array(times_us, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
-
-
-def _timestamps_us(group: ChangeGroup) -> np.ndarray:
-    """Give the time of each change; admission has bounded it, so that microseconds fit. 0 is the time of receipt."""
-    timestamps_ms = np.array(group.timestamps, np.int64)
-    return np.where(timestamps_ms == 0, received_at_us(group), timestamps_ms * _US_PER_MS)
-
-
-# --- writer.rows.unreadable -------------------------------------------------------------------------------------------
-#
-# A record of the log that cannot be taken apart by table, as one change, and back. Owns its shape, nothing else.
-#
-# Admission has decoded every frame before it was logged, so only a fault of ours leads here. The record then goes whole
-# to the quarantine, as a change of a table that has no other: its source's marks, the log and the receipts wait for it
-# as for any change. Once the fault is mended, a replay makes the frame of it again (quarantine/records.py).
-#
-#     > {"encoding": "JSON_BATCH", "body": "<base64>", "afterSequence": 41, "declared": "{...}"}
-
-
-# Named like a source's table, so that the quarantine of the default namespace keeps it.
-UNREADABLE_TABLE = "lakefeed_unreadable"
-
-
-class RecordIncomplete(WriterError):
-    """What was kept of a record is not enough to make its frame again: send its changes again from their source."""
-
-
-class _Kept(msgspec.Struct, rename="camel"):
+class _RecordRow(msgspec.Struct, rename="camel"):
     encoding: str
     body: bytes  # base64 in JSON, because it may be anything
     after_sequence: int
     declared: str = ""
 
 
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(_Kept).decode
+_decode_record_row = msgspec.json.Decoder(_RecordRow).decode
 
 
 @dataclass(frozen=True, slots=True)
-class UnreadableGroup(ChangeGroup):
-    """One change that stands for a whole record; no table can take it."""
+class UnreadableRecord(JsonGroup):
+    """One change that is a whole record; no table can take it."""
 
     reason: str = ""
     after_sequence: int = 0
 
     def positions(self) -> dict[SourceId, tuple[Position, Position]]:
-        """Give the first and the last position of the record: while it waits, all of its changes do."""
-        [(source, (_, last))] = ChangeGroup.positions(self).items()
+        """Return the first and the last position of the record: while it waits, all of its changes do."""
+        [(source, (_, last))] = JsonGroup.positions(self).items()
         return {source: (Position(last.epoch, min(self.after_sequence + 1, last.sequence)), last)}
 
+    def strict(self, expected: Expected) -> pa.Table | None:  # noqa: ARG002 - it fits no columns
+        """Return None: no table can take the record."""
+        return None
 
-def unreadable_group(frame: Frame, *, table: str, offset: int, reason: str) -> UnreadableGroup:
-    """Make a change of a record: the row is its body, with what else it takes to read it."""
-    image = _encode(_Kept(frame.encoding.name, frame.body, frame.after_sequence, frame.declared))
-    return UnreadableGroup(
+    def exact(self, expected: Expected, *, last_field_id: int) -> Fitted:
+        """Raise BatchMalformed: no table can take the record."""
+        raise BatchMalformed(f"record cannot be read: error={self.reason}")
+
+
+def unreadable_record(frame: Frame, *, table: str, offset: int, reason: str) -> UnreadableRecord:
+    """Return a record as one change: the row is its body, with what else reading it takes."""
+    image = to_json(_RecordRow(frame.encoding.name, frame.body, frame.after_sequence, frame.declared))
+    return UnreadableRecord(
         table=table,
         sequences=[frame.last_sequence],
         timestamps=[0],
@@ -467,161 +730,23 @@ def unreadable_group(frame: Frame, *, table: str, offset: int, reason: str) -> U
 
 
 def frame_of_record(text: str, *, source: SourceId, last: Position, received_at_us: int) -> Frame:
-    """Make the frame again that a record was, from the row that was made of it.
+    """Rebuild a record's frame from the row that was made of it.
 
     Raises:
         RecordIncomplete: the row is not of that shape.
     """
     try:
-        kept = _decode(text)
-        encoding = Encoding[kept.encoding]
+        row = _decode_record_row(text)
+        encoding = Encoding[row.encoding]
     except (msgspec.MsgspecError, KeyError) as error:
         raise RecordIncomplete(f"record was not kept with all that a replay needs: {error}") from error
     return Frame(
         source=source,
         epoch=last.epoch,
-        after_sequence=kept.after_sequence,
+        after_sequence=row.after_sequence,
         last_sequence=last.sequence,
         received_at_us=received_at_us,
         encoding=encoding,
-        body=kept.body,
-        declared=kept.declared,
+        body=row.body,
+        declared=row.declared,
     )
-
-
-# --- writer.arrow.groups ----------------------------------------------------------------------------------------------
-#
-# Arrow frames of the log taken apart by table: the changes of one table, in log order, as the columns that came.
-#
-# Owns reading a frame back, the cut at a source's mark, and the rows' change columns. Frames of one table that follow
-# each other with the same schema are one group; their columns stay where they are, in the frames' own bytes.
-
-
-@dataclass(frozen=True, slots=True)
-class ArrowGroup(Group):
-    """Changes that came as Arrow, with all their columns. `held_bytes` is the memory that `rows` keep from release."""
-
-    table: str
-    rows: pa.Table
-    sequences: npt.NDArray[np.int64]
-    runs: tuple[Run, ...]
-    held_bytes: int
-    declared: tuple[str, ...] = ()
-
-    def sequence_at(self, row: int) -> int:
-        """Give the sequence of a change."""
-        return int(self.sequences[row])
-
-    def _first_after(self, run: Run, sequence: int) -> int:
-        return run.start + first_after(self.sequences[run.start : run.stop], sequence)
-
-    def _keep(self, kept: list[tuple[int, int]]) -> Self:
-        runs, spans = keep_of_runs(self.runs, kept)
-        parts = [self.rows.slice(span.start, span.stop - span.start) for span in spans]
-        rows = pa.concat_tables(parts) if parts else self.rows.slice(0, 0)
-        return replace(self, rows=rows, sequences=_sequences_of(rows), runs=runs)
-
-
-def split_arrow_frames(frames: Iterable[tuple[int, Frame]], *, name_of: Callable[[str], str] = str) -> list[ArrowGroup]:
-    """Group the changes of (log offset, frame) pairs by table, dropping what admission had taken before.
-
-    `name_of` tells which table a source's table is. Each table's groups come in log order.
-    """
-    open_groups: dict[str, list[ArrowGroup]] = {}
-    done: list[ArrowGroup] = []
-    for offset, frame in frames:
-        group = _group_of(frame, offset, name_of)
-        if not len(group):
-            continue
-        gathered = open_groups.setdefault(group.table, [])
-        if gathered and not gathered[0].rows.schema.equals(group.rows.schema, check_metadata=True):
-            done.append(_join(gathered))
-            gathered.clear()
-        gathered.append(group)
-    return done + [_join(gathered) for gathered in open_groups.values()]
-
-
-def _group_of(frame: Frame, offset: int, name_of: Callable[[str], str]) -> ArrowGroup:
-    with open_stream(frame.body) as reader:
-        table = name_of(reader.schema.metadata[TABLE_KEY].decode())
-        rows = plain_rows(reader.read_all())
-    held_bytes = max(len(frame.body), rows.nbytes)
-    sequences = _sequences_of(rows)
-    start = first_after(sequences, frame.after_sequence)
-    run = Run(0, len(sequences) - start, frame.source, frame.epoch, frame.received_at_us, offset)
-    declared = declared_of(frame, table, name_of)
-    return ArrowGroup(table, rows.slice(start), sequences[start:], (run,) if run.stop else (), held_bytes, declared)
-
-
-def _join(groups: list[ArrowGroup]) -> ArrowGroup:
-    if len(groups) == 1:
-        return groups[0]
-    runs: list[Run] = []
-    for group in groups:
-        start = runs[-1].stop if runs else 0
-        runs += [replace(run, start=start + run.start, stop=start + run.stop) for run in group.runs]
-    return ArrowGroup(
-        table=groups[0].table,
-        rows=pa.concat_tables([group.rows for group in groups]),
-        sequences=np.concatenate([group.sequences for group in groups]),
-        runs=tuple(runs),
-        held_bytes=sum(group.held_bytes for group in groups),
-        declared=tuple(text for group in groups for text in group.declared),
-    )
-
-
-def _sequences_of(rows: pa.Table) -> npt.NDArray[np.int64]:
-    sequences: npt.NDArray[np.int64] = rows.column(names.SEQUENCE).to_numpy()
-    return sequences
-
-
-def first_after(sequences: npt.NDArray[np.int64], sequence: int) -> int:
-    """Find the first of rising sequences above another one."""
-    return int(np.searchsorted(sequences, sequence, side="right"))
-
-
-def arrow_change_columns(
-    group: ArrowGroup, schema: pa.Schema, *, rescued: pa.Array | None
-) -> Mapping[str, pa.Array | pa.ChunkedArray]:
-    """Build those `_cdc_` columns of a group that its table has."""
-    rows = group.rows
-    every = {
-        names.SEQUENCE: rows.column(names.SEQUENCE),
-        names.TIMESTAMP: moments(_arrow_timestamps_us(group)),
-        names.OPERATION: _column_or(rows, names.OPERATION, "INSERT"),
-        names.ROW_ID: _column_or(rows, names.ROW_ID, ""),
-        names.SOURCE: sources_of(group),
-        names.INGESTED_AT: moments(received_at_us(group)),
-        names.BEFORE: _column_or(rows, names.BEFORE, None),
-        names.UNCHANGED: _column_or(rows, names.UNCHANGED, None),
-        names.METADATA: _column_or(rows, names.METADATA, None),
-        names.RESCUED: pa.nulls(len(group)) if rescued is None else rescued,
-        names.EPOCH: epochs_of(group),
-    }
-    built = {name: column.cast(schema.field(name).type) for name, column in every.items() if name in schema.names}
-    return _unfilled_columns(len(group), schema, built) | built
-
-
-def _column_or(rows: pa.Table, name: str, default: str | None) -> pa.Array | pa.ChunkedArray:
-    if name not in rows.column_names:
-        return pa.nulls(rows.num_rows) if default is None else pa.repeat(default, rows.num_rows)
-    column = rows.column(name)
-    if default is None or not column.null_count:
-        return column
-    return column.cast(pa.string()).fill_null(default)
-
-
-def _arrow_timestamps_us(group: ArrowGroup) -> npt.NDArray[np.int64]:
-    """Give the time of each change; admission has bounded it, so that microseconds fit. 0 is the time of receipt."""
-    received_us = received_at_us(group)
-    if names.TIMESTAMP not in group.rows.column_names:
-        return received_us
-    column = group.rows.column(names.TIMESTAMP)
-    if pt.is_null(column.type):
-        return received_us
-    if pt.is_timestamp(column.type):
-        given_us = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
-    else:
-        given_us = pc.multiply(column, _US_PER_MS)
-    numbers = given_us.fill_null(0).to_numpy()
-    return np.where(numbers == 0, received_us, numbers)

@@ -1,53 +1,54 @@
-"""One row against its table's columns, value by value: what fits is kept, what does not is left over. Owns that split.
+"""JSON rows to Arrow columns, exactly: each value in its column, or in `_cdc_rescued`. Columns may evolve for it.
 
-A row is parsed exactly: numbers that Python would change stay text. Then each value is offered to its column:
+This is the slow path, for rows that json_strict.py refuses. A row is parsed so that numbers which Python would change
+stay text. Then each value is offered to its column:
 
-    kept    an image that decode.decode_lifted takes without loss
+    kept    goes into an image that json_strict.py decodes without loss
     left    everything else, as it was, for `_cdc_rescued`
 
-`_cdc_rescued` is a JSON object shaped like the row. Where a column is null and the object has its name, the value is
-there whole; where a struct is not null, the object has only those fields of it that did not fit. A list with one
-misfit is left over whole. Under the name "" is what the row is instead of an object, or fields that no name can hold:
+`_cdc_rescued` is a JSON object shaped like the row. If a column is null and the object has its name, the value is there
+whole; if a struct is not null, the object has only those fields of it that did not fit. A list with one misfit is left
+whole. Under the name "" is what the row is instead of an object, or fields that no name can hold:
 
     {"age": "unknown"}                      column age is null
     {"address": {"zip": ["x"]}}             column address is a struct whose other fields are in place
     {"": [1, 2]}                            the row is a list
-    {"": {"a": 1, "a": 2}}                  the row names a field twice: kept as it was received, and no column has it
+    {"": {"a": 1, "a": 2}}                  the row names a field twice: kept as it was received, in no column
     {"": {"_cdc_base64": "eyJhIjr/fQ=="}}   the row is not UTF-8
+
+Afterwards json_strict.py takes rows of the same shape, so that the next group is fast again.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import msgspec
 import pyarrow as pa
 
-from lakefeed.contract import changes as names
-from lakefeed.contract.changes import FIELDS_MAX
 from lakefeed.iceberg.types import Field, ListType, MapType, StructType, Type, decimal_parts
-from lakefeed.writer.rows import values as numbers
 from lakefeed.writer.rows.comments import KEY, VALUE, former_names, is_json
-from lakefeed.writer.rows.declaration import declare_fields, rename_fields, without_nanoseconds
-from lakefeed.writer.rows.evolution import Room, StructWatch, relax_fields
-from lakefeed.writer.rows.groups import ChangeGroup, Image, text_of
-from lakefeed.writer.rows.json_strict import NO_VACANCIES, Vacancies, decode_group, decode_lifted, own_fields
+from lakefeed.writer.rows.evolution import FittedRows, SchemaUpdate, StructObserver, own_fields, relax_fields, with_own
+from lakefeed.writer.rows.json_strict import decode_rows
 from lakefeed.writer.rows.merge import conform
 from lakefeed.writer.rows.values import (
+    Image,
     Misfit,
     as_double,
     as_integer,
     exact_decimal,
+    fit_decimal,
     fits_text,
     is_text_type,
     key_reader,
+    text_of,
 )
 
-# --- writer.rows.misfits ----------------------------------------------------------------------------------------------
-
+# Rows that are offered to the strict decoder together. If misfits are rare, only their neighbours are slow too.
+FIT_CHUNK_ROWS = 500
 
 # The result of a value that fits: nothing is left of it.
 NOTHING: Any = object()
@@ -69,16 +70,65 @@ _EMPTY_ROW = b"{}"
 to_json = msgspec.json.Encoder().encode
 
 
-class KeptRow(NamedTuple):
-    """A row after the split: what its columns keep, as members and as an image, and the text for `_cdc_rescued`."""
+def fit_rows(images: Sequence[Image], columns: StructType, *, last_field_id: int) -> FittedRows:
+    """Decode any rows, whatever they hold; each value is in its column or in `rescued`."""
+    fields = own_fields(columns)
+    # 1. Chunks that the strict decoder takes need no look: they ask for no change of the columns.
+    starts = range(0, max(len(images), 1), FIT_CHUNK_ROWS)
+    chunks = [_Chunk(images[start : start + FIT_CHUNK_ROWS], fields) for start in starts]
+    slow = [chunk for chunk in chunks if not chunk.decode_strictly()]
+    # 2. See every value of the others, and let the columns evolve.
+    observer, update = StructObserver(StructType(fields)), SchemaUpdate(columns, last_field_id)
+    for chunk in slow:
+        for row in chunk.parse():
+            observer.add(row)
+    evolved = observer.evolved(update, ()).fields
+    # 3. Keep what fits now. Required columns that this leaves empty become optional.
+    for chunk in slow:
+        chunk.keep(evolved)
+    empty = [[piece for chunk in slow for piece in chunk.own[index].chunks] for index in range(len(evolved))]
+    own = relax_fields(evolved, empty, update)
+    # 4. Bring all chunks to the same columns, in their order.
+    table = pa.concat_tables([conform(chunk.table(), StructType(own)) for chunk in chunks])
+    rescued = [text for chunk in chunks for text in chunk.rescued] if slow else None
+    return FittedRows(with_own(columns, own), update.last_field_id, table.columns, rescued, tuple(update.changes))
 
-    members: dict[str, Any]
-    image: bytes
-    rescued: str | None
+
+@dataclass(slots=True)
+class _Chunk:
+    """Neighbouring rows of a group: decoded strictly, or value by value."""
+
+    images: Sequence[Image]
+    fields: tuple[Field, ...]
+    own: list[pa.ChunkedArray] = field(default_factory=list)
+    rescued: list[str | None] = field(default_factory=list)
+    _parsed: list[Any] = field(default_factory=list)
+
+    def decode_strictly(self) -> bool:
+        try:
+            self.own = decode_rows(self.images, self.fields)
+        except Misfit:
+            return False
+        self.rescued = [None] * len(self.images)
+        return True
+
+    def parse(self) -> list[Any]:
+        self._parsed = [parse_row(image) for image in self.images]
+        return self._parsed
+
+    def keep(self, fields: tuple[Field, ...]) -> None:
+        keep = row_keeper(fields)
+        kept = [_keep_row(keep, image, row) for image, row in zip(self.images, self._parsed, strict=True)]
+        self.fields = fields
+        self.own = decode_rows([image for image, _ in kept], fields, rewritten=True, check_required=False)
+        self.rescued = [rescued for _, rescued in kept]
+
+    def table(self) -> pa.Table:
+        return pa.table(self.own, names=[each.name for each in self.fields])
 
 
 def parse_row(image: Image) -> Any:
-    """Parse a row, UNREADABLE where that is not possible exactly.
+    """Parse a row; return UNREADABLE if that is not possible exactly.
 
     Integers that 64 bits may not hold, and numbers with a point, an exponent or a sign that would get lost, are
     `msgspec.Raw`: Python has no type that keeps them as they are written.
@@ -103,20 +153,20 @@ def _integer(text: str) -> int | msgspec.Raw:
 _decode = json.JSONDecoder(object_pairs_hook=_unique, parse_int=_integer, parse_float=msgspec.Raw).decode
 
 
-def keep_row(keep: Keeper, image: Image, row: Any) -> KeptRow:
-    """Split a parsed row; one that cannot be split is rescued as it was received."""
+def _keep_row(keep: Keeper, image: Image, row: Any) -> tuple[bytes, str | None]:
+    """Split a parsed row into an image and the text for `_cdc_rescued`, which is all of a row that cannot be split."""
     if row is not UNREADABLE:
         try:
             kept, left = keep(row)
-            return KeptRow(kept, to_json(kept), None if left is NOTHING else to_json(left).decode())
+            return to_json(kept), None if left is NOTHING else to_json(left).decode()
         except (RecursionError, UnicodeEncodeError):
             # It was just shallow enough to be parsed, or it has half a surrogate pair.
             pass
-    return KeptRow({}, _EMPTY_ROW, f'{{"{WHOLE_ROW}":{text_of(image)}}}')
+    return _EMPTY_ROW, f'{{"{WHOLE_ROW}":{text_of(image)}}}'
 
 
 def row_keeper(fields: Sequence[Field]) -> Keeper:
-    """Build what splits a whole row between a table's own columns and `_cdc_rescued`."""
+    """Return the function that splits a whole row between a table's own columns and `_cdc_rescued`."""
     keep_fields = _struct_keeper(fields)
 
     def keep(row: Any) -> Split:
@@ -161,7 +211,7 @@ def _struct_keeper(fields: Sequence[Field]) -> Keeper:
         for given, value in members.items():
             name, own_class, keeper = keepers.get(given) or (given, None, _leave)
             if name != given and name in members:
-                keeper, own_class = _leave, None  # under the former name there is something else beside
+                keeper, own_class = _leave, None  # the row uses both names, so the former one means another field
             if type(value) is own_class:
                 kept[name] = value
             elif value is not None:
@@ -175,12 +225,12 @@ def _struct_keeper(fields: Sequence[Field]) -> Keeper:
     return keep
 
 
-# Most values are of the class that their column's values always have, and need no closer look.
+# Most values are of the class that their column's values always have, and need no check.
 _OWN_CLASSES: Mapping[str, type] = {"boolean": bool, "long": int, "string": str}
 
 
-def _own_class(field: Field) -> type | None:
-    return _OWN_CLASSES.get(field.type) if isinstance(field.type, str) and not is_json(field.doc) else None
+def _own_class(each: Field) -> type | None:
+    return _OWN_CLASSES.get(each.type) if isinstance(each.type, str) and not is_json(each.doc) else None
 
 
 def _list_keeper(keep_element: Keeper) -> Keeper:
@@ -224,9 +274,9 @@ def _primitive_keeper(type_: str) -> Keeper:
 
 
 def _converter(type_: str) -> Callable[[Any], Any]:
-    """Give what turns a parsed value into one that the strict decoder takes, or into None for a misfit."""
+    """Return the function that turns a parsed value into one that the strict decoder takes, or into None."""
     if parts := decimal_parts(type_):
-        return lambda value: _as_decimal(value, *parts)
+        return lambda value: fit_decimal(exact_decimal(value), *parts)
     if is_text_type(type_):
         return lambda value: value if isinstance(value, str) and fits_text(value, type_) else None
     match type_:
@@ -234,153 +284,8 @@ def _converter(type_: str) -> Callable[[Any], Any]:
             return lambda value: value if isinstance(value, bool) else None
         case "string":
             return lambda value: value if isinstance(value, str) else None
-        case "int":
-            return lambda value: as_integer(value, numbers.INT32_MIN, numbers.INT32_MAX)
-        case "long":
-            return lambda value: as_integer(value, numbers.INT64_MIN, numbers.INT64_MAX)
-        case "float":
-            return lambda value: as_double(value, single=True)
-        case "double":
-            return lambda value: as_double(value, single=False)
+        case "int" | "long":
+            return lambda value: as_integer(value, type_)
+        case "float" | "double":
+            return lambda value: as_double(value, single=type_ == "float")
     return lambda _: None
-
-
-def _as_decimal(value: Any, precision: int, scale: int) -> str | None:
-    exact = exact_decimal(value)
-    needed = None if exact is None else numbers.decimal_precision(exact, scale)
-    return None if exact is None or needed is None or needed > precision else numbers.decimal_text(exact)
-
-
-# --- writer.schema ----------------------------------------------------------------------------------------------------
-#
-# The columns of a change table, and the exact way into them for rows that the strict decoder refuses.
-#
-# Owns the `_cdc_` columns' types and the slow path: see every value, let the columns evolve, rescue what still does not
-# fit. Inference, evolution and rescue have their own modules; this one puts them in order. Afterwards the strict
-# decoder
-# takes rows of the same shape, so the next group is fast again.
-
-
-# Rows that the strict decoder is offered again together. Where misfits are rare, only their neighbours are slow too.
-FIT_CHUNK_ROWS = 500
-# Paths that may come and are null. Beyond it rows that have others take the slow path, which needs no memory of them.
-VACANCIES_MAX = FIELDS_MAX
-
-
-def initial_columns(*, keep_before: bool) -> StructType:
-    """Give the columns of a table before any row has come: Lakefeed's own."""
-    left_out = {names.BEFORE} if not keep_before else set()
-    wanted = [name for name in names.ALL if name not in left_out]
-    element_id = len(wanted) + 1
-    types: dict[str, Type] = {
-        names.SEQUENCE: "long",
-        names.TIMESTAMP: "timestamptz",
-        names.INGESTED_AT: "timestamptz",
-        names.UNCHANGED: ListType(element_id, "string"),
-        names.EPOCH: "long",
-    }
-    optional = (names.BEFORE, names.UNCHANGED, names.METADATA, names.RESCUED, names.EPOCH)
-    return StructType(
-        tuple(
-            Field(field_id, name, types.get(name, "string"), required=name not in optional)
-            for field_id, name in enumerate(wanted, start=1)
-        )
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Evolved:
-    """A table's columns after a declaration. `changes` names what is new, `refusals` what is not followed."""
-
-    columns: StructType
-    last_field_id: int
-    changes: tuple[str, ...] = ()
-    refusals: tuple[str, ...] = ()
-
-
-def declare_columns(columns: StructType, declared: StructType, *, last_field_id: int, nanoseconds: bool) -> Evolved:
-    """Give a table's columns with what is declared beyond them; `nanoseconds` tells whether its format has them."""
-    fields = declared.fields if nanoseconds else without_nanoseconds(declared.fields)
-    renaming = Room(columns, last_field_id + 1)
-    renamed = rename_fields(own_fields(columns), fields, renaming)
-    room = Room(with_own(columns, renamed), last_field_id + 1)
-    own = declare_fields(renamed, fields, room)
-    changes, refusals = (*renaming.changes, *room.changes), (*renaming.refusals, *room.refusals)
-    return Evolved(with_own(columns, own), room.last_field_id, changes, refusals)
-
-
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """A group in its table's columns, which may have evolved for it.
-
-    `added` names what is new, `refused` what was declared with it and is not followed; both for the log.
-    """
-
-    columns: StructType
-    last_field_id: int
-    table: pa.Table
-    added: tuple[str, ...]
-    vacant: Vacancies
-    refused: tuple[str, ...] = ()
-
-
-def fit_group(
-    group: ChangeGroup, columns: StructType, *, next_field_id: int, vacant: Vacancies = NO_VACANCIES
-) -> Fitted:
-    """Decode any group, whatever its rows hold; each value is in its column or in `_cdc_rescued`."""
-    # 1. What the strict decoder takes need not be looked at: it asks for no change of the columns.
-    parts = list(_offer_again(group, columns, vacant))
-    slow = [_Slow(part) for part in parts if isinstance(part, ChangeGroup)]
-    # 2. See every value of the others, and let the columns evolve.
-    watch, room = StructWatch(StructType(own_fields(columns))), Room(columns, next_field_id)
-    for part in slow:
-        part.show(watch)
-    own = watch.evolved(room, ()).fields
-    # 3. Keep what fits now. Where that leaves required columns empty, they become optional.
-    for part in slow:
-        part.keep(own)
-    own = tuple(relax_fields(own, [row.members for part in slow for row in part.kept], room))
-    evolved = with_own(columns, own)
-    # 4. Decode all parts under the same columns, in their order.
-    decoded = iter([part.decode(evolved) for part in slow])
-    tables = [next(decoded) if isinstance(part, ChangeGroup) else conform(part, evolved) for part in parts]
-    known = sorted(vacant.union(watch.vacancies(())))[:VACANCIES_MAX]
-    return Fitted(evolved, room.last_field_id, pa.concat_tables(tables), tuple(room.changes), frozenset(known))
-
-
-def _offer_again(group: ChangeGroup, columns: StructType, vacant: Vacancies) -> Iterator[pa.Table | ChangeGroup]:
-    """Cut a group into chunks and decode those that the strict decoder takes."""
-    for start in range(0, max(len(group), 1), FIT_CHUNK_ROWS):
-        chunk = group.between(start, min(start + FIT_CHUNK_ROWS, len(group)))
-        try:
-            yield decode_group(chunk, columns, vacant)
-        except Misfit:
-            yield chunk
-
-
-def with_own(columns: StructType, own: Sequence[Field]) -> StructType:
-    """Put evolved columns in the place of the old ones, and new ones at the end."""
-    by_id = {field.id: field for field in own}
-    kept = [by_id.pop(field.id, field) for field in columns.fields]
-    return StructType((*kept, *by_id.values()))
-
-
-class _Slow:
-    """A chunk on its way through the slow path."""
-
-    def __init__(self, group: ChangeGroup) -> None:
-        self._group = group
-        self._parsed = [parse_row(image) for image in group.images]
-        self.kept: list[KeptRow] = []
-
-    def show(self, watch: StructWatch) -> None:
-        for row in self._parsed:
-            watch.add(row)
-
-    def keep(self, own: Sequence[Field]) -> None:
-        keep = row_keeper(own)
-        self.kept = [keep_row(keep, image, row) for image, row in zip(self._group.images, self._parsed, strict=True)]
-
-    def decode(self, columns: StructType) -> pa.Table:
-        images, rescued = [row.image for row in self.kept], [row.rescued for row in self.kept]
-        return decode_lifted(self._group, columns, images=images, rescued=rescued)

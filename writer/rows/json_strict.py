@@ -1,18 +1,40 @@
-"""A look at the text of numbers that pyarrow.json would change without a word. Owns finding them fast.
+"""JSON rows to Arrow columns, strictly: all rows of a group exactly, or a `Misfit`. Never row by row.
 
-- Doubles: digits beyond what a double holds are rounded, and tiny numbers become 0. The JSON lines are scanned for
-  long numbers; those that a double writes back digit by digit (as programs write their doubles) are held. Only rows
-  with another one are read again. Numbers too large for a double become infinite, which parse_types.py sees afterwards.
-- Decimals: a number with an exponent may become 0, wrap around, or (1e-10000000) crash the process. So all decimals
-  are read before pyarrow.json sees them, and only plain ones of a bounded length are let through.
+    images --join--> JSON lines --pyarrow.json--> parsed columns --refine--> the table's own columns
 
-Rows are read here by msgspec, which skips everything but the numbers in question.
+This is the fast path. It refuses rather than lose or change anything: fields that the table has no column for, values
+of another type, numbers that a double would round, times without their zone, text that is not UTF-8, a key that is
+written twice, nulls in required columns. What it refuses goes to json_exact.py, which looks at each value.
+
+pyarrow.json parses most columns as their own type. The others:
+
+    date, time, timestamp, uuid, binary ...  string; values.py reads it
+    float                                    float64; narrowed if nothing is lost
+    decimal(p, s)                            decimal256(p, s): pyarrow.json scales the digits that it read without
+                                             checking for overflow; here it cannot overflow
+    JSON text, map                           null, so that any value is refused; string and list<struct<key, value>>
+                                             for images that json_exact.py has rewritten
+    unknown fields that are always null      null; they have no column. Which fields these are is inferred from the
+                                             group's first rows, and only if parsing without them failed
+
+Nothing is required while parsing, because pyarrow.json would refuse a null struct for its required fields; refining
+checks it.
+
+pyarrow.json changes some numbers silently. Their text is checked before or after it:
+
+    doubles    Digits beyond what a double holds are rounded, and tiny numbers become 0. The JSON lines are scanned for
+               long numbers. Those that a double writes back digit by digit are exact; only rows with another one are
+               read again. Numbers too large for a double become infinite, which refining sees.
+    decimals   A number with an exponent may become 0, wrap around, or (1e-10000000) crash the process. All decimals are
+               read before parsing, and only plain ones of a bounded length pass.
+
+pyarrow.json releases the interpreter's lock, so several groups decode at once; groups of 4 to 8 MB are best.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -24,67 +46,80 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from lakefeed.contract import changes as names
-from lakefeed.iceberg.arrow import to_arrow_schema, to_arrow_type
-from lakefeed.iceberg.types import Field, ListType, MapType, Schema, StructType, Type, decimal_parts, written_fields
-from lakefeed.writer.rows.comments import ELEMENT, KEY, VALUE, Path, is_json
-from lakefeed.writer.rows.groups import ChangeGroup, Image, change_columns
-from lakefeed.writer.rows.values import Misfit, double_holds, floats_hold, is_text_type, read_texts
+from lakefeed.iceberg.types import Field, ListType, MapType, StructType, Type, decimal_parts, to_arrow_type
+from lakefeed.writer.rows.comments import ELEMENT, KEY, VALUE, is_json
+from lakefeed.writer.rows.values import Image, Misfit, double_holds, floats_hold, is_text_type, read_texts
 
-# --- writer.rows.parse_types ------------------------------------------------------------------------------------------
-#
-# What pyarrow.json is told to parse for a column, and how that becomes the column. Owns both directions.
-#
-# The *parse type* of most columns is their own. The others:
-#
-#     date, time, timestamp, uuid, binary ...  string; values.py reads it
-#     float                                    float64; narrowed where nothing is lost
-#     decimal(p, s)                            decimal256(p, s): pyarrow.json scales the digits that it read without
-#                                              looking whether the result overflows; here it cannot
-#     JSON text, map                           null, so that any value is refused; string and list<struct<key, value>>
-#                                              for *lifted* images, which json_exact.py has rewritten
-#     vacant (see Vacancies)                   null; has no column
-#
-# Nothing is required while parsing, because pyarrow.json would refuse a null struct for its required fields; refining
-# checks that.
+# Measured best from 128 KiB to 512 KiB; larger blocks leave the processor's cache.
+PARSE_BLOCK_BYTES = 256 * 1024
+
+# Versions of tables' columns whose parse plan is cached. One plan takes a few kilobytes per hundred columns.
+PLANS_MAX = 1024
+
+# Rows from which null fields are inferred. pyarrow.json takes time proportional to rows times names here, so a whole
+# group whose names are data (20,000 rows of 12 bytes with a name each) would take 24 s; a sample takes 40 ms at most.
+SAMPLE_MAX_ROWS = 100
+SAMPLE_MAX_BYTES = 64 * 1024
+
+# A big integer that JavaScript sent as text, as a value (not as a key, not inside another string).
+_BIGINT_MARK = b'"__bigint__:'
+_BIGINT_VALUE = re.compile(rb'(?<=[:,\[\s])"__bigint__:(-?(?:0|[1-9][0-9]*))"(?=\s*[,}\]])')
 
 
-Vacancies: TypeAlias = frozenset[Path]
-NO_VACANCIES: Vacancies = frozenset()
+def decode_rows(
+    images: Sequence[Image], fields: tuple[Field, ...], *, rewritten: bool = False, check_required: bool = True
+) -> list[pa.ChunkedArray]:
+    """Decode rows into columns, in the order of `fields`. `rewritten` images come from json_exact.py.
+
+    Raises: Misfit unless every value of every row has its exact place.
+    """
+    plan = _plan(fields, rewritten)
+    if not images:
+        return [pa.chunked_array([], to_arrow_type(field.type)) for field in fields]
+    lines = b"\n".join(images)
+    try:
+        parsed = _parse(lines, images, plan)
+    except Misfit:
+        if rewritten or _BIGINT_MARK not in lines:
+            raise
+        images = [_BIGINT_VALUE.sub(rb"\1", bytes(image)) for image in images]
+        parsed = _parse(b"\n".join(images), images, plan)
+    return [_refine_column(parsed.column(field.name), field, check_required) for field in fields]
 
 
-def parse_struct(fields: Iterable[Field], vacant: Vacancies, *, lifted: bool) -> pa.StructType:
-    """Give the parse type of fields, followed by what may come beside them."""
-    parsed = [_parse_field(field, _below(vacant, field.name), lifted=lifted) for field in fields]
-    known = {field.name for field in parsed}
-    unknown = sorted({path[0] for path in vacant if len(path) == 1} - known)
-    return pa.struct([*parsed, *(pa.field(name, pa.null()) for name in unknown)])
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What decoding needs for one version of a table's columns."""
+
+    schema: pa.Schema
+    numbers: NumberCheck
 
 
-def _below(vacant: Vacancies, name: str) -> Vacancies:
-    return frozenset(path[1:] for path in vacant if len(path) > 1 and path[0] == name)
+@lru_cache(maxsize=PLANS_MAX)
+def _plan(fields: tuple[Field, ...], rewritten: bool) -> _Plan:  # noqa: FBT001 - lru_cache keys are positional
+    parse_type = _parse_type(StructType(fields), rewritten=rewritten)
+    return _Plan(pa.schema(parse_type.fields), number_check_of(parse_type))
 
 
-def _parse_field(field: Field, vacant: Vacancies, *, lifted: bool) -> pa.Field:
-    if is_json(field.doc):
-        return pa.field(field.name, pa.string() if lifted else pa.null())
-    return pa.field(field.name, _parse_type(field.type, vacant, lifted=lifted))
-
-
-def _parse_type(type_: Type, vacant: Vacancies, *, lifted: bool) -> pa.DataType:
+def _parse_type(type_: Type, *, rewritten: bool) -> pa.DataType:
     match type_:
         case StructType(fields):
-            return parse_struct(fields, vacant, lifted=lifted)
+            return pa.struct([pa.field(field.name, _parse_field_type(field, rewritten)) for field in fields])
         case ListType(_, element, _):
-            return pa.list_(pa.field(ELEMENT, _parse_type(element, _below(vacant, ELEMENT), lifted=lifted)))
-        case MapType(_, key, _, value, _):
-            if not lifted:
-                return pa.null()
-            parts = {KEY: key, VALUE: value}
-            entry = [(part, _parse_type(each, NO_VACANCIES, lifted=True)) for part, each in parts.items()]
+            return pa.list_(pa.field(ELEMENT, _parse_type(element, rewritten=rewritten)))
+        case MapType(_, key, _, value, _) if rewritten:
+            entry = [(part, _parse_type(each, rewritten=True)) for part, each in ((KEY, key), (VALUE, value))]
             return pa.list_(pa.field(ELEMENT, pa.struct(entry)))
+        case MapType():
+            return pa.null()
         case str():
             return _parse_primitive(type_)
+
+
+def _parse_field_type(field: Field, rewritten: bool) -> pa.DataType:
+    if is_json(field.doc):
+        return pa.string() if rewritten else pa.null()
+    return _parse_type(field.type, rewritten=rewritten)
 
 
 def _parse_primitive(type_: str) -> pa.DataType:
@@ -95,21 +130,77 @@ def _parse_primitive(type_: str) -> pa.DataType:
     return pa.string() if is_text_type(type_) else to_arrow_type(type_)
 
 
-def refine_column(parsed: pa.ChunkedArray, field: Field) -> pa.ChunkedArray:
+def _parse(lines: bytes, images: Sequence[Image], plan: _Plan) -> pa.Table:
+    if not plan.numbers.decimals_are_safe(images):
+        raise Misfit("a decimal is not written plainly")
+    # A row may span two blocks but not three.
+    block_bytes = max(PARSE_BLOCK_BYTES, max(map(len, images)) + 1)
+    try:
+        try:
+            parsed = _read_json(lines, plan.schema, block_bytes)
+        except pa.ArrowInvalid:
+            parsed = _read_json(lines, _with_null_fields(images, plan.schema, block_bytes), block_bytes)
+        # pyarrow.json takes any bytes for text.
+        parsed.validate(full=True)
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise Misfit(f"rows do not fit their table: {error}") from error
+    if parsed.num_rows != len(images):
+        raise Misfit(f"rows were not read one for one: expected={len(images)} read={parsed.num_rows}")
+    if not plan.numbers.doubles_are_exact(lines, images, parsed):
+        raise Misfit("a number has more digits than a double holds")
+    return parsed
+
+
+def _read_json(lines: bytes, schema: pa.Schema, block_bytes: int, *, unexpected: str = "error") -> pa.Table:
+    read = pj.ReadOptions(use_threads=False, block_size=block_bytes)
+    parse = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected)
+    return pj.read_json(pa.BufferReader(lines), read, parse)
+
+
+def _with_null_fields(images: Sequence[Image], schema: pa.Schema, block_bytes: int) -> pa.Schema:
+    """Return the parse schema with the unknown fields of the first rows, at any depth, if all of them are null.
+
+    Raises: Misfit if an unknown field has a value, or if there is no such field; ArrowException, UnicodeDecodeError.
+    """
+    rows, size_bytes = 1, len(images[0])
+    while rows < min(len(images), SAMPLE_MAX_ROWS) and size_bytes + len(images[rows]) <= SAMPLE_MAX_BYTES:
+        size_bytes += len(images[rows])
+        rows += 1
+    sample = _read_json(b"\n".join(images[:rows]), schema, block_bytes, unexpected="infer").schema
+    if sample.equals(schema) or not _has_only_null_fields_beyond(pa.struct(list(sample)), pa.struct(list(schema))):
+        raise Misfit("rows have a field that is no column of their table")
+    return sample
+
+
+def _has_only_null_fields_beyond(found: pa.DataType, known: pa.DataType) -> bool:
+    if pa.types.is_struct(found) and pa.types.is_struct(known):
+        types = {field.name: field.type for field in known}
+        return all(
+            _has_only_null_fields_beyond(field.type, types[field.name])
+            if field.name in types
+            else pa.types.is_null(field.type)
+            for field in found
+        )
+    if pa.types.is_list(found) and pa.types.is_list(known):
+        return _has_only_null_fields_beyond(found.value_type, known.value_type)
+    return bool(found == known)
+
+
+def _refine_column(parsed: pa.ChunkedArray, field: Field, check_required: bool) -> pa.ChunkedArray:
     """Turn a parsed column into the table's own.
 
     Raises: Misfit.
     """
-    if field.required and parsed.null_count:
+    if check_required and field.required and parsed.null_count:
         raise Misfit(f"a required column has nulls: column={field.name}")
     target = to_arrow_type(field.type)
     if _is_final(field.type) and parsed.type == target:
         return parsed
-    return pa.chunked_array([refine(chunk, field.type) for chunk in parsed.chunks], type=target)
+    return pa.chunked_array([_refine(chunk, field.type, check_required) for chunk in parsed.chunks], type=target)
 
 
 def _is_final(type_: Type) -> bool:
-    """Tell whether parsing already makes the column's own values, with nothing left to check."""
+    """Return whether parsing already makes the column's own values, with nothing left to check."""
     match type_:
         case StructType(fields):
             return all(_is_final(field.type) and not field.required for field in fields)
@@ -121,66 +212,47 @@ def _is_final(type_: Type) -> bool:
             return type_ != "double" and bool(_parse_primitive(type_) == to_arrow_type(type_))
 
 
-def refine(parsed: pa.Array, type_: Type) -> pa.Array:
+def _refine(parsed: pa.Array, type_: Type, check_required: bool) -> pa.Array:
     """Turn parsed values into values of a type.
 
     Raises: Misfit.
     """
+    target = to_arrow_type(type_)
     if pa.types.is_null(parsed.type):
-        return pa.nulls(len(parsed), to_arrow_type(type_))
+        return pa.nulls(len(parsed), target)
     match type_:
-        case StructType():
-            return _refine_struct(parsed, type_)
-        case ListType():
-            return _refine_list(parsed, type_)
-        case MapType():
-            return _refine_map(parsed, type_)
+        case StructType(fields):
+            children = [_refine(parsed.field(field.name), field.type, check_required) for field in fields]
+            for field, child in zip(fields, children, strict=True):
+                if check_required and field.required and _any_missing(child, parsed):
+                    raise Misfit(f"a required field has nulls: field={field.name}")
+            return pa.StructArray.from_arrays(children, fields=list(target.fields), mask=parsed.is_null())
+        case ListType(_, element, required):
+            elements = _refine(parsed.values, element, check_required)
+            if check_required and required and elements.null_count:
+                raise Misfit("a list of required elements has nulls")
+            return pa.ListArray.from_arrays(parsed.offsets, elements, type=target, mask=parsed.is_null())
+        case MapType(_, key, _, value, required):
+            keys = _refine(parsed.values.field(KEY), key, check_required)
+            values = _refine(parsed.values.field(VALUE), value, check_required)
+            if check_required and required and values.null_count:
+                raise Misfit("a map of required values has nulls")
+            return pa.MapArray.from_arrays(parsed.offsets, keys, values, type=target, mask=parsed.is_null())
         case "double":
-            return _refine_double(parsed)
+            # JSON has no infinity: such a number was too large.
+            if not pc.all(pc.is_finite(parsed), min_count=0).as_py():
+                raise Misfit("a number is larger than a double holds")
+            return parsed
         case "float":
-            return _refine_float(parsed)
+            if not floats_hold(parsed):
+                raise Misfit("a number has more digits than a float holds")
+            return parsed.cast(target, safe=False)
         case str():
-            return read_texts(parsed, type_) if is_text_type(type_) else parsed.cast(to_arrow_type(type_))
+            return read_texts(parsed, type_) if is_text_type(type_) else parsed.cast(target)
 
 
-def _refine_struct(parsed: pa.StructArray, type_: StructType) -> pa.StructArray:
-    children = [refine(parsed.field(field.name), field.type) for field in type_.fields]
-    for field, child in zip(type_.fields, children, strict=True):
-        if field.required and pc.any(pc.and_(child.is_null(), parsed.is_valid()), min_count=0).as_py():
-            raise Misfit(f"a required field has nulls: field={field.name}")
-    fields = list(to_arrow_type(type_).fields)
-    return pa.StructArray.from_arrays(children, fields=fields, mask=parsed.is_null())
-
-
-def _refine_list(parsed: pa.ListArray, type_: ListType) -> pa.ListArray:
-    elements = refine(parsed.values, type_.element)
-    if type_.element_required and elements.null_count:
-        raise Misfit("a list of required elements has nulls")
-    return pa.ListArray.from_arrays(parsed.offsets, elements, type=to_arrow_type(type_), mask=parsed.is_null())
-
-
-def _refine_map(parsed: pa.ListArray, type_: MapType) -> pa.MapArray:
-    entries = parsed.values
-    keys, values = refine(entries.field(KEY), type_.key), refine(entries.field(VALUE), type_.value)
-    if type_.value_required and values.null_count:
-        raise Misfit("a map of required values has nulls")
-    return pa.MapArray.from_arrays(parsed.offsets, keys, values, type=to_arrow_type(type_), mask=parsed.is_null())
-
-
-def _refine_double(doubles: pa.Array) -> pa.Array:
-    # JSON has no infinity: such a number was too large.
-    if not pc.all(pc.is_finite(doubles), min_count=0).as_py():
-        raise Misfit("a number is larger than a double holds")
-    return doubles
-
-
-def _refine_float(doubles: pa.Array) -> pa.Array:
-    if not floats_hold(doubles):
-        raise Misfit("a number has more digits than a float holds")
-    return doubles.cast(pa.float32(), safe=False)
-
-
-# --- writer.rows.number_check -----------------------------------------------------------------------------------------
+def _any_missing(child: pa.Array, parent: pa.Array) -> bool:
+    return bool(pc.any(pc.and_(child.is_null(), parent.is_valid()), min_count=0).as_py())
 
 
 # Every decimal of up to fifteen significant digits survives a double, unless it is near the smallest ones.
@@ -191,7 +263,6 @@ EXACT_INTEGERS_BELOW = float(2**53)
 
 _SCAN_BLOCK_BYTES = 128 * 1024  # a block and its masks stay in the processor's cache
 
-_Image: TypeAlias = msgspec.Raw | bytes
 _IsWanted: TypeAlias = Callable[[pa.DataType], bool]
 _Collect: TypeAlias = Callable[[Any, list[msgspec.Raw]], None]
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -199,8 +270,7 @@ _Offsets: TypeAlias = npt.NDArray[np.intp]
 
 _BEFORE_A_NUMBER = np.frombuffer(b":,[ \t\r\n", np.uint8)
 
-
-# A decimal column has at most 38 digits. What is parsed has 76, so that any number that is let through fits in there.
+# A decimal column has at most 38 digits. The parse type has 76, so that any number that passes fits in it.
 _PLAIN_DECIMAL = re.compile(rb'(?:"?[+-]?[0-9]{1,38}(?:\.[0-9]{1,38})?"?|null)?')
 
 
@@ -211,8 +281,8 @@ class NumberCheck:
     doubles: _Reader | None
     decimals: _Reader | None
 
-    def decimals_are_safe(self, images: Sequence[_Image]) -> bool:
-        """Tell whether all decimals can be parsed. Ask before parsing."""
+    def decimals_are_safe(self, images: Sequence[Image]) -> bool:
+        """Return whether all decimals can be parsed. Call this before parsing."""
         if self.decimals is None:
             return True
         try:
@@ -222,12 +292,17 @@ class NumberCheck:
             return False
         return all(map(_PLAIN_DECIMAL.fullmatch, tokens))
 
-    def doubles_are_exact(self, lines: bytes, images: Sequence[_Image], parsed: pa.Table) -> bool:
-        """Tell whether doubles hold all their numbers. `lines` joins `images` with one byte; they became `parsed`."""
+    def doubles_are_exact(self, lines: bytes, images: Sequence[Image], parsed: pa.Table) -> bool:
+        """Return whether doubles hold all their numbers. `lines` joins `images` with one byte; `parsed` is of them."""
         if self.doubles is None:
             return True
-        offsets = suspicious_offsets(lines, integers=_has_large_doubles(parsed))
-        tokens = self.doubles.read([images[row] for row in _rows_at(offsets, images)])
+        has_large = any(_has_large(chunk) for column in parsed.columns for chunk in column.chunks)
+        offsets = suspicious_offsets(lines, integers=has_large)
+        if not len(offsets):
+            return True
+        row_ends = np.cumsum(np.fromiter(map(len, images), np.int64, len(images)) + 1)
+        rows: list[int] = np.unique(np.searchsorted(row_ends, offsets, side="right")).tolist()
+        tokens = self.doubles.read([images[row] for row in rows])
         return all(_is_safe(token) or double_holds(token.decode()) for token in map(bytes, tokens))
 
 
@@ -240,20 +315,8 @@ def _is_safe(token: bytes) -> bool:
     return len(token) <= SAFE_DIGITS and b"e" not in token and b"E" not in token
 
 
-def _rows_at(offsets: _Offsets, images: Sequence[_Image]) -> list[int]:
-    if not len(offsets):
-        return []
-    row_ends = np.cumsum(np.fromiter(map(len, images), np.int64, len(images)) + 1)
-    rows: list[int] = np.unique(np.searchsorted(row_ends, offsets, side="right")).tolist()
-    return rows
-
-
-def _has_large_doubles(parsed: pa.Table) -> bool:
-    """Tell whether an integer may have lost digits on its way into a double column."""
-    return any(_has_large(chunk) for column in parsed.columns for chunk in column.chunks)
-
-
 def _has_large(values: pa.Array) -> bool:
+    """Return whether an integer may have lost digits on its way into a double."""
     type_ = values.type
     if pa.types.is_float64(type_):
         return bool(pc.any(pc.greater_equal(pc.abs(values), EXACT_INTEGERS_BELOW)).as_py())
@@ -263,7 +326,7 @@ def _has_large(values: pa.Array) -> bool:
 
 
 def suspicious_offsets(text: bytes, *, integers: bool) -> _Offsets:
-    """Find where JSON lines may have a number that a double would change; of integers only if asked.
+    """Return where JSON lines may have a number that a double would change; integers count only if asked.
 
     There are false alarms, in strings and in columns that are not doubles. A number that is not found is safe, unless
     it is too large for a double.
@@ -276,7 +339,7 @@ def suspicious_offsets(text: bytes, *, integers: bool) -> _Offsets:
 
 
 def _scan(everything: _Bytes, start: int) -> tuple[_Offsets, _Offsets]:
-    """Find in one block all windows of sixteen digits (a point counts as one), and all exponents below -99."""
+    """Return, for one block, all windows of sixteen digits (a point counts as one), and all exponents below -99."""
     # Blocks overlap, so that a window across their border is found, once.
     first = max(start - SAFE_DIGITS, 0)
     block = everything[first : start + _SCAN_BLOCK_BYTES]
@@ -292,11 +355,11 @@ def _scan(everything: _Bytes, start: int) -> tuple[_Offsets, _Offsets]:
 
 
 def _changed_numbers(everything: _Bytes, windows: _Offsets, *, integers: bool) -> _Offsets:
-    """Of the runs of digits that windows cover, keep those that are numbers which a double does not write back."""
+    """Return, of the runs of digits that windows cover, those that are numbers which a double does not write back."""
     borders = np.flatnonzero(np.diff(windows) > 1)
     starts = windows[np.r_[0, borders + 1]]
     ends = windows[np.r_[borders, -1]] + SAFE_DIGITS + 1
-    # A number stands behind a colon, a comma, a bracket or white space, perhaps with its sign. All else is in a string.
+    # A number follows a colon, a comma, a bracket or white space, maybe with its sign. All else is inside a string.
     before = np.where(everything[starts - 1] == ord("-"), everything[starts - 2], everything[starts - 1])
     is_number = np.isin(before, _BEFORE_A_NUMBER)
     starts, ends = starts[is_number], ends[is_number]
@@ -315,7 +378,7 @@ def _gather(everything: _Bytes, starts: _Offsets, ends: _Offsets) -> pa.Array:
 
 
 def _are_held(tokens: pa.Array, *, integers: bool) -> npt.NDArray[np.bool_]:
-    """Tell for each run of digits whether a double writes it back; what is no number is held by all means."""
+    """Return for each run of digits whether a double writes it back; what is no number counts as held."""
     is_fraction = pc.equal(pc.count_substring(tokens, "."), 1)  # a point at an end is no number, but a double reads it
     fractions = pc.if_else(is_fraction, tokens, "0.5")
     written = fractions.cast(pa.float64()).cast(pa.string())
@@ -335,7 +398,7 @@ class _Reader:
         self._decode = msgspec.json.Decoder(type_).decode
         self._collect = collect
 
-    def read(self, images: Sequence[_Image]) -> list[msgspec.Raw]:
+    def read(self, images: Sequence[Image]) -> list[msgspec.Raw]:
         tokens: list[msgspec.Raw] = []
         for image in images:
             self._collect(self._decode(image), tokens)
@@ -395,109 +458,3 @@ def _struct_parts(type_: pa.StructType, is_wanted: _IsWanted) -> tuple[Any, _Col
 
 def _with_default(type_: Any) -> tuple[Any, Any]:
     return (type_, msgspec.Raw()) if type_ is msgspec.Raw else (type_, None)
-
-
-# --- writer.decode ----------------------------------------------------------------------------------------------------
-#
-# Rows of a group to Arrow columns, strictly: all of the group's rows exactly, or a refusal. Never row by row.
-#
-# Owns the fast path. What it refuses goes through schema.fit_group, which sees each value. It refuses, rather than lose
-# or change anything: fields that the table has no column for, values of another type, numbers that a double would
-# round,
-# times without their zone, text that is not UTF-8, a key written twice, nulls in required columns.
-#
-#     images --join--> JSON lines --pyarrow.json--> parsed columns --refine--> the table's columns, beside the _cdc_
-# ones
-#
-# pyarrow.json releases the interpreter's lock, so that several groups decode at once; groups of 4 to 8 MB are best.
-
-
-# Measured best from 128 KiB to 512 KiB; larger blocks leave the processor's cache.
-PARSE_BLOCK_BYTES = 256 * 1024
-
-# Versions of tables' schemas whose parse plan is kept. One plan is a few kilobytes per hundred columns.
-PLANS_MAX = 1024
-
-# A big integer that JavaScript had to send as text, where a value stands (not a key, not inside another string).
-_BIGINT_MARK = b'"__bigint__:'
-_BIGINT_VALUE = re.compile(rb'(?<=[:,\[\s])"__bigint__:(-?(?:0|[1-9][0-9]*))"(?=\s*[,}\]])')
-
-
-def decode_group(group: ChangeGroup, columns: StructType, vacant: Vacancies = NO_VACANCIES) -> pa.Table:
-    """Decode a group into its table's columns.
-
-    Raises: Misfit unless every value of every row has its exact place.
-    """
-    plan = _plan(columns, vacant, lifted=False)
-    if not group.images:
-        return plan.schema.empty_table()
-    lines = b"\n".join(group.images)
-    try:
-        own = _decode_lines(lines, group.images, plan)
-    except Misfit:
-        if _BIGINT_MARK not in lines:
-            raise
-        images = [_BIGINT_VALUE.sub(rb"\1", bytes(image)) for image in group.images]
-        own = _decode_lines(b"\n".join(images), images, plan)
-    return _assemble(group, plan, own=own, rescued=None)
-
-
-def decode_lifted(
-    group: ChangeGroup, columns: StructType, *, images: Sequence[Image], rescued: Sequence[str | None]
-) -> pa.Table:
-    """Decode images that json_exact.py has rewritten to fit, with what it could not make fit beside them.
-
-    Raises: Misfit.
-    """
-    plan = _plan(columns, NO_VACANCIES, lifted=True)
-    return _assemble(group, plan, own=_decode_lines(b"\n".join(images), images, plan), rescued=rescued)
-
-
-def own_fields(columns: StructType) -> tuple[Field, ...]:
-    """Give the columns that the rows themselves bring, and that can be written."""
-    return tuple(field for field in written_fields(columns) if not field.name.startswith(names.RESERVED_PREFIX))
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What one version of a table's schema needs for decoding."""
-
-    schema: pa.Schema
-    own: tuple[Field, ...]
-    parse: pj.ParseOptions
-    numbers: NumberCheck
-
-
-@lru_cache(maxsize=PLANS_MAX)
-def _plan(columns: StructType, vacant: Vacancies, *, lifted: bool) -> _Plan:
-    own = own_fields(columns)
-    parse_type = parse_struct(own, vacant, lifted=lifted)
-    options = pj.ParseOptions(explicit_schema=pa.schema(parse_type.fields), unexpected_field_behavior="error")
-    return _Plan(to_arrow_schema(Schema(0, columns)), own, options, number_check_of(parse_type))
-
-
-def _decode_lines(lines: bytes, images: Sequence[Image], plan: _Plan) -> dict[str, pa.ChunkedArray]:
-    if not plan.numbers.decimals_are_safe(images):
-        raise Misfit("a decimal is not written plainly")
-    # A row may span two blocks but not three.
-    block_bytes = max(PARSE_BLOCK_BYTES, max(map(len, images)) + 1)
-    try:
-        parsed = pj.read_json(
-            pa.BufferReader(lines), pj.ReadOptions(use_threads=False, block_size=block_bytes), plan.parse
-        )
-        # pyarrow.json takes any bytes for text.
-        parsed.validate(full=True)
-    except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise Misfit(f"rows do not fit their table: {error}") from error
-    if parsed.num_rows != len(images):
-        raise Misfit(f"rows were not read one for one: expected={len(images)} read={parsed.num_rows}")
-    if not plan.numbers.doubles_are_exact(lines, images, parsed):
-        raise Misfit("a number has more digits than a double holds")
-    return {field.name: refine_column(parsed.column(field.name), field) for field in plan.own}
-
-
-def _assemble(
-    group: ChangeGroup, plan: _Plan, *, own: dict[str, pa.ChunkedArray], rescued: Sequence[str | None] | None
-) -> pa.Table:
-    every = own | change_columns(group, plan.schema, rescued=rescued)
-    return pa.table([every[name] for name in plan.schema.names], schema=plan.schema)
