@@ -53,12 +53,12 @@ from lakefeed.writer.commit.rest_catalog import CatalogClient, open_catalog, ope
 from lakefeed.writer.commit.sources import ConsumerWatch, load_resume_positions
 from lakefeed.writer.config import LogConfig, WriterConfig
 from lakefeed.writer.metrics import WriterMetrics
-from lakefeed.writer.rows.json_exact import initial_columns
+from lakefeed.writer.rows.evolution import initial_columns
 from lakefeed.writer.tables.columns import TableContext
 from lakefeed.writer.tables.feed import Feed
 from lakefeed.writer.tables.memory import TableRoom
 from lakefeed.writer.tables.pending import FlushReason
-from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.log import FileLog
 
 # --- ingest.data_directory --------------------------------------------------------------------------------------------
 #
@@ -244,8 +244,8 @@ def _open_catalog_client(config: Config, own_url: str, *, token: str) -> Abstrac
 
 
 @asynccontextmanager
-async def _open_log(directory: Path, config: LogConfig) -> AsyncIterator[Log]:
-    log = Log.open(directory, config)
+async def _open_log(directory: Path, config: LogConfig) -> AsyncIterator[FileLog]:
+    log = FileLog.open(directory, config)
     try:
         yield log
     finally:
@@ -254,7 +254,7 @@ async def _open_log(directory: Path, config: LogConfig) -> AsyncIterator[Log]:
 
 def _build_parts(
     config: Config,
-    log: Log,
+    log: FileLog,
     *,
     context: TableContext,
     elsewhere: ResumePoints,

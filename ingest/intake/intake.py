@@ -22,8 +22,8 @@ from lakefeed.ingest.metrics import IngestMetrics
 from lakefeed.ingest.protocol.batch import open_transaction
 from lakefeed.ingest.protocol.offers import BEFORE_ALL, Duplicate, Durable, Fresh, NackReason, Offer, Refused, Verdict
 from lakefeed.writer.tables.memory import TableRoom
-from lakefeed.writer.wal.log import Log
 from lakefeed.writer.wal.payload import Frame, decode_frame, encode_frame
+from lakefeed.writer.wal.protocol import Log
 
 # One write and sync. Larger groups do not sync faster per byte (measured flat from 4 MiB) but make acks wait longer.
 GROUP_MAX_BYTES = 4 * 1024 * 1024

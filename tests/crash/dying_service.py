@@ -80,7 +80,7 @@ EXPIRY_LOOK_EVERY_SNAPSHOTS = 2
 # have left memory.
 STUCK_TABLE = "/events-"
 
-FIRST_APPEND = "lakefeed.writer.wal.log:Log.append"
+FIRST_APPEND = "lakefeed.writer.wal.log:FileLog.append"
 
 # In the order of docs/invariants.md. Steps of one part are died at one after the other, on the same data.
 STEPS: dict[str, dict[str, Step]] = {

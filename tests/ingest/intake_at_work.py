@@ -16,7 +16,7 @@ from lakefeed.ingest.protocol.offers import NackReason, Offer, Refused, Verdict
 from lakefeed.settings import MIB
 from lakefeed.writer.config import LogConfig
 from lakefeed.writer.wal.directory import Filesystem
-from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.log import FileLog
 from lakefeed.writer.wal.payload import Frame, decode_frame
 from lakefeed.writer.wal.tail import Tail
 from tests.ingest.offered import offer_of
@@ -31,7 +31,7 @@ LARGE = 150_000
 class Running:
     """An intake at work on a log in a directory."""
 
-    def __init__(self, log: Log, intake: Intake, registry: CollectorRegistry) -> None:
+    def __init__(self, log: FileLog, intake: Intake, registry: CollectorRegistry) -> None:
         self.log = log
         self.intake = intake
         self._registry = registry
@@ -68,7 +68,7 @@ async def running(
     files: Filesystem | None = None,
     heeds_transactions: bool = False,
 ) -> AsyncIterator[Running]:
-    log = Log.open(directory, log_config, files=files)
+    log = FileLog.open(directory, log_config, files=files)
     registry = CollectorRegistry()
     try:
         intake = Intake(

@@ -96,7 +96,7 @@ async def test_full_disk_refuses_batches_until_there_is_room_and_loses_no_ack(tm
         assert nack["retryDelayMs"] > 0
         status, problems = await readiness(addresses)
         assert (status, len(problems)) == (503, 1)
-        assert "disk has no room" in problems[0]
+        assert "disk is full" in problems[0]
         assert (await other.ask("heartbeat"))["type"] == "pong"
         assert await committed(addresses) == list(range(refused)), "what was acked is committed meanwhile"
 

@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from lakefeed.writer.config import LogConfig
-from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.log import FileLog
 from tests.writer.wal.crashes import CrashingFilesystem
 
 KIB = 1024
@@ -76,7 +76,7 @@ class Turns:
             self._jobs.popleft()()
 
 
-def open_log(files: CrashingFilesystem, turns: Turns) -> Log:
+def open_log(files: CrashingFilesystem, turns: Turns) -> FileLog:
     """Open the log of a disk, with `turns` in place of its threads."""
     with mock.patch("lakefeed.writer.wal.log.ThreadPoolExecutor", return_value=turns):
-        return Log.open(files.directory, TINY_LOG, files=files)
+        return FileLog.open(files.directory, TINY_LOG, files=files)

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-import lakefeed.writer.rows.runs
 from lakefeed.catalog.app import build_catalog
 from lakefeed.catalog.config import CatalogConfig, Warehouse
 from lakefeed.storage.config import StorageConfig
-from lakefeed.writer.rows.groups import ChangeGroup
+from lakefeed.writer.rows.groups import JsonGroup
 from tests import clients
 from tests.serving import serve_in_thread
 
@@ -58,12 +57,12 @@ def poison(monkeypatch):
     """Let our own decoder stumble over some rows, as it would over a fault that nobody has found yet."""
 
     def stumbling(decode):
-        def call(group: ChangeGroup, *args, **kwargs):
+        def call(group: JsonGroup, *args, **kwargs):
             if any(b"poison" in bytes(image) for image in group.images):
                 raise KeyError("a value of the row")
             return decode(group, *args, **kwargs)
 
         return call
 
-    for name in ("decode_group", "fit_group"):
-        monkeypatch.setattr(lakefeed.writer.rows.runs, name, stumbling(getattr(lakefeed.writer.rows.runs, name)))
+    for name in ("strict", "exact"):
+        monkeypatch.setattr(JsonGroup, name, stumbling(getattr(JsonGroup, name)))

@@ -25,7 +25,7 @@ from lakefeed.writer.metrics import WriterMetrics
 from lakefeed.writer.rows.table_settings import TableSections
 from lakefeed.writer.tables.columns import TableContext
 from lakefeed.writer.tables.feed import Feed
-from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.log import FileLog
 from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
 from tests.writer.conftest import Lake
 
@@ -70,7 +70,7 @@ class SwitchedStore:
 class Running:
     """A feed on a log, without the sockets before it."""
 
-    log: Log
+    log: FileLog
     feed: Feed
     store: SwitchedStore
     registry: CollectorRegistry
@@ -140,7 +140,7 @@ async def running_feed(
     """Run a feed; leaving the block stops it where it stands, as a crash would."""
     config = WriterConfig(**{"flush_max_age_s": 3600.0, "flush_check_interval_s": 0.02, **settings})
     registry = CollectorRegistry()
-    log = Log.open(directory / "log", log_config)
+    log = FileLog.open(directory / "log", log_config)
     with ThreadPoolExecutor(2) as decoders, ThreadPoolExecutor(1) as encoders:
         async with (
             open_store(lake.storage) as store,

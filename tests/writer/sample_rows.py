@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterable
 from decimal import Decimal
 
 import numpy as np
@@ -12,9 +13,10 @@ import pyarrow as pa
 from lakefeed.contract.changes import SourceId
 from lakefeed.iceberg.types import Field, ListType, MapType, StructType, Type
 from lakefeed.writer.rows.comments import JSON_DOC
-from lakefeed.writer.rows.groups import ChangeGroup, split_frames
-from lakefeed.writer.rows.json_exact import NOTHING, Fitted, fit_group, initial_columns
-from lakefeed.writer.rows.json_strict import own_fields
+from lakefeed.writer.rows.evolution import initial_columns, own_fields
+from lakefeed.writer.rows.groups import Expected, Fitted, Group, JsonGroup, NumberedFrame, group_json
+from lakefeed.writer.rows.json_exact import NOTHING
+from lakefeed.writer.rows.values import Misfit
 from lakefeed.writer.wal.payload import Encoding, Frame
 
 RECEIVED_AT_US = 1_763_251_200_000_000
@@ -29,7 +31,12 @@ def event(sequence: int, **fields) -> dict:
     return {"sequence": sequence, "operation": "INSERT", "table": "users", **fields}
 
 
-def raw_group(*images: bytes | str) -> ChangeGroup:
+def json_groups(frames: Iterable[NumberedFrame], **options) -> dict[str, JsonGroup]:
+    """Group JSON frames, by table."""
+    return {group.table: group for group in group_json(list(frames), **options)}
+
+
+def raw_group(*images: bytes | str) -> JsonGroup:
     """Make a group of inserts whose rows are exactly these bytes."""
     texts = [image if isinstance(image, bytes) else image.encode() for image in images]
     events = [
@@ -37,16 +44,24 @@ def raw_group(*images: bytes | str) -> ChangeGroup:
         for sequence, text in enumerate(texts, start=1)
     ]
     body = b'{"events":[' + b",".join(events) + b"]}"
-    return split_frames([(0, frame(body))])["users"]
+    return json_groups([(0, frame(body))])["users"]
 
 
-def group(*rows) -> ChangeGroup:
+def group(*rows) -> JsonGroup:
     return raw_group(*(json.dumps(row) for row in rows))
 
 
-def fit(images: ChangeGroup, columns: StructType | None = None, **options) -> Fitted:
+def fit(images: Group, columns: StructType | None = None, **options) -> Fitted:
     start = columns or initial_columns(keep_before=False)
-    return fit_group(images, start, next_field_id=1 + highest_id(start), **options)
+    return images.exact(Expected(start, **options), last_field_id=highest_id(start))
+
+
+def decode_group(images: Group, columns: StructType) -> pa.Table:
+    """Decode a group strictly, or raise Misfit."""
+    rows = images.strict(Expected(columns))
+    if rows is None:
+        raise Misfit("the strict decoder refused the rows")
+    return rows
 
 
 def declared(*fields: Field) -> StructType:

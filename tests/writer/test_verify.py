@@ -13,13 +13,13 @@ import pytest
 from lakefeed.contract.errors import CatalogError
 from lakefeed.contract.ledger import LEDGER_KEY, TOTALS_PROPERTY
 from lakefeed.contract.verification import Kind, Report, State
-from lakefeed.writer.rows.groups import ChangeGroup, split_frames
+from lakefeed.writer.rows.groups import JsonGroup
 from lakefeed.writer.verify import Range
 from tests.writer import lakes
 from tests.writer.conftest import Lake
 from tests.writer.lakes import largest_file, load_document, spoil_file, verify
 from tests.writer.quarantine.bench import QUARANTINE, USERS, Bench, changes_of, lake_bench
-from tests.writer.sample_rows import event, frame
+from tests.writer.sample_rows import event, frame, json_groups
 
 
 @pytest.fixture
@@ -84,10 +84,10 @@ async def test_several_sources_in_one_snapshot_are_counted_apart(bench: Bench) -
     assert {source: facts.rows for source, facts in report.facts.items()} == {"shop": 2, "depot": 3}
 
 
-def received(rows_: dict[int, Any], *, epoch: int, at_us: int) -> ChangeGroup:
+def received(rows_: dict[int, Any], *, epoch: int, at_us: int) -> JsonGroup:
     events = [event(n, rowId=str(n), timestamp=1_763_000_000_000, after=row) for n, row in rows_.items()]
     sent = replace(frame(events, source="shop", epoch=epoch), received_at_us=at_us)
-    return split_frames([(0, sent)], keep_before=True)["users"]
+    return json_groups([(0, sent)], keep_before=True)["users"]
 
 
 async def test_a_source_that_started_over_has_its_sequences_again(bench: Bench) -> None:

@@ -60,7 +60,7 @@ from lakefeed.iceberg.manifests import (
 from lakefeed.iceberg.terms import PartitionRejected, SortRejected
 from lakefeed.iceberg.types import Schema, StructType, schema_to_json, written_fields
 from lakefeed.writer.commit.state import TableState
-from lakefeed.writer.rows.merge import shows_all
+from lakefeed.writer.rows.merge import contains_all_written
 from lakefeed.writer.rows.table_settings import TableSettings
 
 # --- writer.commit_plan -----------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def read_outcome(base: TableState, fresh: TableState, document: Mapping[str, Any
         return Outcome.LANDED
     if fresh.progress.is_ahead_of(flush.spans):
         return Outcome.OVERTAKEN
-    if not shows_all(fresh.schema.columns, StructType(written_fields(base.schema.columns))):
+    if not contains_all_written(fresh.schema.columns, StructType(written_fields(base.schema.columns))):
         raise ColumnsChanged(f"columns were changed: table={base.name} flush={flush.id}", table=base.name)
     return Outcome.RETRY
 

@@ -21,7 +21,7 @@ import functools
 import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import msgspec
@@ -47,8 +47,9 @@ from lakefeed.writer.commit.state import TableState
 from lakefeed.writer.files.scan import find_files, read_columns
 from lakefeed.writer.quarantine import store as core
 from lakefeed.writer.quarantine.store import ID, MARK, Contents, Filter, Quarantine, append_rows
-from lakefeed.writer.rows.groups import BASE64_KEY, ArrowGroup, ChangeGroup, Group, Image, Run, frame_of_record
-from lakefeed.writer.rows.runs import reason_of, take_apart
+from lakefeed.writer.rows.groups import ArrowGroup, Group, JsonGroup, Run, frame_of_record, group_frames
+from lakefeed.writer.rows.runs import reason_of
+from lakefeed.writer.rows.values import BASE64_KEY, Image
 from lakefeed.writer.tables.columns import TableColumns, TableContext
 from lakefeed.writer.tables.quarantine import quarantine_rows
 
@@ -185,10 +186,10 @@ def plan_batches(rows: pa.Table, *, max_rows: int) -> list[pa.Table]:
     return batches
 
 
-def change_group(rows: pa.Table, table: TableName) -> ChangeGroup:
+def change_group(rows: pa.Table, table: TableName) -> JsonGroup:
     """Make the group again that the changes of a batch once were. Its times are left to `with_times`."""
     columns: Mapping[str, list[Any]] = {name: rows.column(name).to_pylist() for name in READ_COLUMNS[3:]}
-    return ChangeGroup(
+    return JsonGroup(
         table=str(table),
         sequences=columns[properties.SEQUENCE],
         timestamps=[0] * rows.num_rows,
@@ -214,18 +215,14 @@ def _runs(rows: pa.Table) -> list[Run]:
     runs: list[Run] = []
     for row, (source, epoch, received, offset) in enumerate(shared):
         run = Run(row, row + 1, SourceId(source), epoch, received, offset)
-        if runs and (run.source, run.epoch, run.received_at_us, run.offset) == _shared(runs[-1]):
-            run = Run(runs.pop().start, row + 1, run.source, epoch, received, offset)
+        if runs and runs[-1].key == run.key:
+            run = replace(run, start=runs.pop().start)
         runs.append(run)
     return runs
 
 
-def _shared(run: Run) -> tuple[SourceId, int, int, int]:
-    return run.source, run.epoch, run.received_at_us, run.offset
-
-
 def image_of(text: str) -> Image:
-    """Give a row's JSON as it was received, from the text that change_columns.text_of made of it."""
+    """Give a row's JSON as it was received, from the text that values.text_of made of it."""
     if BASE64_KEY in text:
         try:
             document = msgspec.json.decode(text, type=dict[str, str])
@@ -456,12 +453,12 @@ class Replay:
     async def _decode(self, rows: pa.Table, columns: TableColumns) -> _Decoded:
         done = _Decoded()
         if rows.num_rows:
-            sifted = await columns.decode(change_group(rows, self._table))
-            for part, decoded in sifted.kept:
+            fitted = await columns.decode(change_group(rows, self._table))
+            for part, decoded in fitted.kept:
                 own = rows_of(part, rows)
                 done.tables.append(with_times(decoded, own))
                 done.ids += own.column(cdc.ROW_ID).to_pylist()
-            for part, reason in sifted.refused:
+            for part, reason in fitted.refused:
                 done.failures += [Failure(id_, reason.text) for id_ in rows_of(part, rows)[cdc.ROW_ID].to_pylist()]
         return done
 
@@ -662,4 +659,7 @@ def _parts_of(row: Mapping[str, Any], *, default_namespace: str, now_us: int) ->
         )
         return _Part(table, source, group.positions()[source][1], kept)
 
-    return [part_of(group) for group in take_apart(frame, offset=row[properties.LOG_OFFSET], name_of=name_of)]
+    return [
+        part_of(group)
+        for group in group_frames([(row[properties.LOG_OFFSET], frame)], keep_before=True, name_of=name_of)
+    ]

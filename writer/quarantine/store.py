@@ -416,9 +416,9 @@ class Quarantine:
     ) -> None:
         rows: list[pa.Table] = []
         for group in groups:
-            sifted = await columns.decode(group)
-            assert not sifted.refused, "these rows are our own"
-            rows += [decoded for _, decoded in sifted.kept]
+            fitted = await columns.decode(group)
+            assert not fitted.refused, "these rows are our own"
+            rows += [decoded for _, decoded in fitted.kept]
         await append_rows(rows, columns, self._context, spans=spans, properties={})
 
 

@@ -22,7 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from lakefeed.iceberg.types import Field, ListType, MapType, StructType, Type, decimal_parts, to_arrow_type
+from lakefeed.iceberg.arrow import to_arrow_type
+from lakefeed.iceberg.types import Field, ListType, MapType, StructType, Type, decimal_parts
 from lakefeed.writer.rows.comments import former_names, is_json, name_in
 from lakefeed.writer.rows.declaration import declare_fields
 from lakefeed.writer.rows.evolution import (
@@ -48,6 +49,7 @@ from lakefeed.writer.wire.arrow_types import (
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Rows: TypeAlias = npt.NDArray[np.intp]
+
 
 def fit_columns(rows: pa.Table, columns: StructType, *, last_field_id: int, nanoseconds: bool = False) -> FittedRows:
     """Bring a frame's rows into their table's columns; each value is in its column or in `rescued`.
@@ -266,6 +268,7 @@ def _nulls_and(values: pa.Array, misfits: Mask | None) -> pa.Array | None:
 
 _INT64_DIGITS = pa.decimal128(19, 0)
 _UINT64_DIGITS = pa.decimal128(20, 0)
+
 
 class Cast(NamedTuple):
     """Values in their column's type, null if one did not fit; `misfits` marks those, None if there are none."""

@@ -251,7 +251,9 @@ def declare_fields(
 def _add(declared: Field, update: SchemaUpdate, path: Path) -> Field | None:
     added = update.add((*path, declared.name), declared)
     if added is None:
-        update.refuse((*path, declared.name), "is not added: its name is another column's, or there are too many columns")
+        update.refuse(
+            (*path, declared.name), "is not added: its name is another column's, or there are too many columns"
+        )
     return added
 
 
@@ -328,7 +330,9 @@ def rename_fields(fields: Sequence[Field], declared: Iterable[Field], update: Sc
     return tuple(fields)
 
 
-def _rename_fields(fields: Sequence[Field], declared: Iterable[Field], update: SchemaUpdate, path: Path) -> tuple[Field, ...]:
+def _rename_fields(
+    fields: Sequence[Field], declared: Iterable[Field], update: SchemaUpdate, path: Path
+) -> tuple[Field, ...]:
     by_name = {each.name: each for each in declared}
     present = {each.name for each in fields}
     new_names = {

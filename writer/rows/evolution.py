@@ -82,10 +82,9 @@ class FittedRows:
     changes: tuple[str, ...]
 
 
-def initial_columns(*, keep_before: bool, is_routed: bool = False) -> StructType:
+def initial_columns(*, keep_before: bool) -> StructType:
     """Return the columns of a table without rows: Lakefeed's own."""
     left_out = {names.BEFORE} if not keep_before else set()
-    left_out |= {names.PARTITION} if not is_routed else set()
     wanted = [name for name in names.ALL if name not in left_out]
     types: dict[str, Type] = {
         names.SEQUENCE: "long",
@@ -94,7 +93,7 @@ def initial_columns(*, keep_before: bool, is_routed: bool = False) -> StructType
         names.UNCHANGED: ListType(len(wanted) + 1, "string"),
         names.EPOCH: "long",
     }
-    optional = (names.BEFORE, names.UNCHANGED, names.METADATA, names.RESCUED, names.PARTITION, names.EPOCH)
+    optional = (names.BEFORE, names.UNCHANGED, names.METADATA, names.RESCUED, names.EPOCH)
     return StructType(
         tuple(
             Field(field_id, name, types.get(name, "string"), required=name not in optional)
@@ -302,7 +301,7 @@ class StructObserver:
         if not isinstance(value, dict):
             return
         for given, member in value.items():
-            name = given if given in self.known else self.former.get(given, given)
+            name = given if given in self.known else str(self.former.get(given, given))
             if name != given and name in value:
                 name = given  # the row uses both names, so the former one means another field
             if name not in self.known:
@@ -336,13 +335,10 @@ class _ElementObserver:
     observer: Observer
 
     def add(self, value: Any) -> None:
-        if isinstance(self.type, ListType):
-            elements = value if isinstance(value, list) else ()
-        else:
-            elements = value.values() if isinstance(value, dict) else ()
-        for each in elements:
-            if each is not None:
-                self.observer.add(each)
+        if isinstance(value, list if isinstance(self.type, ListType) else dict):
+            for each in value if isinstance(value, list) else value.values():
+                if each is not None:
+                    self.observer.add(each)
 
     def evolved(self, update: SchemaUpdate, path: Path) -> Type:
         def evolve(child: Field) -> Field:

@@ -42,7 +42,8 @@ import pyarrow.types as pt
 from lakefeed.contract import changes as names
 from lakefeed.contract.changes import Position, SourceId
 from lakefeed.contract.errors import WriterError
-from lakefeed.iceberg.types import Schema, StructType, to_arrow_schema
+from lakefeed.iceberg.arrow import to_arrow_schema
+from lakefeed.iceberg.types import Schema, StructType
 from lakefeed.writer.rows.arrow import fit_columns
 from lakefeed.writer.rows.declaration import Declared, declaration_from_text, declare_columns
 from lakefeed.writer.rows.evolution import FittedRows, own_fields
@@ -568,9 +569,7 @@ class ArrowGroup(Group):
 
     def exact(self, expected: Expected, *, last_field_id: int) -> Fitted:
         """Decode any rows, whatever they hold; the columns may evolve for them."""
-        rows = fit_columns(
-            self.rows, expected.columns, last_field_id=last_field_id, nanoseconds=expected.nanoseconds
-        )
+        rows = fit_columns(self.rows, expected.columns, last_field_id=last_field_id, nanoseconds=expected.nanoseconds)
         fitted = self._fitted(rows)
         if fitted.table.nbytes * HELD_MAX_RATIO < self.frame_bytes:
             return replace(fitted, table=fitted.table.take(pa.array(np.arange(fitted.table.num_rows))))
@@ -701,7 +700,7 @@ class UnreadableRecord(JsonGroup):
         [(source, (_, last))] = JsonGroup.positions(self).items()
         return {source: (Position(last.epoch, min(self.after_sequence + 1, last.sequence)), last)}
 
-    def strict(self, expected: Expected) -> pa.Table | None:  # noqa: ARG002 - it fits no columns
+    def strict(self, expected: Expected) -> pa.Table | None:
         """Return None: no table can take the record."""
         return None
 

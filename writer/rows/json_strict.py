@@ -46,7 +46,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from lakefeed.iceberg.types import Field, ListType, MapType, StructType, Type, decimal_parts, to_arrow_type
+from lakefeed.iceberg.arrow import to_arrow_type
+from lakefeed.iceberg.types import Field, ListType, MapType, StructType, Type, decimal_parts
 from lakefeed.writer.rows.comments import ELEMENT, KEY, VALUE, is_json
 from lakefeed.writer.rows.values import Image, Misfit, double_holds, floats_hold, is_text_type, read_texts
 
@@ -96,7 +97,7 @@ class _Plan:
 
 
 @lru_cache(maxsize=PLANS_MAX)
-def _plan(fields: tuple[Field, ...], rewritten: bool) -> _Plan:  # noqa: FBT001 - lru_cache keys are positional
+def _plan(fields: tuple[Field, ...], rewritten: bool) -> _Plan:
     parse_type = _parse_type(StructType(fields), rewritten=rewritten)
     return _Plan(pa.schema(parse_type.fields), number_check_of(parse_type))
 
@@ -238,17 +239,19 @@ def _refine(parsed: pa.Array, type_: Type, check_required: bool) -> pa.Array:
             if check_required and required and values.null_count:
                 raise Misfit("a map of required values has nulls")
             return pa.MapArray.from_arrays(parsed.offsets, keys, values, type=target, mask=parsed.is_null())
-        case "double":
-            # JSON has no infinity: such a number was too large.
-            if not pc.all(pc.is_finite(parsed), min_count=0).as_py():
-                raise Misfit("a number is larger than a double holds")
-            return parsed
-        case "float":
-            if not floats_hold(parsed):
-                raise Misfit("a number has more digits than a float holds")
-            return parsed.cast(target, safe=False)
         case str():
-            return read_texts(parsed, type_) if is_text_type(type_) else parsed.cast(target)
+            return _refine_primitive(parsed, type_)
+
+
+def _refine_primitive(parsed: pa.Array, type_: str) -> pa.Array:
+    if is_text_type(type_):
+        return read_texts(parsed, type_)
+    # JSON has no infinity: such a number was too large.
+    if type_ == "double" and not pc.all(pc.is_finite(parsed), min_count=0).as_py():
+        raise Misfit("a number is larger than a double holds")
+    if type_ == "float" and not floats_hold(parsed):
+        raise Misfit("a number has more digits than a float holds")
+    return parsed.cast(to_arrow_type(type_), safe=type_ != "float")
 
 
 def _any_missing(child: pa.Array, parent: pa.Array) -> bool:

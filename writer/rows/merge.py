@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from lakefeed.contract.changes import fold
+from lakefeed.iceberg.arrow import to_arrow_schema, to_arrow_type
 from lakefeed.iceberg.types import (
     PRIMITIVES,
     Field,
@@ -36,8 +37,6 @@ from lakefeed.iceberg.types import (
     decimal_parts,
     map_type,
     promotes,
-    to_arrow_schema,
-    to_arrow_type,
     walk,
     written_fields,
 )

@@ -1,11 +1,11 @@
-"""Settings of single tables. Owns how sections of the configuration are matched to a table and laid over each other.
+"""Per-table settings: how sections `[tables."pattern"]` of the configuration are matched to tables and merged.
 
     [tables."sales.*"]           flush_max_age_s = 60
     [tables."sales.orders"]      partition = "bucket[16](customer_id)"
 
-All sections whose pattern matches a table hold for it. Where several give the same key, the most specific one wins: a
-plain name before any pattern, then the pattern with more letters beside its `*`, then the one further down. What none
-gives is taken from [writer]. Patterns do not reach the quarantine tables, which lack the columns of others; their plain
+All sections whose pattern matches a table apply to it. If several set the same key, the most specific one wins: a
+plain name before any pattern, then the pattern with more letters beside its `*`, then the later one. Keys that no
+section sets come from [writer]. Patterns do not match quarantine tables, which lack the columns of others; their plain
 names do.
 """
 
@@ -26,10 +26,10 @@ PROPERTIES = "properties"
 COLUMNS = "columns"
 IDENTIFIER = "identifier"
 
-# Keys that are no settings of the writer.
+# Keys that are not settings of the writer.
 _OTHERS = (PROPERTIES, COLUMNS, IDENTIFIER)
 
-# What the writer itself says of a table; a section must not say otherwise.
+# Properties that the writer sets itself; a section must not set them.
 OWN_PROPERTIES = (
     *("format-version", "lakefeed.append-only", "lakefeed.progress"),
     *("lakefeed.partition", "lakefeed.sort"),
@@ -40,7 +40,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSettings:
-    """What holds for one table: its settings, its own table properties, its declared columns, and the keys given."""
+    """The settings of one table: writer settings, table properties, declared columns, and the keys that were set."""
 
     config: WriterConfig = field(default_factory=WriterConfig)
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class TableSections:
     sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def check(self, config: WriterConfig) -> None:
-        """Raise ValueError, which names the section, unless each is sound over `config`."""
+        """Raise ValueError, which names the section, unless each section is valid on top of `config`."""
         for pattern, values in self.sections.items():
             try:
                 check(bool(pattern.strip()), "pattern must not be empty")
@@ -66,11 +66,11 @@ class TableSections:
                 raise ValueError(f'tables."{pattern}": {error}') from error
 
     def settings_for(self, table: str, config: WriterConfig) -> TableSettings:
-        """Give what holds for a table, by its full name: `sales.orders`."""
+        """Return the settings of a table, by its full name: `sales.orders`."""
         values: dict[str, Any] = {}
         properties: dict[str, str] = {}
         columns: dict[str, Any] = {}
-        for pattern in sorted(self.sections, key=_specificity):  # stable: further down comes later
+        for pattern in sorted(self.sections, key=_specificity):  # stable: later sections come later
             if _matches(pattern, table):
                 section = self.sections[pattern]
                 values |= section
@@ -84,7 +84,7 @@ class TableSections:
         )
 
     def keeps_before(self, config: WriterConfig) -> bool:
-        """Tell whether any table keeps the row before a change."""
+        """Return whether any table keeps the row before a change."""
         return config.keep_before or any(values.get("keep_before") for values in self.sections.values())
 
 
@@ -101,7 +101,7 @@ def _laid_over(config: WriterConfig, values: Mapping[str, Any]) -> WriterConfig:
 def _check_properties(properties: Mapping[str, Any]) -> None:
     for name, value in properties.items():
         check(isinstance(value, str), f"properties must be texts: property={name}")
-        check(name not in OWN_PROPERTIES, f"properties must not say what lakefeed says itself: property={name}")
+        check(name not in OWN_PROPERTIES, f"properties must not set what lakefeed sets itself: property={name}")
 
 
 def _check_declared(values: Mapping[str, Any]) -> None:

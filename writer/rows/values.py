@@ -221,9 +221,9 @@ def read_texts(texts: pa.Array, type_: str) -> pa.Array:
 
     Raises: Misfit if any text is not exactly such a value.
     """
-    if pattern := _PATTERNS.get(type_):
-        if not pc.all(pc.match_substring_regex(texts, pattern), min_count=0).as_py():
-            raise Misfit(f"text is not in the form of its type: type={type_}")
+    pattern = _PATTERNS.get(type_)
+    if pattern and not pc.all(pc.match_substring_regex(texts, pattern), min_count=0).as_py():
+        raise Misfit(f"text is not in the form of its type: type={type_}")
     try:
         values = _read(texts, type_)
     except ValueError as error:  # Arrow's own errors are ValueErrors too

@@ -28,12 +28,18 @@ from lakefeed.writer.commit.plan import plan_layout
 from lakefeed.writer.commit.state import TableState
 from lakefeed.writer.config import WriterConfig
 from lakefeed.writer.metrics import WriterMetrics
-from lakefeed.writer.rows.declaration import without_nanoseconds
-from lakefeed.writer.rows.groups import Group
-from lakefeed.writer.rows.json_exact import declare_columns, initial_columns
-from lakefeed.writer.rows.json_strict import NO_VACANCIES
-from lakefeed.writer.rows.merge import field_ids, lost_ids, merge_columns, reads_otherwise, required_ids, without_fields
-from lakefeed.writer.rows.runs import Expected, Sifted, sift_group
+from lakefeed.writer.rows.declaration import declare_columns, without_nanoseconds
+from lakefeed.writer.rows.evolution import initial_columns
+from lakefeed.writer.rows.groups import Expected, Group
+from lakefeed.writer.rows.merge import (
+    dropped_ids,
+    field_ids,
+    has_other_meaning,
+    merge_columns,
+    required_ids,
+    without_fields,
+)
+from lakefeed.writer.rows.runs import FittedParts, fit_or_bisect
 from lakefeed.writer.rows.table_settings import TableSections, TableSettings
 
 # --- writer.table_context ---------------------------------------------------------------------------------------------
@@ -88,7 +94,6 @@ class TableColumns:
         config = self.settings.config
         self.expected = Expected(
             initial_columns(keep_before=config.keep_before),
-            NO_VACANCIES,
             nanoseconds=config.format_version >= FORMAT_WITH_NANOSECONDS,
         )
         self.layout_problem: str | None = None
@@ -178,21 +183,23 @@ class TableColumns:
         """The table's newest snapshot that we know of."""
         return self.state.snapshot_id if self.state else None
 
-    async def decode(self, group: Group) -> Sifted:
-        """Decode a group exactly, and tell apart the rows that cannot be; the columns may evolve for it."""
+    async def decode(self, group: Group, *, refused_for: StructType | None = None) -> FittedParts:
+        """Decode a group exactly, and find the rows that cannot be decoded; the columns may evolve for it."""
         async with self._lock:
-            sift = functools.partial(sift_group, group, self.expected, last_field_id=self._last_field_id)
-            sifted = await asyncio.get_running_loop().run_in_executor(self._context.decoders, sift)
-            self._note_changes(sifted.changes)
-            self._note_refusals(sifted.refusals)
-            self.expected = sifted.expected
-            self._last_field_id = sifted.last_field_id
-        return sifted
+            fit = functools.partial(
+                fit_or_bisect, group, self.expected, last_field_id=self._last_field_id, refused_for=refused_for
+            )
+            fitted = await asyncio.get_running_loop().run_in_executor(self._context.decoders, fit)
+            self._note_changes(fitted.changes)
+            self._note_refusals(fitted.refusals)
+            self.expected = fitted.expected
+            self._last_field_id = fitted.last_field_id
+        return fitted
 
     def takes_rows_of(self, columns: StructType | None) -> bool:
         """Tell whether rows that were decoded for some columns mean the same in those of now."""
         now = self.expected.columns
-        return columns is now or (columns is not None and not reads_otherwise(columns, now))
+        return columns is now or (columns is not None and not has_other_meaning(columns, now))
 
     def _note_changes(self, changes: Sequence[str]) -> None:
         if changes:
@@ -258,22 +265,22 @@ class TableColumns:
 
     def _adopt(self, state: TableState) -> None:
         """Go on from a table's state, with its columns and those that only we know."""
-        own = without_fields(self.expected.columns, self._lost_ids(state))
+        own = without_fields(self.expected.columns, self._dropped_ids(state))
         nanoseconds = state.format_version >= FORMAT_WITH_NANOSECONDS
         if not nanoseconds:  # somebody has created the table in an older format than we would have
             own = StructType(without_nanoseconds(own.fields))
         merged = merge_columns(state.schema.columns, own, last_field_id=state.last_column_id)
-        self._must_decode_again |= reads_otherwise(self.expected.columns, merged.columns)
+        self._must_decode_again |= has_other_meaning(self.expected.columns, merged.columns)
         self.state = state
         self._seen = replace(state, manifests=None)
         self.expected = replace(self.expected, columns=merged.columns, nanoseconds=nanoseconds)
         self._last_field_id = merged.last_field_id
         self.is_open = True
 
-    def _lost_ids(self, state: TableState) -> frozenset[int]:
+    def _dropped_ids(self, state: TableState) -> frozenset[int]:
         """Name the rows' own fields that the table has no more. Those that only we know are not among them."""
         if self._seen is None or self._seen.uuid != state.uuid:
             return frozenset()
         fields = self._seen.schema.columns.fields
         seen = StructType(tuple(field for field in fields if not field.name.startswith(RESERVED_PREFIX)))
-        return lost_ids(seen, state.schema.columns)
+        return dropped_ids(seen, state.schema.columns)

@@ -28,11 +28,11 @@ from lakefeed.contract.properties import is_quarantine
 from lakefeed.writer.config import WriterConfig
 from lakefeed.writer.rows.runs import (
     DecodedRun,
-    Gate,
     Open,
     OpenTransactions,
     Part,
-    Split,
+    SplitReason,
+    TransactionGate,
     cut_run,
     cut_whole,
     decode_run,
@@ -47,9 +47,8 @@ from lakefeed.writer.tables.rounds import FlushGroups
 from lakefeed.writer.tables.state import STUCK_MAX_SHARE, Stretch, plan_stretch
 from lakefeed.writer.tables.status import FeedStatus, FlushReport
 from lakefeed.writer.tables.table import TableWriter
-from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.protocol import Log, LogTail
 from lakefeed.writer.wal.records import Record
-from lakefeed.writer.wal.tail import Tail
 
 # --- writer.catch_up --------------------------------------------------------------------------------------------------
 #
@@ -104,7 +103,7 @@ class CatchUp:
         self._config = context.config
         self._flow = flow
         self._name_of = name_of
-        self._tail: Tail | None = None
+        self._tail: LogTail | None = None
         # Where the applier was when a run was read that reached it.
         self._end_seen: int | None = None
         self._changed = asyncio.Event()
@@ -166,7 +165,7 @@ class CatchUp:
         applied_offset = self._flow.applied_offset
         if self._tail is None or self._tail.offset != stretch.start:
             self.close()
-            self._tail = Tail(self._log, stretch.start)
+            self._tail = self._log.tail(stretch.start)
         max_bytes = run_max_bytes(self._config)
         read = functools.partial(self._tail.read, until=stretch.until, max_bytes=max_bytes)
         records = await loop.run_in_executor(self._context.decoders, read)
@@ -233,7 +232,7 @@ class Feed(FeedStatus):
     ) -> None:
         config = context.config
         self._room = room
-        self._gate: Gate[DecodedRun] = Gate(
+        self._gate: TransactionGate[DecodedRun] = TransactionGate(
             OpenTransactions(),
             # The rest is for tables, so that there is always one that can give up memory.
             max_bytes=min(config.transaction_max_bytes, int(config.buffer_max_bytes * STUCK_MAX_SHARE)),
@@ -247,7 +246,7 @@ class Feed(FeedStatus):
             table_max_share=table_max_share,
         )
         self._tasks = tasks
-        self._tail = Tail(log, log.first_offset)
+        self._tail = log.tail(log.first_offset)
         self._table_tasks: list[asyncio.Task[None]] = []
         self._decoders = context.decoders
         self._runs: asyncio.Queue[tuple[asyncio.Future[DecodedRun], Open]] = asyncio.Queue(config.decode_threads)
@@ -327,7 +326,7 @@ class Feed(FeedStatus):
         why = self._gate.limit_reached(now=now)
         return released if why is None else self._give_up_transactions(why)
 
-    def _give_up_transactions(self, why: Split) -> list[DecodedRun]:
+    def _give_up_transactions(self, why: SplitReason) -> list[DecodedRun]:
         given_up = dict(self._gate.awaited)
         self._context.metrics.split_transactions.labels(why.value).inc(len(given_up))
         shown = dict(itertools.islice(given_up.items(), TRANSACTIONS_SHOWN))

@@ -17,7 +17,7 @@ from lakefeed.writer.tables.columns import TableContext
 from lakefeed.writer.tables.pending import FlushReason
 from lakefeed.writer.tables.state import FLOWING_MAX_SHARE, plan_move, plan_yields
 from lakefeed.writer.tables.table import TableWriter
-from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.protocol import Log
 
 # --- writer.relief ----------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,22 +40,11 @@ from lakefeed.contract.errors import CatalogError, CatalogUnavailable, TableMiss
 from lakefeed.contract.properties import Kind, Reason, moved_marks, quarantine_of
 from lakefeed.iceberg.arrow import to_arrow_schema
 from lakefeed.iceberg.types import Schema
-from lakefeed.writer.rows.groups import (
-    ArrowGroup,
-    ChangeGroup,
-    Group,
-    Run,
-    arrow_change_columns,
-    change_columns,
-    text_of,
-    with_befores,
-)
-from lakefeed.writer.rows.json_exact import initial_columns
+from lakefeed.writer.rows.evolution import initial_columns
+from lakefeed.writer.rows.groups import ArrowGroup, Group, Run
 from lakefeed.writer.rows.runs import Decoded
 from lakefeed.writer.tables.columns import TableContext
 from lakefeed.writer.tables.table import TableWriter
-from lakefeed.writer.wire.arrow_frame import CHANGE_COLUMNS
-from lakefeed.writer.wire.arrow_types import json_values
 
 # --- writer.quarantine.rows -------------------------------------------------------------------------------------------
 
@@ -96,8 +84,6 @@ RECORDS = properties.command_mark("record")
 
 _CHANGE_SCHEMA = to_arrow_schema(Schema(0, initial_columns(keep_before=True)))
 
-_encode = msgspec.json.Encoder().encode
-
 
 def quarantine_rows(
     group: Group, *, table: TableName, reason: Reason, node: str, recorded_at_us: int, record: int | None = None
@@ -106,7 +92,7 @@ def quarantine_rows(
 
     `record` is the sequence of the record that they were in, if that could not be read.
     """
-    change = _change_columns(group)
+    change = group.whole().change_columns(_CHANGE_SCHEMA)
     own = {
         properties.TABLE_NAME: pa.repeat(str(table), len(group)),
         properties.SOURCE: change[cdc.SOURCE],
@@ -114,12 +100,12 @@ def quarantine_rows(
         properties.SEQUENCE: change[cdc.SEQUENCE],
         properties.OPERATION: change[cdc.OPERATION],
         properties.ROW_ID: change[cdc.ROW_ID],
-        properties.ROW: pa.array(_row_texts(group), pa.string()),
+        properties.ROW: pa.array(group.json_rows(), pa.string()),
         properties.BEFORE: change[cdc.BEFORE],
         properties.UNCHANGED: change[cdc.UNCHANGED],
         properties.METADATA: change[cdc.METADATA],
         properties.DECLARED: pa.repeat(pa.scalar(list(group.declared), pa.list_(pa.string())), len(group)),
-        properties.ENCODING: pa.repeat("arrow" if isinstance(group, ArrowGroup) else "json", len(group)),
+        properties.ENCODING: pa.repeat(group.encoding, len(group)),
         properties.REASON: pa.repeat(reason.refusal.value, len(group)),
         properties.REASON_TEXT: pa.repeat(reason.text[:REASON_TEXT_MAX_CHARS], len(group)),
         properties.NODE: pa.repeat(node, len(group)),
@@ -180,15 +166,8 @@ def _group_of(rows: pa.Table, table: TableName, runs: Sequence[Run]) -> ArrowGro
         rows=rows,
         sequences=rows.column(cdc.SEQUENCE).to_numpy(),
         runs=tuple(runs),
-        held_bytes=rows.nbytes,
+        frame_bytes=rows.nbytes,
     )
-
-
-def _change_columns(group: Group) -> Mapping[str, Any]:
-    if isinstance(group, ArrowGroup):
-        return arrow_change_columns(group, _CHANGE_SCHEMA, rescued=None)
-    assert isinstance(group, ChangeGroup)
-    return change_columns(with_befores(group), _CHANGE_SCHEMA, rescued=None)
 
 
 def _by_run(group: Group, values: Sequence[int]) -> np.ndarray:
@@ -199,22 +178,6 @@ def _ids(group: Group, table: TableName) -> Iterator[str]:
     for run in group.runs:
         for row in range(run.start, run.stop):
             yield properties.change_id(run.source, epoch=run.epoch, sequence=group.sequence_at(row), table=table)
-
-
-def _row_texts(group: Group) -> list[str]:
-    if isinstance(group, ArrowGroup):
-        return [_encode(row).decode() for row in _arrow_rows(group.rows)]
-    assert isinstance(group, ChangeGroup)
-    return [text_of(image) for image in group.images]
-
-
-def _arrow_rows(rows: pa.Table) -> Iterator[dict[str, Any]]:
-    brought = [name for name in rows.column_names if name not in CHANGE_COLUMNS]
-    if not brought:
-        yield from ({} for _ in range(rows.num_rows))
-    for batch in rows.select(brought).to_batches():
-        columns = [json_values(column) for column in batch.columns]
-        yield from (dict(zip(brought, row, strict=True)) for row in zip(*columns, strict=True))
 
 
 # --- writer.set_aside -------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from lakefeed.contract.errors import (
     TableReplaced,
     WriterError,
 )
-from lakefeed.writer.rows.runs import Split
+from lakefeed.writer.rows.runs import SplitReason
 from lakefeed.writer.tables.columns import TableContext
 from lakefeed.writer.tables.flush import Flushed, TableFlush
 from lakefeed.writer.tables.pending import FlushReason
@@ -142,7 +142,7 @@ class FlushGroups:
         """Tell of the sources in these flushes up to where they are in all of their tables, once the flushes are."""
         return self._flow.complete_with(flushes)
 
-    def note_split(self, why: Split, tables: Sequence[TableWriter]) -> None:
+    def note_split(self, why: SplitReason, tables: Sequence[TableWriter]) -> None:
         """Count and tell that transactions may be torn apart."""
         self._context.metrics.split_transactions.labels(why.value).inc()
         logger.warning("transactions_split", extra={"reason": why.value, "tables": [str(each.name) for each in tables]})
@@ -168,7 +168,7 @@ class FlushGroups:
         if members:
             self._note_outsiders({str(member.table.name) for member in members})
             if cut_short:
-                self.note_split(Split.CUT_SHORT, cut_short)
+                self.note_split(SplitReason.CUT_SHORT, cut_short)
         return members
 
     def _note_outsiders(self, names: set[str]) -> None:
@@ -180,9 +180,9 @@ class FlushGroups:
         ]
         known, self._out = self._out, frozenset(str(table.name) for table in out)
         if self._out - known:
-            self.note_split(Split.TABLE_OUT, out)
+            self.note_split(SplitReason.TABLE_OUT, out)
         elif out:  # told before
-            self._context.metrics.split_transactions.labels(Split.TABLE_OUT.value).inc()
+            self._context.metrics.split_transactions.labels(SplitReason.TABLE_OUT.value).inc()
 
 
 def _is_flushing(table: TableWriter) -> bool:
@@ -264,7 +264,7 @@ class _Group:
         # Their rows have left memory: they are decoded again, and come with a later group.
         unfit = [member.table for member in failed if not member.is_here]
         if unfit and self._members:
-            self._groups.note_split(Split.TABLE_LEFT, unfit)
+            self._groups.note_split(SplitReason.TABLE_LEFT, unfit)
         return [member for member in failed if member.is_here]
 
     async def _go_on_without(self, failed: Sequence[_Member]) -> None:
@@ -281,7 +281,7 @@ class _Group:
         leaving = [member for member in leaving if member.is_here]
         if leaving:
             self._members = [member for member in self._members if member not in leaving]
-            self._groups.note_split(Split.TABLE_LEFT, [member.table for member in leaving])
+            self._groups.note_split(SplitReason.TABLE_LEFT, [member.table for member in leaving])
             for member in leaving:
                 self._groups.start([member])
 

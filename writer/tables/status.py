@@ -19,7 +19,7 @@ from lakefeed.writer.tables.flush_policy import Threshold
 from lakefeed.writer.tables.memory import Relief
 from lakefeed.writer.tables.state import Trouble
 from lakefeed.writer.tables.table import TableWriter
-from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.protocol import Log
 
 # --- writer.table_status ----------------------------------------------------------------------------------------------
 #

@@ -24,8 +24,8 @@ from lakefeed.contract.changes import Position, SourceId, Span, TableName
 from lakefeed.contract.errors import Fenced, RowsUnfit, WriterError
 from lakefeed.contract.properties import Reason, Refusal
 from lakefeed.writer.metrics import WriterMetrics
-from lakefeed.writer.rows.groups import Group
-from lakefeed.writer.rows.runs import Decoded, Expected, Split, spans_of
+from lakefeed.writer.rows.groups import Expected, Group
+from lakefeed.writer.rows.runs import Decoded, SplitReason, spans_of
 from lakefeed.writer.tables.columns import TableColumns, TableContext
 from lakefeed.writer.tables.flush import CompleteWith, Flushed, TableFlush, nothing_is_known
 from lakefeed.writer.tables.flush_policy import FlushControl, Threshold
@@ -179,7 +179,7 @@ class TableRows:
 # From what a table was given to rows in its columns. Owns what is left out, what is set aside, and the order of both.
 #
 # group --(the table's own marks, and those of its quarantine: leave out)--> fresh part
-#       --(decoded already? else sift)--> chunks for the buffer
+#       --(decoded already? else fit)--> chunks for the buffer
 #                              +--------> rows that nothing can decode --> quarantine
 #
 # What is set aside goes in the order of the log too: the table commits what lies before it, then the quarantine commits
@@ -237,9 +237,9 @@ class TableIntake:
         if decoded.rows is not None and group is decoded.group and self._columns.takes_rows_of(decoded.columns):
             return Fit([_chunk(group, decoded.rows)])
         self._metrics.slow_groups.labels(str(self._columns.name)).inc()
-        sifted = await self._columns.decode(group)
-        first = sifted.refused[0] if sifted.refused else None
-        kept = [(part, rows) for part, rows in sifted.kept if first is None or _place(part) < _place(first[0])]
+        fitted = await self._columns.decode(group, refused_for=decoded.columns if decoded.rows is None else None)
+        first = fitted.refused[0] if fitted.refused else None
+        kept = [(part, rows) for part, rows in fitted.kept if first is None or _place(part) < _place(first[0])]
         return Fit([_chunk(part, rows) for part, rows in kept], first)
 
     async def move_away(self, decoded: Decoded, *, problem: str | None) -> None:
@@ -733,7 +733,7 @@ class TableWriter(TableHealth):
     async def _flush_buffer(self, reason: FlushReason) -> None:
         running = self.take_buffer(reason)
         if self.is_grouped:
-            self._context.metrics.split_transactions.labels(Split.TABLE_OUT.value).inc()
+            self._context.metrics.split_transactions.labels(SplitReason.TABLE_OUT.value).inc()
         with contextlib.suppress(TimeoutError):  # only parking ends it: the rows have left memory by then
             async with asyncio.timeout(None) as self._patience:
                 flushed = await self._commit_until_done(running)

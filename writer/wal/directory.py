@@ -1,28 +1,30 @@
-"""The log's directory: segments, spares and the lock. Owns what names mean and which order of steps survives a crash.
+"""Directory of the log: segments, spares and the lock, and the order of steps that survives a crash.
 
-Every method blocks; log.py decides when each is called, and on which thread. What is in the directory:
+All methods block; log.py calls them on its threads. The directory has:
 
-    lock               held (flock) by the one process that has the log open, whose id is written in it
-    0000000042.wal     a segment; their numbers have no holes
+    lock               held (flock) by the process that has the log open; contains its id
+    0000000042.wal     a segment; the numbers have no holes
     0000000007.spare   a file of a segment's size with anything in it, for a later segment
-    damaged/           what repair.py has moved aside
+    damaged/           damaged segments that repair.py has replaced
 
-A file's way, and what a crash after each step leaves. Only steps that change names need the directory synced.
+The steps of a file's life, and what a crash after each one leaves:
 
     prepare  1 create NAME.spare         a spare that is too short: open() removes it
              2 fill with zeros, sync     a spare
-    begin    3 write header, sync        still a spare, whatever is in it: the next begin() writes over it
-             4 rename to NUMBER.wal      the spare or an empty segment, whichever the disk kept. Both are sound: the
-                                         header is durable before the name, and no record is there yet
+    begin    3 write header, sync        still a spare: the next begin() overwrites it
+             4 rename to NUMBER.wal      the spare or an empty segment, whichever the disk kept. Both are valid: the
+                                         header is durable before the name, and there is no record yet
              5 sync directory            an empty segment, the newest. Only now may records be written
-    retire   6 rename to NAME.spare      the segment or a spare; the segment is merely trimmed again later
-             7 sync directory            a spare. Only now may begin() have it: a header written any earlier could show
-                                         up under the old segment's name. One segment at a time, oldest first, so that
-                                         no crash leaves a hole in the numbers
+    retire   6 rename to NAME.spare      the segment or a spare; the segment is trimmed again later
+             7 sync directory            a spare. Only now may begin() use it: a header written earlier could appear
+                                         under the old segment's name. One segment at a time, oldest first, so that no
+                                         crash leaves a hole in the numbers
 
-So a file with a segment's name always has a whole header, and what a recycled file still holds behind its new records
-belongs to another salt and to lower offsets. Whatever the sync mode, all records of the segment before are synced ahead
-of step 3: only the newest segment can hold some that are not.
+So a file with a segment's name always has a whole header, and old records of a recycled file have another salt and
+lower offsets. In every sync mode the records of the previous segment are synced before step 3: only the newest segment
+can have unsynced records.
+
+`Filesystem` is the seam for tests: each method is one system call, so that a test can make it fail.
 """
 
 from __future__ import annotations
@@ -54,25 +56,18 @@ from lakefeed.writer.wal.records import (
     spare_name,
 )
 
-# --- writer.wal.files -------------------------------------------------------------------------------------------------
-#
-# The operating system's calls that the log makes, and what is safe to build on them. Owns short reads and writes.
-#
-# `Filesystem` is the seam: each method is one call, so that a test can stand in between and make it fail.
-
-
 # Parts that one call of pwritev takes.
 _PARTS_MAX: Final = os.sysconf("SC_IOV_MAX")
 
-# New files are filled in writes of this size: large enough to be fast, small enough not to crowd out an append.
+# New files are filled in writes of this size: large enough to be fast, small enough not to delay an append.
 _FILL: Final = bytes(1024 * 1024)
 
-_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _CANNOT_ALLOCATE: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
 
 
 class Filesystem:
-    """The real thing."""
+    """The operating system's calls."""
 
     def open(self, path: Path, flags: int) -> int:
         """Open or create a file; the descriptor is not inherited."""
@@ -95,7 +90,7 @@ class Filesystem:
         return os.pwritev(descriptor, parts, position)
 
     def allocate(self, descriptor: int, size_bytes: int) -> None:
-        """Reserve room, so that a full disk is known before anything is written."""
+        """Reserve space, so that a full disk is known before anything is written."""
         os.posix_fallocate(descriptor, 0, size_bytes)
 
     def sync(self, descriptor: int) -> None:
@@ -119,7 +114,7 @@ class Filesystem:
         return os.listdir(directory)  # noqa: PTH208 - names are what is wanted, not paths
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give a file another name."""
+        """Rename a file."""
         source.rename(target)
 
     def link(self, source: Path, target: Path) -> None:
@@ -131,13 +126,13 @@ class Filesystem:
         path.unlink()
 
 
-def is_no_room(error: OSError) -> bool:
-    """Tell a full disk or quota from a disk that fails."""
-    return error.errno in _NO_ROOM
+def is_disk_full(error: OSError) -> bool:
+    """Return whether an error means a full disk or quota, not a failing disk."""
+    return error.errno in _DISK_FULL
 
 
 def write_all(files: Filesystem, descriptor: int, parts: Sequence[bytes | memoryview], position: int) -> int:
-    """Write all parts from `position` on and return the position behind them."""
+    """Write all parts from `position` on and return the position after them."""
     first = 0
     while first < len(parts):
         batch = parts[first : first + _PARTS_MAX]
@@ -169,9 +164,9 @@ def fill_zeros(files: Filesystem, descriptor: int, start: int, end: int) -> None
 
 
 def allocate_zeros(files: Filesystem, descriptor: int, size_bytes: int) -> None:
-    """Give a new file all its blocks, written and synced, so that later syncs have no metadata to write.
+    """Allocate, write and sync all blocks of a new file, so that later syncs have no metadata to write.
 
-    Each write is synced by itself: one large sync would keep the disk from those of appends for its whole length.
+    Each write is synced by itself, because one large sync would block the syncs of appends for its whole length.
     """
     try:
         files.allocate(descriptor, size_bytes)
@@ -184,7 +179,7 @@ def allocate_zeros(files: Filesystem, descriptor: int, size_bytes: int) -> None:
 
 
 def read_into(files: Filesystem, descriptor: int, buffer: memoryview, position: int) -> int:
-    """Fill the buffer from `position` on; return how much there was before the file's end."""
+    """Fill the buffer from `position` on; return how many bytes were read before the file's end."""
     filled = 0
     while filled < len(buffer):
         count = files.read(descriptor, buffer[filled:], position + filled)
@@ -195,16 +190,13 @@ def read_into(files: Filesystem, descriptor: int, buffer: memoryview, position: 
 
 
 def read_bytes(files: Filesystem, descriptor: int, size_bytes: int, position: int) -> bytes:
-    """Read up to so many bytes; fewer only at the file's end."""
+    """Return up to `size_bytes` bytes; fewer only at the file's end."""
     buffer = bytearray(size_bytes)
     return bytes(memoryview(buffer)[: read_into(files, descriptor, memoryview(buffer), position)])
 
 
-# --- writer.wal.directory ---------------------------------------------------------------------------------------------
-
-
-# A flush trims the segments of its last seconds in one go. Ten seconds at 100 MB/s are 16 segments of 64 MiB: enough
-# that a steady flow is written to recycled files, and little enough to give the disk back after an outage.
+# A flush trims the segments of its last seconds at once. Ten seconds at 100 MB/s are 16 segments of 64 MiB: enough that
+# a steady flow is written to recycled files, and few enough to free the disk after an outage.
 SPARES_MAX = 16
 
 _LOCK_NAME = "lock"
@@ -213,7 +205,7 @@ _PID_CHARS = 20
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The segment that is appended to, open for writing. `marked` tells that nothing follows its last mark."""
+    """The segment that is appended to, open for writing. `marked` is whether it ends with a mark."""
 
     number: int
     segment: Segment
@@ -223,8 +215,8 @@ class Newest:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
-    """What a directory holds at open: segments in order, the newest apart, and files that may become segments."""
+class DirectoryContents:
+    """The contents of a directory at open: older segments in order, the newest, and spares."""
 
     older: tuple[Segment, ...]
     newest: Newest | None
@@ -244,22 +236,21 @@ class LogDirectory:
         self._spare_numbers = itertools.count(numbers[-1] + 1 if numbers else 1)
 
     def close(self) -> None:
-        """Let another process open the log."""
+        """Release the lock."""
         self.files.close(self._lock)
 
-    def load(self, *, files_max: int) -> Contents:
-        """Check all segments' headers and the newest one's records, cut off a torn tail, and sort out the spares.
+    def load(self, *, files_max: int) -> DirectoryContents:
+        """Check all segments' headers and the newest one's records, cut off a torn tail, and remove unusable spares.
 
-        `files_max` is how many segments and spares the budget has room for together.
-
-        Records of older segments are checked when they are read: those that nobody reads again need not be whole.
+        `files_max` is how many segments and spares fit in the budget together. Records of older segments are checked
+        when they are read.
 
         Raises:
             WalCorrupt: a segment is missing, its header is damaged, or the newest has a damaged durable record.
             WalVersionUnknown: another version of Lakefeed has written a segment.
 
         """
-        # A process that was killed may have left names that this one sees but the disk does not have yet.
+        # A killed process may have left names that this one sees but that are not on disk yet.
         self.files.sync_directory(self.path)
         names = self.files.names(self.path)
         numbers = numbers_of(names, SEGMENT_SUFFIX)
@@ -268,10 +259,10 @@ class LogDirectory:
         older = tuple(self._older_segment(*pair) for pair in itertools.pairwise(headers))
         newest = self._recover_newest(headers[-1]) if headers else None
         spares_max = min(SPARES_MAX, files_max - len(headers))
-        return Contents(older, newest, self._sort_spares(numbers_of(names, SPARE_SUFFIX), spares_max))
+        return DirectoryContents(older, newest, self._usable_spares(numbers_of(names, SPARE_SUFFIX), spares_max))
 
     def prepare_spare(self) -> Path:
-        """Make a new spare: steps 1 and 2. If there is no room, nothing is left of it."""
+        """Make a new spare: steps 1 and 2. If the disk is full, nothing remains of it."""
         path = self.path / spare_name(next(self._spare_numbers))
         descriptor = self.files.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
@@ -285,9 +276,9 @@ class LogDirectory:
         return path
 
     def begin(self, spare: Path, header: Header) -> Newest:
-        """Turn a spare into the newest segment: steps 3 and 4. `sync_names` has to follow before the first record.
+        """Turn a spare into the newest segment: steps 3 and 4. Call `sync_names` before the first record.
 
-        If this raises, the spare is still one.
+        If this raises, the spare is still a spare.
         """
         descriptor = self.files.open(spare, os.O_RDWR)
         path = self.path / segment_name(header.number)
@@ -319,7 +310,7 @@ class LogDirectory:
     def _make(self, path: Path) -> None:
         if not path.exists():
             self._make(path.parent)
-            with contextlib.suppress(FileExistsError):  # another process was faster: the lock decides between us
+            with contextlib.suppress(FileExistsError):  # another process was faster: the lock decides
                 self.files.make_directory(path)
             self.files.sync_directory(path.parent)
 
@@ -360,12 +351,12 @@ class LogDirectory:
         return Newest(header.number, segment, header.head, descriptor, marked=end.marked)
 
     def _recover_records(self, path: Path, header: Header, descriptor: int) -> End:
-        """Find the end of the newest segment's records and make it so on disk.
+        """Find the end of the newest segment's records and make the disk agree.
 
-        What was not synced is written once more: after a failed sync the system may hold it in memory as clean
-        although the disk never got it, and a sync alone would not bring it there. Everything behind it becomes zeros:
-        a good record of a torn group could otherwise pass as part of the group that is written over its beginning.
-        A crash in between changes nothing that the next open would decide.
+        Unsynced records are written again: after a failed sync the system may hold them in memory as clean although
+        they are not on disk, and a sync alone would not write them. Everything after the end becomes zeros, because a
+        good record of a torn group could otherwise pass as part of the group that overwrites its beginning. After a
+        crash in between, the next open decides the same.
         """
         with memoryview(bytearray(header.file_bytes)) as view:
             read_into(self.files, descriptor, view, 0)
@@ -381,20 +372,20 @@ class LogDirectory:
         self.files.sync(descriptor)
         return end
 
-    def _sort_spares(self, numbers: list[int], spares_max: int) -> tuple[Path, ...]:
+    def _usable_spares(self, numbers: list[int], spares_max: int) -> tuple[Path, ...]:
         """Keep spares of the right size, up to the limit, and remove the others."""
         kept: list[Path] = []
         for number in numbers:
             path = self.path / spare_name(number)
             if len(kept) < spares_max and self._size(path) == self._segment_bytes:
-                self._settle_size(path)
+                self._persist_size(path)
                 kept.append(path)
             else:
                 self.files.unlink(path)
         return tuple(kept)
 
-    def _settle_size(self, path: Path) -> None:
-        """Have the disk know a spare's size, which a sync that failed may have left in memory only."""
+    def _persist_size(self, path: Path) -> None:
+        """Write a spare's size to disk, because a failed sync may have left it in memory only."""
         descriptor = self.files.open(path, os.O_RDWR)
         try:
             write_all(self.files, descriptor, [b"\0"], self._segment_bytes - 1)
@@ -414,7 +405,7 @@ def take_lock(directory: Path, files: Filesystem) -> int:
     """Lock the log for this process until the descriptor is closed.
 
     Raises:
-        WalLocked: another process has it.
+        WalLocked: another process holds the lock.
 
     """
     descriptor = files.open(directory / _LOCK_NAME, os.O_RDWR | os.O_CREAT)
@@ -427,7 +418,7 @@ def take_lock(directory: Path, files: Filesystem) -> int:
             f"log is in use by another process, stop that one first (or give this one its own data directory):"
             f" directory={directory} pid={holder or 'unknown'}"
         ) from error
-    with contextlib.suppress(OSError):  # a full disk: the lock is what counts
+    with contextlib.suppress(OSError):  # a full disk: only the lock matters
         write_all(files, descriptor, [str(os.getpid()).ljust(_PID_CHARS - 1).encode() + b"\n"], 0)
     return descriptor
 

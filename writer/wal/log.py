@@ -1,19 +1,19 @@
-"""The write-ahead log: append and sync, rotate, trim. Owns the log's state and its two threads.
+"""Write-ahead log on local files: append and sync, rotate, trim.
 
     append -> [segment] [segment] [newest]  -> tail
                  |                    ^
                  +-> trim -> [spare] -+
 
-The state belongs to the event loop; threads only do what they are told and report back: `wal-append` writes and syncs
-groups, `wal-files` prepares spares and retires segments, so that neither ever stands in the way of an ack.
-Readers on other threads see the state through `durable_end` and `segment_of`, each read of which is atomic.
+The state belongs to the event loop. Threads only run single steps and report back: `wal-append` writes and syncs
+groups, `wal-files` prepares spares and retires segments, so that neither delays an ack. Readers on other threads see
+the state through `durable_end` and `segment_of`, which are atomic.
 
-How far two ends reach, by `LogConfig.sync`; a process that dies loses nothing below `durable_end` in any mode:
+`LogConfig.sync` decides how far two ends reach. A process that dies loses nothing below `durable_end` in any mode:
 
-    mode       durable_end                      synced_end: what power loss leaves
+    mode       durable_end                      synced_end: what a power loss leaves
     always     synced: an append waits for it   the same
-    interval   written                          written an interval ago (sync.py), or before the last rotation or close
-    none       written                          written before the last rotation or close; more as the system likes
+    interval   written                          written an interval ago, or before the last rotation or close
+    none       written                          written before the last rotation or close, or more
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import asyncio
 import bisect
 import contextlib
 import dataclasses
-import os
 import secrets
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,42 +33,42 @@ from lakefeed.contract.errors import WalCorrupt, WalFailed, WalFull
 from lakefeed.writer.config import LogConfig
 from lakefeed.writer.wal.directory import (
     SPARES_MAX,
-    Contents,
+    DirectoryContents,
     Filesystem,
     LogDirectory,
     Newest,
-    is_no_room,
-    read_into,
+    is_disk_full,
     write_all,
 )
 from lakefeed.writer.wal.payload import Payload
 from lakefeed.writer.wal.records import (
     GROUP_MAX_BYTES,
-    HEADER_BYTES,
     MARK_BYTES,
     Header,
     Record,
     Segment,
-    aligned,
-    claimed_bytes,
     encode_group,
     encode_mark,
-    good_record,
     record_bytes,
 )
+from lakefeed.writer.wal.tail import SegmentReader, Tail
 
-# --- writer.wal.sync --------------------------------------------------------------------------------------------------
-#
-# Syncing behind appends, for the modes in which an append does not wait for it. Owns one thread and the timer.
-#
-#     idle --note--> waiting --interval--> syncing --> idle, or waiting again if more was written meanwhile
-#
-# A sync covers what was written before it began and nothing else, so `synced_end` moves to where the log ended then.
-# Belongs to the event loop; the thread, `wal-sync`, only syncs.
+_SALT_BITS = 64
+_FIRST_SEGMENT = 1
+_RECOVERY_READ_BYTES = 8 * 1024 * 1024
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class BackgroundSync:
-    """Brings the newest segment to disk every `interval_s`; without an interval, only when told to `finish`."""
+    """Syncs the newest segment every `interval_s`; without an interval, only in `finish`.
+
+        idle --note--> waiting --interval--> syncing --> idle, or waiting again if more was written meanwhile
+
+    A sync covers what was written before it began, so `synced_end` moves to where the log ended then. The state belongs
+    to the event loop; the thread, `wal-sync`, only syncs.
+    """
 
     def __init__(
         self,
@@ -92,13 +91,13 @@ class BackgroundSync:
         self._error: OSError | None = None
 
     def note(self, descriptor: int, end_offset: int) -> None:
-        """Take note that the file behind `descriptor` now holds everything below `end_offset`."""
+        """Record that the file behind `descriptor` now holds everything below `end_offset`."""
         self._descriptor = descriptor
         self._written_end = end_offset
         self._maybe_wait()
 
     async def wait_if_late(self) -> None:
-        """Wait while a sync takes longer than the interval: a slow disk must not let more and more be at risk."""
+        """Wait while a sync takes longer than the interval, so that a slow disk does not put ever more data at risk."""
         while self._interval_s is not None and self._running is not None:
             if asyncio.get_running_loop().time() - self._started_at < self._interval_s:
                 return
@@ -126,7 +125,7 @@ class BackgroundSync:
         self._thread.shutdown()
 
     def _maybe_wait(self) -> None:
-        """Start the timer unless all is synced, or timer or sync is running, or syncing has failed."""
+        """Start the timer unless all is synced, the timer or a sync is running, or syncing has failed."""
         busy = self._timer is not None or self._running is not None or self._error is not None
         if self._interval_s is not None and not busy and self._written_end > self.synced_end:
             self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._start)
@@ -146,7 +145,7 @@ class BackgroundSync:
 
     def _finished(self, done: asyncio.Future[None], end_offset: int) -> None:
         self._running = None
-        if done.cancelled():  # only the end of the event loop gets here
+        if done.cancelled():  # only at the end of the event loop
             return
         error = done.exception()
         if isinstance(error, OSError):
@@ -159,91 +158,10 @@ class BackgroundSync:
             self._maybe_wait()
 
 
-# --- writer.wal.reader ------------------------------------------------------------------------------------------------
-#
-# Reading the records of one segment, in order. Owns the checks and the position; which segment is tail.py's matter.
+class FileLog:
+    """A log in one directory; implements `protocol.Log`."""
 
-
-class SegmentReader:
-    """Reads durable records of one segment from its first one on. Blocks."""
-
-    def __init__(self, segment: Segment, files: Filesystem) -> None:
-        self.offset = segment.base_offset
-        self._path = str(segment.path)
-        self._salt = segment.salt
-        self._synced = segment.base_offset
-        self._position = segment.records_start
-        self._files = files
-        self._descriptor = files.open(segment.path, os.O_RDONLY)
-        # Kept between reads: fresh memory would cost a page fault for every page read.
-        self._buffer = bytearray()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._files.close(self._descriptor)
-
-    def read(self, *, until: int, end_position: int, max_bytes: int) -> list[Record]:
-        """Read records below `until`, all of them durable before `end_position`: about `max_bytes`, at least one.
-
-        None only when nothing is left below `until`, be it that the last ones are missing since a repair.
-
-        Raises:
-            WalCorrupt: a record is damaged.
-
-        """
-        records: list[Record] = []
-        while not records and self.offset < until:
-            records = self._read_some(until, end_position - self._position, max_bytes)
-        return records
-
-    def _read_some(self, until: int, rest_bytes: int, max_bytes: int) -> list[Record]:
-        """Read at least one record or mark."""
-        start = self._position
-        view = self._load(min(max(max_bytes, HEADER_BYTES), rest_bytes))
-        records = self._slice(view, until)
-        if self._position == start and len(view) < (needed_bytes := claimed_bytes(view, 0)) <= rest_bytes:
-            records = self._slice(self._load(needed_bytes), until)
-        if self._position == start:
-            raise WalCorrupt("damaged record", segment=self._path, position=start, offset=self.offset)
-        return records
-
-    def _load(self, size_bytes: int) -> memoryview:
-        if len(self._buffer) < size_bytes:
-            self._buffer = bytearray(size_bytes)
-        view = memoryview(self._buffer)[:size_bytes]
-        return view[: read_into(self._files, self._descriptor, view, self._position)]
-
-    def _slice(self, view: memoryview, until: int) -> list[Record]:
-        """Take good records from the beginning of what was read; the first one that is bad or cut off ends it."""
-        records: list[Record] = []
-        position, offset, synced = 0, self.offset, self._synced
-        while offset < until and (found := good_record(view, position, offset=offset, synced=synced, salt=self._salt)):
-            length, next_offset, synced = found
-            if length:  # a mark has none
-                start = position + HEADER_BYTES
-                records.append(Record(offset, bytes(view[start : start + length])))
-            position += aligned(HEADER_BYTES + length)
-            offset = next_offset
-        self.offset, self._synced = offset, synced
-        self._position += position
-        return records
-
-
-# --- writer.wal.log ---------------------------------------------------------------------------------------------------
-
-
-_SALT_BITS = 64
-_FIRST_SEGMENT = 1
-_RECOVERY_READ_BYTES = 8 * 1024 * 1024
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-class Log:
-    """One log in one directory. One task appends; `append`, `trim` and `close` may overlap."""
-
-    def __init__(self, directory: LogDirectory, contents: Contents, config: LogConfig) -> None:
+    def __init__(self, directory: LogDirectory, contents: DirectoryContents, config: LogConfig) -> None:
         self.failed: str | None = None
         self.files = directory.files
         self.max_bytes = config.max_bytes
@@ -261,7 +179,7 @@ class Log:
             interval_s=config.sync_interval_ms / 1000 if config.sync == "interval" else None,
             on_failure=self._fail,
         )
-        # The newest segment ends in what is left of a write for which the disk had no room: nothing may follow that.
+        # The newest segment ends in the remains of a write for which the disk had no space: nothing may follow them.
         self._abandoned = False
         self._closed = False
         self._appending = asyncio.Lock()
@@ -272,13 +190,13 @@ class Log:
         self._maybe_prepare_spare()
 
     @classmethod
-    def open(cls, directory: Path, config: LogConfig, *, files: Filesystem | None = None) -> Log:
-        """Open the log, or make an empty one, and cut off a torn tail. Blocks; reads the newest segment into memory.
+    def open(cls, directory: Path, config: LogConfig, *, files: Filesystem | None = None) -> FileLog:
+        """Open or create a log, and cut off a torn tail. Blocks; reads the newest segment into memory.
 
-        Everything that it finds is synced. In which mode it was written does not matter: each record tells.
+        Everything that is found is synced, whatever the mode in which it was written.
 
         Raises:
-            WalCorrupt: what was durable is damaged.
+            WalCorrupt: a durable record is damaged.
             WalLocked: another process has the log open.
             WalVersionUnknown: another version of Lakefeed has written it.
 
@@ -292,48 +210,43 @@ class Log:
 
     @property
     def head(self) -> bytes | None:
-        """The head that the newest segment was begun with; None before the first append."""
+        """The head of the newest segment; None before the first append."""
         return None if self._newest is None else self._newest.head
 
     @property
     def first_offset(self) -> int:
-        """The oldest record that is still there."""
+        """The offset of the oldest record that is still there."""
         if self._older:
             return self._older[0].base_offset
         return 0 if self._newest is None else self._newest.segment.base_offset
 
     @property
     def durable_end(self) -> int:
-        """Every record below this offset is durable, in the sense of the sync mode: its append has returned."""
+        """The offset below which every record is durable, as the sync mode defines it: its append has returned."""
         return 0 if self._newest is None else self._newest.segment.end_offset
 
     @property
     def synced_end(self) -> int:
-        """Every record below this offset is on disk, and survives the loss of power."""
+        """The offset below which every record is on disk and survives a power loss."""
         return self.durable_end if self._sync_each else self._background.synced_end
 
     @property
-    def next_offset(self) -> int:
-        """The offset of the next record to be appended."""
-        return self.durable_end
-
-    @property
     def size_bytes(self) -> int:
-        """What the log uses of its budget: older segments whole, the newest as far as it is written."""
+        """The bytes of the budget in use: older segments whole, the newest as far as it is written."""
         newest_bytes = 0 if self._newest is None else self._newest.segment.end_position
         return self._older_bytes + newest_bytes
 
     def bytes_below(self, offset: int) -> int:
-        """Tell how much of the budget a trim at `offset` would give back."""
+        """Return how many bytes a trim at `offset` would free."""
         return sum(segment.file_bytes for segment in self._older if segment.end_offset <= offset)
 
     @property
     def group_max_bytes(self) -> int:
-        """The sum of `record_bytes` that one append may have. The other half of a segment is for the head."""
+        """The maximum sum of `record_bytes` of one append. The other half of a segment is for the head."""
         return min(self._segment_bytes // 2, GROUP_MAX_BYTES)
 
     def newest_records(self) -> Iterator[Record]:
-        """Read the records of the newest segment: what has happened since its head. Blocks."""
+        """Yield the records of the newest segment, which are those after its head. Blocks."""
         if self._newest is None:
             return
         segment = self._newest.segment
@@ -347,13 +260,13 @@ class Log:
             reader.close()
 
     def segment_of(self, offset: int) -> Segment:
-        """Find the segment that holds a durable record. Safe on any thread.
+        """Return the segment that holds a durable record. Safe on any thread.
 
         Raises:
             WalCorrupt: the record was trimmed.
 
         """
-        newest = self._newest  # first: a rotation in between moves it to the older ones, where it is then found
+        newest = self._newest  # read first: a rotation in between moves it to the older ones, where it is then found
         if newest is not None and offset >= newest.segment.base_offset:
             return newest.segment
         older = self._older
@@ -361,6 +274,10 @@ class Log:
         if index < 0:
             raise WalCorrupt(f"record was trimmed before it was read: offset={offset}")
         return older[index]
+
+    def tail(self, offset: int) -> Tail:
+        """Return a reader that starts at `offset`."""
+        return Tail(self, offset)
 
     async def append(self, payloads: Sequence[Payload], *, head: Callable[[], bytes]) -> int:
         """Append one group and return its first offset. `head` is called if a new segment has to be begun.
@@ -382,14 +299,14 @@ class Log:
         return await _uncancelled(self._append(payloads, group_bytes, head))
 
     async def wait_beyond(self, offset: int) -> None:
-        """Wait until the record at `offset` is durable. Cancelling it changes nothing."""
+        """Wait until the record at `offset` is durable."""
         while self.durable_end <= offset:
             await self._advanced.wait()
 
     async def trim(self, offset: int) -> None:
-        """Give back the segments whose records are all below `offset`; the newest always stays.
+        """Free the segments whose records are all below `offset`; the newest always stays.
 
-        A log that has failed is left as it is. Cancelling stops between two segments.
+        A failed log is left unchanged. Cancellation takes effect between two segments.
 
         Raises:
             WalFailed: the directory could not be changed.
@@ -400,10 +317,10 @@ class Log:
                 await _uncancelled(self._retire_oldest())
 
     async def close(self) -> None:
-        """Finish what is being written, sync it and let another process open the log. Cancelling waits for the end.
+        """Finish what is being written, sync it and release the lock. Cancellation waits for the end.
 
         Raises:
-            WalFailed: what was durable could not be synced. The log is closed nevertheless.
+            WalFailed: durable records could not be synced. The log is closed nevertheless.
 
         """
         await _uncancelled(self._close())
@@ -425,7 +342,7 @@ class Log:
             return segment.end_offset
 
     def _fits(self, segment: Segment, group_bytes: int) -> bool:
-        """Tell whether a group still goes into the newest segment, and a mark behind it when the log is closed."""
+        """Return whether a group fits in the newest segment, with space for the mark that closing writes."""
         return not self._abandoned and segment.end_position + group_bytes + MARK_BYTES <= segment.file_bytes
 
     def _write_group(self, newest: Newest, payloads: Sequence[Payload], synced: int) -> None:
@@ -434,9 +351,9 @@ class Log:
         try:
             write_all(self.files, newest.descriptor, parts, segment.end_position)
         except OSError as error:
-            # The blocks were there, but not every system writes to the same ones again.
-            if is_no_room(error):
-                raise WalFull(f"disk has no room for the group: {error}") from error
+            # The blocks were allocated, but not every file system writes to the same ones again.
+            if is_disk_full(error):
+                raise WalFull(f"disk is full, the group was not written: {error}") from error
             raise
         if self._sync_each:
             self.files.sync(newest.descriptor)
@@ -452,11 +369,11 @@ class Log:
         )
         if not self._sync_each:
             self._background.note(newest.descriptor, self.durable_end)
-        self._advanced.set()  # wakes those who wait now; the next advance is another event
+        self._advanced.set()  # wakes the tasks that wait now; the next advance is another event
         self._advanced = asyncio.Event()
 
     async def _rotate(self, newest: Newest | None, head: Callable[[], bytes]) -> Newest:
-        """Begin a new segment; see directory.py for what a crash in between leaves."""
+        """Begin a new segment; directory.py lists what a crash in between leaves."""
         spare = await self._ready_spare()
         header = self._next_header(newest, head())
         await self._finish_sync()
@@ -494,11 +411,11 @@ class Log:
         return header
 
     async def _ready_spare(self) -> Path:
-        """Return a spare, which stays one until a segment is begun with it."""
+        """Return a spare; it stays a spare until a segment begins with it."""
         if not self._has_room():
             raise WalFull(f"log has used up its budget: size_bytes={self.size_bytes} max_bytes={self.max_bytes}")
         if self._preparing is not None and self._preparing.done() and self._preparing.exception() is not None:
-            self._preparing = None  # it failed some time ago: there may be room by now
+            self._preparing = None  # it failed some time ago: there may be space by now
         self._maybe_prepare_spare()
         if self._preparing is not None and not self._spares:
             preparing, self._preparing = self._preparing, None
@@ -509,12 +426,12 @@ class Log:
         return self._spares[-1]
 
     def _maybe_prepare_spare(self) -> None:
-        """Start making a spare unless there is one, one is being made, or the budget has no room for it."""
+        """Start preparing a spare unless there is one, one is being prepared, or the budget has no space for it."""
         if not self._spares and self._preparing is None and self._has_room():
             self._preparing = self._files_thread.submit(self._directory.prepare_spare)
 
     def _has_room(self) -> bool:
-        """Tell whether the budget allows one more segment."""
+        """Return whether the budget allows one more segment."""
         newest_bytes = 0 if self._newest is None else self._newest.segment.file_bytes
         return self._older_bytes + newest_bytes + self._segment_bytes <= self.max_bytes
 
@@ -541,11 +458,11 @@ class Log:
                 await self._release()
 
     async def _maybe_mark(self) -> None:
-        """Leave behind the last record that all is synced: from now on damage is told from a torn tail everywhere."""
+        """Write a mark after the last record: as all is synced, a bad record before it is damage, not a torn tail."""
         newest = self._newest
         if newest is None or newest.marked or self._abandoned:
             return
-        with contextlib.suppress(OSError):  # nothing is lost without the mark, nor by a torn one
+        with contextlib.suppress(OSError):  # nothing is lost without the mark, or with a torn one
             await self._call(self._append_thread, self._write_mark, newest)
 
     def _write_mark(self, newest: Newest) -> None:
@@ -565,7 +482,7 @@ class Log:
         self._directory.close()
 
     async def _run(self, thread: ThreadPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do work on a thread after which, if it fails, nobody knows what is on disk."""
+        """Run work on a thread. If it fails, the state of the disk is unknown, and so the log has failed."""
         try:
             return await self._call(thread, work, *args, **kwargs)
         except OSError as error:
@@ -575,18 +492,18 @@ class Log:
         try:
             return await asyncio.wrap_future(thread.submit(work, *args, **kwargs))
         except asyncio.CancelledError:
-            # Only the end of the event loop gets here: the thread goes on, and nobody will hear how it went.
+            # Only at the end of the event loop: the thread continues, and its result is lost.
             self.failed = "log was abandoned while writing"
             raise
 
     def _refused(self, error: OSError) -> WalFull | WalFailed:
-        """Tell a full disk, which a trim can cure, from a failing one. Nothing of the log has changed yet."""
-        if is_no_room(error):
-            return WalFull(f"disk has no room for another segment: {error}")
+        """Return the error for a full disk, which a trim can cure, or for a failing one. The log has not changed yet."""
+        if is_disk_full(error):
+            return WalFull(f"disk is full, no segment can be added: {error}")
         return self._fail(error)
 
     def _fail(self, error: OSError) -> WalFailed:
-        """Accept nothing more: only the next open reads back what the disk holds."""
+        """Accept nothing more: only the next open finds out what the disk holds."""
         if self.failed is None:
             self.failed = f"log cannot be written, restart the service once the disk is well: {error}"
         return WalFailed(self.failed)
@@ -607,7 +524,7 @@ class Log:
 
 
 async def _uncancelled(work: Coroutine[None, None, T]) -> T:
-    """Finish the work whatever happens; only then let a cancellation through."""
+    """Finish the work; a cancellation takes effect only after that."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -617,6 +534,6 @@ async def _uncancelled(work: Coroutine[None, None, T]) -> T:
             cancelled = error
     if cancelled is not None:
         if not task.cancelled():
-            task.exception()  # seen; what it means for the log is kept in `failed`
+            task.exception()  # retrieved; what it means for the log is in `failed`
         raise cancelled
     return task.result()

@@ -1,10 +1,8 @@
-"""What one record of the log holds: a frame as it was received, and what admission decided about it.
+"""Payload of a log record: a frame as it was received, and what admission decided about it.
 
-Owns the payload's layout; the record around it belongs to wal/record.py.
+    kind: u8 | header_length: u32 | header: JSON bytes[header_length] | body: bytes (the frame, unchanged)
 
-    kind: u8 | header_length: u32 | header: JSON bytes[header_length] | body: bytes (the frame, untouched)
-
-The header repeats what the body says of itself where a reader would otherwise have to decode the body.
+The header repeats what readers would otherwise have to decode the body for.
 """
 
 from __future__ import annotations
@@ -33,12 +31,12 @@ class Encoding(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One admitted batch. Changes at or below `after_sequence` were taken before: readers drop them.
+    """One admitted batch. Changes at or below `after_sequence` were admitted before: readers drop them.
 
-    `origin` is ingest's: what it has to remember of the source's own positions along with these changes.
-    `expanded_bytes` is what the body may take once decoded, where that is more than its own size. `declared` is what
-    the source declared of tables in this batch, {table: declaration} as JSON (rows/declared.py), if it has not before.
-    `open_transaction` names the source's transaction that goes on behind the batch, where that is heeded.
+    `origin` is ingest's: the source's own positions along with these changes. `expanded_bytes` is what the body may take
+    once decoded, if that is more than its size. `declared` is what the source declared about tables in this batch, as
+    JSON {table: declaration} (rows/declaration.py), if it has not before. `open_transaction` names the source's
+    transaction that continues after the batch, if transactions are tracked.
     """
 
     source: SourceId
@@ -71,7 +69,7 @@ _decode_header = msgspec.json.Decoder(_Header).decode
 
 
 def encode_frame(frame: Frame) -> Payload:
-    """Lay out a frame as the parts of one log payload."""
+    """Encode a frame as the parts of one log payload."""
     header = _encode_header(
         _Header(
             frame.source,
@@ -89,7 +87,7 @@ def encode_frame(frame: Frame) -> Payload:
 
 
 def decode_frame(payload: bytes) -> Frame:
-    """Read a frame back from a payload that the log has already checked."""
+    """Decode a frame from a payload that the log has already checked."""
     kind, header, body_start = _read_header(payload)
     return Frame(
         source=SourceId(header.source),
@@ -108,20 +106,20 @@ def decode_frame(payload: bytes) -> Frame:
 
 @dataclass(frozen=True, slots=True)
 class PayloadFacts:
-    """What its header tells of a payload: what it may take once decoded, and whether something is declared in it."""
+    """What a payload may take once decoded, and whether it declares columns."""
 
     decoded_max_bytes: int
     declares: bool
 
 
 def payload_facts(payload: bytes) -> PayloadFacts:
-    """Look at a payload without decoding its body."""
+    """Read a payload's header without decoding its body."""
     header = _read_header(payload)[1]
     return PayloadFacts(max(len(payload), header.expanded_bytes), bool(header.declared))
 
 
 def open_transaction_of(payload: bytes) -> tuple[SourceId, str]:
-    """Tell which transaction of which source goes on behind a payload; an empty name if none does."""
+    """Return which transaction of which source continues after a payload; an empty name if none does."""
     header = _read_header(payload)[1]
     return SourceId(header.source), header.open_transaction
 

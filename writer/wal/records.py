@@ -1,23 +1,35 @@
-"""Records of the write-ahead log. Owns their bytes and checks, and tells a torn tail from corruption.
+"""Records and segment headers of the write-ahead log: byte layout and checks, torn tail or corruption.
+
+A record:
 
     crc32: u32 (of all that follows) | length: u32 | offset: u64 | synced: u64 | payload: bytes[length] | zeros to 8
 
-All numbers are little-endian and every record starts at a multiple of 8, so that a search behind damaged bytes finds
-the next record. `offset` numbers the records of the whole log. `synced` says that all records below it were synced
-when this one was written; it is stored xor the salt of its segment, a random number that never leaves the machine, so
-neither what a recycled file still holds from its former life nor bytes that a client dressed up as a record can pass.
+All numbers are little-endian. Every record starts at a multiple of 8, so that a search after damaged bytes finds the
+next record. `offset` numbers the records of the whole log. `synced` is the offset below which all records were synced
+when this one was written. It is stored xor the salt of its segment, a random number that never leaves the machine. So
+neither old records of a recycled file nor bytes that a client made look like a record are taken for records.
 
-A *mark* has `length` 2^31 and no payload, and takes no number. It is written when everything before it is synced, and
-says which number follows: `offset` is the one that was due, `synced` the next one. After a clean close these are the
-same; where a repair had to leave a gap, the records between them are missing for good.
+A *mark* has `length` 2^31, no payload, and no offset of its own. It is written when everything before it is synced, and
+gives the next offset: `offset` is the one that was due, `synced` the one that follows. After a clean close they are the
+same; after a repair that left a gap, the records between them are missing for good.
 
-When the record at `offset` is bad, what is good behind it tells what happened, however often the log was synced:
+If the record at `offset` is bad, the next good one shows what happened, in every sync mode:
 
     its synced > offset     the bad record had been durable: this is corruption
     its synced <= offset    it was written before the bad record was known to be on disk: the tail is torn
-    there is none           the tail is torn, or the log simply ends here
+    there is none           the tail is torn, or the log ends here
 
-A write that power loss interrupts is taken to harm no byte outside of it, as every journal of a database does.
+A write that a power loss interrupts is assumed to damage no byte outside of it, as database journals assume.
+
+A segment header, before the first record:
+
+    magic: 8 bytes | crc32: u32 (of all that follows) | version: u32 | header_bytes: u64
+    number: u64 | base_offset: u64 | file_bytes: u64 | salt: u64 | head_length: u64
+    head: bytes[head_length] | zeros to a multiple of 8
+
+The head is the caller's: what must still be known about the records before this segment once they are trimmed.
+`file_bytes` is fixed when the file is made, so a shorter file is damaged. The first line is the same in every version,
+so that a log of another version is not taken for a damaged one.
 """
 
 from __future__ import annotations
@@ -36,13 +48,10 @@ import numpy.typing as npt
 from lakefeed.contract.errors import WalCorrupt, WalVersionUnknown
 from lakefeed.writer.wal.payload import Payload
 
-# --- writer.wal.record ------------------------------------------------------------------------------------------------
-
-
 ALIGNMENT = 8
 HEADER_BYTES = 24
 MARK_BYTES = HEADER_BYTES
-GROUP_MAX_BYTES = 2**31 - 1  # what `length` can say of a single record
+GROUP_MAX_BYTES = 2**31 - 1  # the highest `length` of a record
 
 _MARK_LENGTH = 2**31
 _CRC = struct.Struct("<I")
@@ -51,16 +60,16 @@ _HEADER = struct.Struct("<IIQQ")
 
 _PADDINGS = tuple(bytes(count) for count in range(ALIGNMENT))
 
-# The search looks at this many possible positions at once: 1 MiB of log, so that its arrays stay in the cache.
+# Positions that the search checks at once: 1 MiB of log, so that its arrays stay in the processor's cache.
 _SEARCH_WORDS = 128 * 1024
 
-# No gap is wider than this, so that the search need not checksum whatever looks like a number.
+# No gap is wider than this, so that the search does not compute checksums for arbitrary numbers.
 _OFFSETS_AHEAD_MAX = 2**40
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One entry of the log as read back: its number and what was appended."""
+    """One record as read back: its offset and what was appended."""
 
     offset: int
     payload: bytes
@@ -70,7 +79,7 @@ class Record:
 class End:
     """Where the good records of a segment end; those from `unsynced_position` on may not be on disk.
 
-    `marked` tells that nothing follows the last mark.
+    `marked` is whether a mark is the last of them.
     """
 
     position: int
@@ -81,9 +90,9 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What the next record of a segment has to say: this offset, and that at least so much is synced.
+    """What the next record of a segment must have: this offset, and at least this `synced`.
 
-    Without the salt, which only a damaged header can hide, nothing is known of `synced`.
+    Without the salt, which is lost with a damaged header, `synced` cannot be read.
     """
 
     offset: int
@@ -92,17 +101,17 @@ class Due:
 
 
 def aligned(size_bytes: int) -> int:
-    """Round up to where the next record may start."""
+    """Round up to the next position at which a record may start."""
     return (size_bytes + ALIGNMENT - 1) & -ALIGNMENT
 
 
 def record_bytes(payload: Payload) -> int:
-    """Tell how many bytes of a segment the payload will take."""
+    """Return how many bytes of a segment the payload takes."""
     return aligned(HEADER_BYTES + sum(map(len, payload)))
 
 
 def encode_group(payloads: Sequence[Payload], *, first_offset: int, synced: int, salt: int) -> list[bytes]:
-    """Lay out one group as parts to be written one after the other; payloads are passed on, never copied."""
+    """Encode one group as parts to be written one after the other; payloads are not copied."""
     parts: list[bytes] = []
     crc32 = zlib.crc32
     stored = synced ^ salt
@@ -118,13 +127,13 @@ def encode_group(payloads: Sequence[Payload], *, first_offset: int, synced: int,
 
 
 def encode_mark(offset: int, next_offset: int, *, salt: int) -> bytes:
-    """Lay out a mark: everything below `offset` is synced, and `next_offset` follows."""
+    """Encode a mark: everything below `offset` is synced, and `next_offset` follows."""
     checked = _CHECKED.pack(_MARK_LENGTH, offset, next_offset ^ salt)
     return _CRC.pack(zlib.crc32(checked)) + checked
 
 
 def claimed_bytes(view: memoryview, position: int) -> int:
-    """Tell how long the record at `position` says it is; whether that is true is not known yet."""
+    """Return how long the record at `position` claims to be, unchecked."""
     if position + HEADER_BYTES > len(view):
         return HEADER_BYTES
     length: int = _HEADER.unpack_from(view, position)[1]
@@ -132,10 +141,10 @@ def claimed_bytes(view: memoryview, position: int) -> int:
 
 
 def good_record(view: memoryview, position: int, *, offset: int, synced: int, salt: int) -> tuple[int, int, int] | None:
-    """Return the length of the record at `position`, the offset and `synced` that are due behind it; None if it is bad.
+    """Return the length of the record at `position`, and the offset and `synced` due after it; None if it is bad.
 
-    It is good if it is whole, has the `offset` that is due, and says no less to be `synced` than the one before it.
-    The length of a mark is 0. The first record of a segment follows a synced one: pass its offset as `synced`.
+    It is good if it is whole, has the `offset` that is due, and a `synced` no lower than that of the one before it. The
+    length of a mark is 0. The first record of a segment follows a synced one: pass its offset as `synced`.
     """
     if position + HEADER_BYTES > len(view):
         return None
@@ -147,7 +156,7 @@ def good_record(view: memoryview, position: int, *, offset: int, synced: int, sa
         if found_synced < offset or zlib.crc32(view[position + _CRC.size : position + MARK_BYTES]) != crc:
             return None
         return 0, found_synced, found_synced
-    # No payload is empty, so that zeros are never a record.
+    # No payload is empty, so zeros are never a record.
     if length == 0 or not synced <= found_synced <= offset:
         return None
     end = position + aligned(HEADER_BYTES + length)
@@ -156,8 +165,35 @@ def good_record(view: memoryview, position: int, *, offset: int, synced: int, sa
     return length, offset + 1, found_synced
 
 
+@dataclass(frozen=True, slots=True)
+class ReadRecords:
+    """Records that were read, the position after them, and the offset and `synced` due there."""
+
+    records: list[Record]
+    position: int
+    offset: int
+    synced: int
+
+
+def records_in(view: memoryview, *, offset: int, synced: int, salt: int, until: int) -> ReadRecords:
+    """Read the good records below `until` from the beginning of a chunk; a bad or incomplete one ends it.
+
+    The chunk is any part of a segment that begins with the record `offset`. Pure, so that chunks can be read anywhere.
+    """
+    records: list[Record] = []
+    position = 0
+    while offset < until and (found := good_record(view, position, offset=offset, synced=synced, salt=salt)):
+        length, next_offset, synced = found
+        if length:  # a mark has none
+            start = position + HEADER_BYTES
+            records.append(Record(offset, bytes(view[start : start + length])))
+        position += aligned(HEADER_BYTES + length)
+        offset = next_offset
+    return ReadRecords(records, position, offset, synced)
+
+
 def claimed_header(view: memoryview, position: int, *, salt: int) -> tuple[int, int, int]:
-    """Return length (0 of a mark), offset and `synced` of what stands at `position`, true or not; zeros at the end."""
+    """Return length (0 for a mark), offset and `synced` of the bytes at `position`, unchecked; zeros at the end."""
     if position + HEADER_BYTES > len(view):
         return 0, 0, 0
     _, length, offset, stored = _HEADER.unpack_from(view, position)
@@ -165,14 +201,14 @@ def claimed_header(view: memoryview, position: int, *, salt: int) -> tuple[int, 
 
 
 def find_end(view: memoryview, *, start: int, base_offset: int, salt: int, path: str) -> End:
-    """Find where the records of the newest segment end.
+    """Return where the records of the newest segment end.
 
     Raises:
-        WalCorrupt: a bad record has a good one behind it that was written after the bad one was synced.
+        WalCorrupt: a bad record is followed by a good one that was written after the bad one was synced.
 
     """
     position, offset, synced, marked = start, base_offset, base_offset, True
-    unsynced: deque[tuple[int, int]] = deque()  # the last offset that each record accounts for, and its position
+    unsynced: deque[tuple[int, int]] = deque()  # the last offset that each record covers, and its position
     while found := good_record(view, position, offset=offset, synced=synced, salt=salt):
         length, offset, synced = found
         while unsynced and unsynced[0][0] < synced:
@@ -193,7 +229,7 @@ def find_end(view: memoryview, *, start: int, base_offset: int, salt: int, path:
 
 
 def find_record(view: memoryview, position: int, *, due: Due, until: int | None = None) -> int | None:
-    """Find the first record or mark at or behind `position` that is due or comes later, and is below `until`."""
+    """Return the first record or mark at or after `position` whose offset is due or later, and below `until`."""
     if until is None:
         until = due.offset + _OFFSETS_AHEAD_MAX
     count = max(0, len(view) - position) // ALIGNMENT
@@ -208,7 +244,7 @@ def find_record(view: memoryview, position: int, *, due: Due, until: int | None 
 
 
 def _plausible(words: npt.NDArray[np.uint64], due: Due, until: int) -> npt.NDArray[np.bool_]:
-    """Tell at which words a record could begin, by its header alone."""
+    """Return at which words a record could begin, judging by its header."""
     lengths, offsets = words[:-2] >> 32, words[1:-1]
     plausible = (lengths > 0) & (lengths <= _MARK_LENGTH) & (offsets >= due.offset) & (offsets < until)
     if due.salt is not None and plausible.any():
@@ -219,25 +255,12 @@ def _plausible(words: npt.NDArray[np.uint64], due: Due, until: int) -> npt.NDArr
 
 
 def is_whole(view: memoryview, position: int) -> bool:
-    """Tell whether the checksum of what stands at `position` is right."""
+    """Return whether the checksum of the record at `position` is right."""
     if position + HEADER_BYTES > len(view):
         return False
     (crc,) = _CRC.unpack_from(view, position)
     end = position + claimed_bytes(view, position)
     return end <= len(view) and zlib.crc32(view[position + _CRC.size : end]) == crc
-
-
-# --- writer.wal.segment -----------------------------------------------------------------------------------------------
-#
-# Segments of the log as values. Owns their names and the bytes of their header; records belong to record.py.
-#
-#     magic: 8 bytes | crc32: u32 (of all that follows) | version: u32 | header_bytes: u64
-#     number: u64 | base_offset: u64 | file_bytes: u64 | salt: u64 | head_length: u64
-#     head: bytes[head_length] | zeros to a multiple of 8 | records ...
-#
-# The head is the caller's: whatever it must still know of the records before this segment once they are trimmed.
-# `file_bytes` is fixed when the file is made, so a file that is shorter than that was damaged. The first line stays as
-# it is in every version, so that a log of another version is told from a damaged one.
 
 
 SEGMENT_SUFFIX = ".wal"
@@ -255,7 +278,7 @@ HEADER_MIN_BYTES = _START.size + _FIELDS.size
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a segment says of itself before its first record."""
+    """The header of a segment."""
 
     number: int
     base_offset: int
@@ -265,7 +288,7 @@ class Header:
 
     @property
     def records_start(self) -> int:
-        """Where the first record is."""
+        """The position of the first record."""
         return aligned(HEADER_MIN_BYTES + len(self.head))
 
 
@@ -273,7 +296,7 @@ class Header:
 class Segment:
     """One file of the log and the part of it that is durable: records up to `end_offset`, before `end_position`.
 
-    The position is exact in the newest segment; in others it is only a bound.
+    The position is exact in the newest segment; in others it is an upper bound.
     """
 
     path: Path
@@ -286,23 +309,23 @@ class Segment:
 
 
 def segment_name(number: int) -> str:
-    """Name the segment with this number."""
+    """Return the file name of a segment."""
     return f"{number:010d}{SEGMENT_SUFFIX}"
 
 
 def spare_name(number: int) -> str:
-    """Name the spare with this number. Spares count for themselves, so they never meet a segment's number."""
+    """Return the file name of a spare. Spares are numbered apart from segments."""
     return f"{number:010d}{SPARE_SUFFIX}"
 
 
 def numbers_of(names: list[str], suffix: str) -> list[int]:
-    """Find the numbers of all segments or spares among the names in a directory, in order."""
+    """Return the numbers of all segments or spares among the names in a directory, in order."""
     matches = (_NAME.fullmatch(name) for name in names)
     return sorted(int(match[1]) for match in matches if match and f".{match[2]}" == suffix)
 
 
 def encode_header(header: Header) -> bytes:
-    """Lay out the header, with the zeros before the first record."""
+    """Encode a header, with the zeros before the first record."""
     start = _START.pack(_MAGIC, 0, _VERSION, header.records_start)
     fields = _FIELDS.pack(header.number, header.base_offset, header.file_bytes, header.salt, len(header.head))
     checked = (start[_CHECKED_FROM:] + fields + header.head).ljust(header.records_start - _CHECKED_FROM, b"\0")
@@ -310,7 +333,7 @@ def encode_header(header: Header) -> bytes:
 
 
 def header_bytes(prefix: bytes) -> int:
-    """Tell how long the header says it is; whether that is true is not known yet."""
+    """Return how long the header claims to be, unchecked."""
     if len(prefix) < HEADER_MIN_BYTES:
         return HEADER_MIN_BYTES
     claimed: int = _START.unpack_from(prefix)[-1]
@@ -318,7 +341,7 @@ def header_bytes(prefix: bytes) -> int:
 
 
 def decode_header(data: bytes, *, path: str, number: int) -> Header:
-    """Read a header back and check that it is whole and belongs to the segment of this number.
+    """Decode a header; check that it is whole and belongs to the segment of this number.
 
     Raises:
         WalCorrupt: it is not. A file gets a segment's name only after its header is synced, so this is damage.

@@ -22,7 +22,7 @@ from lakefeed.ingest.config import PIPELINE_SECTIONS, SERVICE_SECTIONS
 from lakefeed.ingest.service import serving
 from lakefeed.settings import setting_types
 from lakefeed.writer.config import LogConfig
-from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.log import FileLog
 from tests.ingest.conftest import small_config
 from tests.serving import serve_in_thread
 
@@ -214,7 +214,7 @@ def test_port_that_is_taken_is_an_error_without_a_traceback():
 
 
 def test_data_directory_that_another_service_uses_is_an_error_without_a_traceback():
-    log = Log.open(Path("data/log").absolute(), LogConfig())
+    log = FileLog.open(Path("data/log").absolute(), LogConfig())
     try:
         result = lakefeed("serve", "--http-port", "0", "--ws-port", "0", "--data-dir", "data")
     finally:
@@ -224,7 +224,7 @@ def test_data_directory_that_another_service_uses_is_an_error_without_a_tracebac
     assert "Error: " in result.stderr
 
 
-def close_log(log: Log) -> None:
+def close_log(log: FileLog) -> None:
     asyncio.run(log.close())
 
 

@@ -18,7 +18,7 @@ from lakefeed.ingest.cli.wal import HEADS
 from lakefeed.ingest.intake.sources import encode_head
 from lakefeed.ingest.service import serving
 from lakefeed.writer.wal.inspect import inspect_log
-from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.log import FileLog
 from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
 from lakefeed.writer.wal.repair import offsets_text
 from tests.ingest.conftest import small_config
@@ -195,7 +195,7 @@ async def test_service_starts_after_a_repair_and_commits_all_that_is_good_and_go
             assert (await answer.json())["log"]["uncommittedRecords"] == 0
 
 
-async def append_change(log: Log, sequence: int) -> None:
+async def append_change(log: FileLog, sequence: int) -> None:
     event = {"sequence": sequence, "operation": "INSERT", "table": "users", "rowId": "1", "after": {"id": sequence}}
     body = json.dumps({"type": "cdc_batch", "sourceDoId": "shop", "events": [event]}).encode()
     frame = Frame(SourceId("shop"), 0, sequence - 1, sequence, 0, Encoding.JSON_BATCH, body)

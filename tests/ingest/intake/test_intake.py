@@ -16,7 +16,7 @@ from lakefeed.ingest.metrics import IngestMetrics
 from lakefeed.ingest.protocol.offers import Duplicate, Durable, Line, NackReason, Refused
 from lakefeed.settings import MIB
 from lakefeed.writer.config import LogConfig
-from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.log import FileLog
 from tests.fakes import FaultyFilesystem, HeldFilesystem
 from tests.ingest.intake_at_work import DEADLINE_S, LARGE, SMALL_LOG, fill, running, turns, until
 from tests.ingest.offered import offer_of
@@ -330,7 +330,7 @@ async def test_marks_survive_the_trim_of_every_record_of_their_source(tmp_path):
 
 
 async def test_nobody_is_left_waiting_when_the_intake_fails(tmp_path, monkeypatch):
-    log = Log.open(tmp_path, SMALL_LOG)
+    log = FileLog.open(tmp_path, SMALL_LOG)
 
     async def fail(*_: object, **__: object) -> int:
         raise RuntimeError("a defect of ours")

@@ -14,7 +14,7 @@ from lakefeed.ingest.intake.intake import Intake
 from lakefeed.ingest.intake.sources import LOOK_MAX_AGE_S, ResumePoints
 from lakefeed.ingest.metrics import IngestMetrics
 from lakefeed.ingest.protocol.offers import Durable, NackReason, Refused
-from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.log import FileLog
 from tests.ingest.intake_at_work import DEADLINE_S, SMALL_LOG, Running
 from tests.ingest.offered import offer_of
 
@@ -68,7 +68,7 @@ class Node:
     """An intake at work on a new log, beside tables that may know more."""
 
     def __init__(self, directory, tables: Tables) -> None:
-        self.log = Log.open(directory, SMALL_LOG)
+        self.log = FileLog.open(directory, SMALL_LOG)
         registry = CollectorRegistry()
         self.intake = Intake(
             self.log, config=IngestConfig(), metrics=IngestMetrics(registry), elsewhere=tables.points()

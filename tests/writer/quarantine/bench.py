@@ -23,14 +23,14 @@ from lakefeed.writer.config import WriterConfig
 from lakefeed.writer.metrics import WriterMetrics
 from lakefeed.writer.quarantine.replay import Replay, ReplayReport
 from lakefeed.writer.quarantine.store import Contents, Filter, Quarantine
-from lakefeed.writer.rows.groups import ChangeGroup, Group, split_frames
+from lakefeed.writer.rows.groups import Group, JsonGroup
 from lakefeed.writer.rows.runs import Decoded
 from lakefeed.writer.tables.columns import TableContext
 from lakefeed.writer.tables.quarantine import quarantine_rows
 from lakefeed.writer.tables.table import TableWriter
 from tests.fakes import FlakyCatalog
 from tests.writer.conftest import Lake
-from tests.writer.sample_rows import event, frame
+from tests.writer.sample_rows import event, frame, json_groups
 
 DEADLINE_S = 30.0
 USERS = TableName(("default",), "users")
@@ -39,14 +39,14 @@ QUARANTINE = TableName(("default",), "lakefeed_quarantine")
 NOW_US = 1_794_800_000_000_000
 
 
-def changes_of(rows: dict[int, Any], *, source: str = "shop", epoch: int = 0, offset: int = 0) -> ChangeGroup:
+def changes_of(rows: dict[int, Any], *, source: str = "shop", epoch: int = 0, offset: int = 0) -> JsonGroup:
     """Make a group of inserts, sequence -> row; a row given as bytes stays as it is."""
     events = [
         event(sequence, rowId=str(sequence), timestamp=1_763_000_000_000 + sequence, after=row)
         for sequence, row in rows.items()
     ]
     body = json.dumps({"events": events}).encode()
-    (group,) = split_frames([(offset, frame(body, source=source, epoch=epoch))], keep_before=True).values()
+    (group,) = json_groups([(offset, frame(body, source=source, epoch=epoch))], keep_before=True).values()
     return group
 
 

@@ -11,11 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 import lakefeed.writer.commit.committer
-import lakefeed.writer.rows.runs
 from lakefeed.contract.changes import Position, SourceId, TableName
 from lakefeed.ingest.cli.main import main
 from lakefeed.writer.quarantine.replay import REPLAYED_PROPERTY
-from lakefeed.writer.rows.groups import UNREADABLE_TABLE, unreadable_group
+from lakefeed.writer.rows.groups import GROUPERS, UNREADABLE_TABLE, unreadable_record
 from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
 from tests.writer.feeding import Running, read_columns, read_sequences, running_feed, shop
 from tests.writer.quarantine.bench import USERS, Bench, changes_of, lake_bench
@@ -43,15 +42,15 @@ class Killed(BaseException):
 @contextlib.contextmanager
 def fault(monkeypatch):
     """Let our own code stumble over the record, as it would over a fault that nobody has found yet."""
-    split = lakefeed.writer.rows.runs.split_frames
+    group_json = GROUPERS[Encoding.JSON_BATCH]
 
     def stumbling(frames, **options):
         if any(frame.last_sequence == 8 for _, frame in frames):
             raise RecursionError("a value of the record")
-        return split(frames, **options)
+        return group_json(frames, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(lakefeed.writer.rows.runs, "split_frames", stumbling)
+        patch.setitem(GROUPERS, Encoding.JSON_BATCH, stumbling)
         yield
 
 
@@ -156,13 +155,13 @@ async def test_a_record_that_no_log_has_any_more_is_replayed_on_demand(tmp_path,
 
 
 def test_a_record_that_waits_holds_back_all_of_its_changes():
-    unreadable = unreadable_group(record(), table=UNREADABLE, offset=0, reason="RecursionError")
+    unreadable = unreadable_record(record(), table=UNREADABLE, offset=0, reason="RecursionError")
     assert unreadable.positions() == {SHOP: (Position(0, 5), Position(0, 8))}
 
 
 async def test_changes_of_a_record_are_not_taken_for_those_of_a_replay_around_them(local_lake):
     async with lake_bench(local_lake) as bench:
-        unreadable = unreadable_group(record(), table=UNREADABLE, offset=0, reason="RecursionError")
+        unreadable = unreadable_record(record(), table=UNREADABLE, offset=0, reason="RecursionError")
         await bench.quarantine(unreadable, table=TableName(("default",), UNREADABLE_TABLE))
         await bench.quarantine(changes_of({4: {"id": 4}, 9: {"id": 9}}))
         await bench.replay()

@@ -17,10 +17,10 @@ from lakefeed.contract.errors import WriterError
 from lakefeed.writer.quarantine import replay
 from lakefeed.writer.quarantine.replay import REPLAYED_PROPERTY, NoteUnreadable, Replayed, image_of, plan_ranges
 from lakefeed.writer.quarantine.store import Filter, Quarantine
-from lakefeed.writer.rows.groups import split_frames, text_of
+from lakefeed.writer.rows.values import text_of
 from tests.fakes import CatalogFault
 from tests.writer.quarantine.bench import ORDERS, QUARANTINE, USERS, changes_of, lake_bench, sequences
-from tests.writer.sample_rows import event, frame, raw_group
+from tests.writer.sample_rows import event, frame, json_groups, raw_group
 from tests.writer.wire.arrowed import arrow_group, changes
 
 
@@ -39,7 +39,7 @@ async def test_replayed_changes_keep_their_source_sequence_operation_and_times(l
             event(3, operation="UPDATE", rowId="7", timestamp=1_763_000_000_123, before={"id": 7}, after={"id": 8}),
             event(4, operation="DELETE", rowId="7", timestamp=1_763_000_000_124, before={"id": 8}, metadata={"lsn": 1}),
         ]
-        (group,) = split_frames([(0, frame(events, source="shop"))], keep_before=True).values()
+        (group,) = json_groups([(0, frame(events, source="shop"))], keep_before=True).values()
         await bench.quarantine(group)
         report = await bench.replay()
         assert (report.replayed, report.found, report.failed) == (2, 0, 0)
@@ -177,7 +177,7 @@ async def test_a_change_that_its_table_got_by_another_way_is_found_there(local_l
 async def test_the_same_sequence_of_another_source_or_time_is_another_change(local_lake):
     async with lake_bench(local_lake) as bench:
         await bench.write(USERS, changes_of({1: {"id": 1}}, source="bank"))
-        (older,) = split_frames(
+        (older,) = json_groups(
             [(0, frame([event(1, rowId="1", timestamp=5, after={"id": 0})], source="shop"))]
         ).values()
         await bench.write(USERS, older)

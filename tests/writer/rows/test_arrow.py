@@ -13,14 +13,13 @@ import pytest
 from lakefeed.contract.changes import Position, SourceId
 from lakefeed.iceberg.types import Field, ListType, MapType, StructType
 from lakefeed.writer.rows.comments import JSON_DOC
-from lakefeed.writer.rows.groups import ChangeGroup, split_arrow_frames, split_frames
-from lakefeed.writer.rows.json_exact import initial_columns
-from lakefeed.writer.rows.json_strict import NO_VACANCIES, own_fields
-from lakefeed.writer.rows.runs import Expected, cut_run, decode_run
+from lakefeed.writer.rows.evolution import initial_columns, own_fields
+from lakefeed.writer.rows.groups import Expected, JsonGroup, group_arrow
+from lakefeed.writer.rows.runs import cut_run, decode_run
 from lakefeed.writer.rows.values import Misfit, read_texts
 from lakefeed.writer.wal.payload import Frame, decode_frame, encode_frame
 from lakefeed.writer.wal.records import Record
-from tests.writer.sample_rows import RECEIVED_AT_US, declared, event, fit, frame, highest_id, raw_group
+from tests.writer.sample_rows import RECEIVED_AT_US, declared, event, fit, frame, highest_id, json_groups, raw_group
 from tests.writer.wire.arrowed import arrow_frame, arrow_group, changes, fit_arrow, rescued_texts, stream_of
 
 RECEIVED = dt.datetime.fromtimestamp(RECEIVED_AT_US / 1_000_000, dt.UTC)
@@ -163,7 +162,7 @@ def test_a_struct_keeps_the_fields_that_fit():
     fitted = fit_arrow(changes({"s": pa.array([{"a": 1, "b": "x", "c": 2.5}, None])}), columns)
     assert fitted.table["s"].to_pylist() == [{"a": 1, "b": None, "c": 2.5}, None]
     assert rescued_texts(fitted.table) == [{"s": {"b": "x"}}, None]
-    assert fitted.added == ("s.a int -> long", "s.c double")
+    assert fitted.changes == ("s.a int -> long", "s.c double")
 
 
 def test_a_list_or_map_with_one_misfit_is_rescued_whole():
@@ -246,11 +245,11 @@ def test_required_columns_become_optional_where_values_are_missing():
         {"id": [1, 2], "s": pa.array([{"a": 1, "b": None}, None], pa.struct([("a", pa.int64()), ("b", pa.int64())]))}
     )
     fitted = fit_arrow(rows, columns)
-    assert fitted.added == ("gone required -> optional", "s.b required -> optional")
+    assert fitted.changes == ("gone required -> optional", "s.b required -> optional")
     assert fitted.table["s"].to_pylist() == [{"a": 1, "b": None}, None]
     assert fitted.columns.field("id").required
     again = fit_arrow(rows, fitted.columns)
-    assert (again.added, again.columns) == ((), fitted.columns)
+    assert (again.changes, again.columns) == ((), fitted.columns)
 
 
 # -- change columns
@@ -284,7 +283,7 @@ def test_change_has_the_epoch_of_its_connection():
         (0, arrow_frame(stream_of(changes({"id": [1, 2]})), source="a")),
         (1, arrow_frame(stream_of(changes({"id": [3]})), source="b", epoch=3)),
     ]
-    (group,) = split_arrow_frames(frames)
+    (group,) = group_arrow(frames)
     assert fit_arrow(group).table["_cdc_epoch"].to_pylist() == [None, None, 3]
 
 
@@ -335,7 +334,7 @@ def frames_of(*tables: pa.Table, **options) -> list[tuple[int, Frame]]:
 
 def test_frames_of_one_table_and_schema_are_one_group():
     frames = frames_of(changes({"id": [1, 2]}), changes({"id": [3]}, first=3))
-    (group,) = split_arrow_frames(frames)
+    (group,) = group_arrow(frames)
     assert group.sequences.tolist() == [1, 2, 3]
     assert [(run.start, run.stop, run.offset) for run in group.runs] == [(0, 2, 0), (2, 3, 1)]
     assert fit_arrow(group).table["id"].to_pylist() == [1, 2, 3]
@@ -343,15 +342,15 @@ def test_frames_of_one_table_and_schema_are_one_group():
 
 def test_another_schema_begins_another_group_in_the_order_of_the_log():
     frames = frames_of(changes({"a": [1]}), changes({"b": [1]}, first=2), changes({"a": [1]}, first=3))
-    assert [group.sequences.tolist() for group in split_arrow_frames(frames)] == [[1], [2], [3]]
+    assert [group.sequences.tolist() for group in group_arrow(frames)] == [[1], [2], [3]]
 
 
 def test_changes_that_admission_had_taken_before_are_dropped():
     rows = changes({"id": list(range(1, 7))})
-    (group,) = split_arrow_frames([(0, arrow_frame(stream_of(rows, batch_rows=2), after_sequence=3))])
+    (group,) = group_arrow([(0, arrow_frame(stream_of(rows, batch_rows=2), after_sequence=3))])
     assert group.sequences.tolist() == [4, 5, 6]
     assert fit_arrow(group).table["id"].to_pylist() == [4, 5, 6]
-    assert split_arrow_frames([(0, arrow_frame(stream_of(rows), after_sequence=6))]) == []
+    assert group_arrow([(0, arrow_frame(stream_of(rows), after_sequence=6))]) == []
 
 
 def test_changes_at_or_below_their_sources_mark_are_dropped():
@@ -360,7 +359,7 @@ def test_changes_at_or_below_their_sources_mark_are_dropped():
         (1, arrow_frame(stream_of(changes({"id": [7, 8]}, first=7)), source="b", epoch=2)),
         (2, arrow_frame(stream_of(changes({"id": [4]}, first=4)), source="a")),
     ]
-    (group,) = split_arrow_frames(frames)
+    (group,) = group_arrow(frames)
     assert group.after({}) is group
     left = group.after({SourceId("a"): Position(0, 2), SourceId("b"): Position(3, 0)})
     assert left.sequences.tolist() == [3, 4]
@@ -403,12 +402,12 @@ def test_a_table_of_both_encodings_keeps_the_order_of_the_log():
     run = decode_run([record(n, each) for n, each in enumerate(frames)], {}, keep_before=False)
     users = [each.group for each in run.tables if each.group.table == "users"]
     assert [group.sequence_at(0) for group in users] == [1, 3, 4]
-    assert [isinstance(group, ChangeGroup) for group in users] == [True, False, True]
+    assert [isinstance(group, JsonGroup) for group in users] == [True, False, True]
 
 
 def test_rows_with_misfits_are_decoded_at_once_while_columns_stay():
     columns = declared(Field(20, "id", "long"))
-    known = {"users": Expected(columns, NO_VACANCIES)}
+    known = {"users": Expected(columns)}
     run = decode_run([record(0, arrow_frame(stream_of(changes({"id": ["x"]}))))], known, keep_before=False)
     assert rescued_texts(run.tables[0].rows) == [{"id": "x"}]
     run = decode_run([record(0, arrow_frame(stream_of(changes({"new": ["x"]}))))], known, keep_before=False)
@@ -418,7 +417,7 @@ def test_rows_with_misfits_are_decoded_at_once_while_columns_stay():
 def test_json_goes_on_with_columns_that_arrow_declared():
     rows = changes({"day": pa.array([dt.date(2026, 1, 1)]), "price": pa.array([Decimal("1.50")])})
     fitted = fit_arrow(rows)
-    group = split_frames([(0, frame([event(2, after={"day": "2026-01-02", "price": 2.5})]))])["users"]
+    group = json_groups([(0, frame([event(2, after={"day": "2026-01-02", "price": 2.5})]))])["users"]
     table = fit(group, fitted.columns).table
     assert table["day"].to_pylist() == [dt.date(2026, 1, 2)]
     assert table["price"].to_pylist() == [Decimal("2.50")]

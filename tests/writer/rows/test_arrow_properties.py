@@ -17,15 +17,14 @@ from hypothesis import strategies as st
 from lakefeed.iceberg.arrow import to_arrow_type
 from lakefeed.iceberg.types import Field, ListType, MapType, StructType, Type
 from lakefeed.writer.rows.comments import JSON_DOC
-from lakefeed.writer.rows.groups import split_frames
-from lakefeed.writer.rows.json_exact import initial_columns
-from lakefeed.writer.rows.json_strict import NO_VACANCIES, own_fields
+from lakefeed.writer.rows.evolution import initial_columns, own_fields
+from lakefeed.writer.rows.groups import Expected
 from lakefeed.writer.rows.merge import conform
-from lakefeed.writer.rows.runs import Expected, decode_or_fit, decode_run
+from lakefeed.writer.rows.runs import decode_run
 from lakefeed.writer.wal.payload import encode_frame
 from lakefeed.writer.wal.records import Record
 from lakefeed.writer.wire.arrow_types import UUID_VALUES, json_values, plain_rows
-from tests.writer.sample_rows import declared, event, fit, frame, highest_id
+from tests.writer.sample_rows import declared, event, fit, frame, highest_id, json_groups
 from tests.writer.wire.arrowed import arrow_frame, arrow_group, changes, fit_arrow, stream_of
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -316,7 +315,7 @@ def _arrow_frame(types: dict[str, pa.DataType], rows: list[dict], first: int):
 @settings(max_examples=100, deadline=None)
 def test_json_and_arrow_frames_of_the_same_rows_give_equal_tables(drawn):
     types, rows = drawn
-    from_json = fit(split_frames([(0, _json_frame(rows, 1))])["users"])
+    from_json = fit(json_groups([(0, _json_frame(rows, 1))])["users"])
     from_arrow = fit_arrow(changes({name: pa.array([row[name] for row in rows], t) for name, t in types.items()}))
     assert from_arrow.columns == from_json.columns
     assert from_arrow.table.equals(from_json.table)
@@ -326,7 +325,7 @@ def test_json_and_arrow_frames_of_the_same_rows_give_equal_tables(drawn):
 @settings(max_examples=60, deadline=None)
 def test_a_run_of_mixed_frames_keeps_the_order_of_the_log(drawn, rng: random.Random):
     types, rows = drawn
-    expected = fit(split_frames([(0, _json_frame(rows, 1))])["users"]).table
+    expected = fit(json_groups([(0, _json_frame(rows, 1))])["users"]).table
     starts = [0, *(index for index in range(1, len(rows)) if rng.random() < 0.6), len(rows)]
     frames = [
         _json_frame(rows[start:stop], start + 1)
@@ -336,11 +335,11 @@ def test_a_run_of_mixed_frames_keeps_the_order_of_the_log(drawn, rng: random.Ran
     ]
     records = [Record(offset, b"".join(encode_frame(each))) for offset, each in enumerate(frames)]
     run = decode_run(records, {}, keep_before=False)
-    known = Expected(initial_columns(keep_before=False), NO_VACANCIES)
+    known = Expected(initial_columns(keep_before=False))
     last_field_id, parts = highest_id(known.columns), []
     for decoded in run.tables:
-        fitted = decode_or_fit(decoded.group, known, last_field_id=last_field_id)
-        known, last_field_id = Expected(fitted.columns, fitted.vacant), fitted.last_field_id
+        fitted = decoded.group.fit(known, last_field_id=last_field_id)
+        known, last_field_id = Expected(fitted.columns), fitted.last_field_id
         parts.append(fitted.table)
     together = pa.concat_tables([conform(part, known.columns) for part in parts])
     assert together["_cdc_sequence"].to_pylist() == expected["_cdc_sequence"].to_pylist()

@@ -6,16 +6,15 @@ import pyarrow as pa
 import pytest
 
 from lakefeed.iceberg.types import Field, ListType, MapType, StructType
-from lakefeed.writer.rows.arrow import fit_arrow_group
-from lakefeed.writer.rows.declaration import parse_declaration
-from lakefeed.writer.rows.json_exact import Evolved, declare_columns, initial_columns
-from lakefeed.writer.rows.json_strict import decode_group, own_fields
+from lakefeed.writer.rows.declaration import Declared, declare_columns, parse_declaration
+from lakefeed.writer.rows.evolution import initial_columns, own_fields
+from lakefeed.writer.rows.groups import Expected
 from lakefeed.writer.rows.merge import conform, merge_columns
-from tests.writer.sample_rows import declared, fit, group, highest_id, own_rows, rescued
+from tests.writer.sample_rows import declared, decode_group, fit, group, highest_id, own_rows, rescued
 from tests.writer.wire.arrowed import arrow_group, changes
 
 
-def declare(columns: StructType, types: dict, *, identifier: list[str] | None = None, nanoseconds=False) -> Evolved:
+def declare(columns: StructType, types: dict, *, identifier: list[str] | None = None, nanoseconds=False) -> Declared:
     document = parse_declaration({"columns": types, "identifier": identifier or []}, path="t")
     return declare_columns(columns, document, last_field_id=highest_id(columns), nanoseconds=nanoseconds)
 
@@ -170,7 +169,7 @@ def test_values_under_a_former_name_widen_the_column_too():
 def test_arrow_columns_under_a_former_name_fill_the_renamed_column():
     homes = pa.array([{"code": 5}, {"code": None}], pa.struct([("code", pa.int64())]))
     rows = arrow_group(changes({"client": pa.array([1, None], pa.int32()), "home": homes}))
-    fitted = fit_arrow_group(rows, RENAMED, next_field_id=50)
+    fitted = rows.exact(Expected(RENAMED), last_field_id=49)
     assert fitted.columns == RENAMED
     assert own_rows(fitted.table) == [{"customer": 1, "home": {"zip": 5}}, {"home": {"zip": None}}]
 

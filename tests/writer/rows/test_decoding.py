@@ -7,16 +7,15 @@ import orjson
 from lakefeed.contract import changes
 from lakefeed.contract.changes import Position, SourceId, Span
 from lakefeed.iceberg.types import Field, StructType
-from lakefeed.writer.rows.groups import ChangeGroup, split_frames
-from lakefeed.writer.rows.json_exact import initial_columns
-from lakefeed.writer.rows.json_strict import NO_VACANCIES
-from lakefeed.writer.rows.runs import Expected, decode_or_fit, decode_run, spans_of, split_epochs
+from lakefeed.writer.rows.evolution import initial_columns
+from lakefeed.writer.rows.groups import Expected, JsonGroup, group_json
+from lakefeed.writer.rows.runs import decode_run, spans_of, split_epochs
 from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
 from lakefeed.writer.wal.records import Record
 
 BASE = initial_columns(keep_before=False)
 USERS = StructType((*BASE.fields, Field(100, "id", "long")))
-KNOWN = Expected(USERS, NO_VACANCIES)
+KNOWN = Expected(USERS)
 
 
 def body(*events: tuple[int, str, object]) -> bytes:
@@ -47,8 +46,8 @@ def record(offset: int, each: Frame) -> Record:
     return Record(offset, b"".join(encode_frame(each)))
 
 
-def group_of(*frames: Frame) -> ChangeGroup:
-    (group,) = split_frames(enumerate(frames)).values()
+def group_of(*frames: Frame) -> JsonGroup:
+    (group,) = group_json(list(enumerate(frames)))
     return group
 
 
@@ -149,14 +148,14 @@ def test_epochs_of_one_table_become_parts_in_their_order():
 
 
 def test_rows_that_fit_leave_the_columns_as_they_are():
-    fitted = decode_or_fit(group_of(frame(1, 2)), KNOWN, last_field_id=100)
-    assert (fitted.columns, fitted.last_field_id, fitted.added) == (USERS, 100, ())
+    fitted = group_of(frame(1, 2)).fit(KNOWN, last_field_id=100)
+    assert (fitted.columns, fitted.last_field_id, fitted.changes) == (USERS, 100, ())
     assert fitted.table["id"].to_pylist() == [1, 2]
 
 
 def test_rows_with_a_new_field_give_the_columns_a_new_one_with_the_next_id():
     new = Frame(SourceId("a"), 0, -1, 2, 0, Encoding.JSON_BATCH, body((1, "users", {"id": 1, "name": "Ada"})))
-    fitted = decode_or_fit(group_of(new), KNOWN, last_field_id=100)
+    fitted = group_of(new).fit(KNOWN, last_field_id=100)
     assert fitted.columns.field("name") == Field(101, "name", "string")
     assert fitted.last_field_id == 101
     assert fitted.table["name"].to_pylist() == ["Ada"]

@@ -7,11 +7,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakefeed.iceberg.types import Field, ListType, MapType, StructType
-from lakefeed.writer.rows.json_exact import initial_columns
-from lakefeed.writer.rows.json_strict import decode_group
+from lakefeed.writer.rows.evolution import initial_columns
 from lakefeed.writer.rows.merge import conform
 from lakefeed.writer.rows.values import Misfit
-from tests.writer.sample_rows import declared, exact, fit, highest_id, is_same, own_rows, put_together, raw_group
+from tests.writer.sample_rows import (
+    declared,
+    decode_group,
+    exact,
+    fit,
+    highest_id,
+    is_same,
+    own_rows,
+    put_together,
+    raw_group,
+)
 
 NAMES = st.sampled_from(["id", "a", "b", "A", "a.b", "c", "", "_cdc_sequence", "_file", "x"])
 NUMBERS = st.sampled_from(
@@ -85,16 +94,15 @@ DECLARED = declared(
 
 
 def _check_groups(groups: list[list[str]], columns: StructType) -> None:
-    vacant = frozenset()
     for rows in groups:
         images = raw_group(*rows)
-        fitted = fit(images, columns, vacant=vacant)
+        fitted = fit(images, columns)
         assert fitted.table.num_rows == len(rows)
         assert fitted.table["_cdc_sequence"].to_pylist() == list(range(1, len(rows) + 1))
         assert fitted.last_field_id == max(highest_id(fitted.columns), highest_id(columns))
         _check_nothing_lost(rows, put_together(fitted.table, fitted.columns))
         fitted.table.validate(full=True)
-        columns, vacant = fitted.columns, fitted.vacant
+        columns = fitted.columns
 
 
 def _check_nothing_lost(rows: list[str], together: list) -> None:
@@ -120,11 +128,11 @@ def test_fast_path_and_slow_path_agree_where_the_fast_path_accepts(rows, with_de
     columns = DECLARED if with_declared else initial_columns(keep_before=False)
     images = raw_group(*rows)
     evolved = fit(images, columns)
-    again = fit(images, evolved.columns, vacant=evolved.vacant)
+    again = fit(images, evolved.columns)
     assert again.columns == evolved.columns
     assert again.table.equals(evolved.table)
     try:
-        fast = decode_group(images, evolved.columns, evolved.vacant)
+        fast = decode_group(images, evolved.columns)
     except Misfit:
         return
     assert fast.equals(evolved.table)
@@ -133,10 +141,10 @@ def test_fast_path_and_slow_path_agree_where_the_fast_path_accepts(rows, with_de
 @given(TABLES)
 @settings(max_examples=60, deadline=None)
 def test_tables_of_older_columns_conform_to_the_newest(groups):
-    columns, vacant, tables = initial_columns(keep_before=False), frozenset(), []
+    columns, tables = initial_columns(keep_before=False), []
     for rows in groups:
-        fitted = fit(raw_group(*rows), columns, vacant=vacant)
-        columns, vacant = fitted.columns, fitted.vacant
+        fitted = fit(raw_group(*rows), columns)
+        columns = fitted.columns
         tables.append(fitted.table)
     for rows, table in zip(groups, tables, strict=True):
         conformed = conform(table, columns)

@@ -1,8 +1,7 @@
 import pytest
 
 from lakefeed.contract.changes import Position
-from lakefeed.writer.rows.groups import split_frames
-from tests.writer.sample_rows import RECEIVED_AT_US, event, frame
+from tests.writer.sample_rows import RECEIVED_AT_US, event, frame, json_groups
 
 
 def images(group) -> list[bytes]:
@@ -10,7 +9,7 @@ def images(group) -> list[bytes]:
 
 
 def test_changes_are_grouped_by_table_in_log_order():
-    groups = split_frames(
+    groups = json_groups(
         [
             (3, frame([event(1, after={"a": 1}), event(2, table="orders"), event(3, after={"a": 3})])),
             (4, frame([event(4, after={"a": 4}, rowId="r", timestamp=9)])),
@@ -25,11 +24,11 @@ def test_changes_are_grouped_by_table_in_log_order():
 
 def test_changes_that_admission_had_taken_before_are_dropped():
     overlapping = frame([event(sequence, after={}) for sequence in (4, 5, 6)], after_sequence=5)
-    assert split_frames([(0, overlapping)])["users"].sequences == [6]
+    assert json_groups([(0, overlapping)])["users"].sequences == [6]
 
 
 def test_a_frame_that_was_all_taken_before_leaves_no_group():
-    assert split_frames([(0, frame([event(1)], after_sequence=1)), (1, frame([]))]) == {}
+    assert json_groups([(0, frame([event(1)], after_sequence=1)), (1, frame([]))]) == {}
 
 
 @pytest.mark.parametrize(
@@ -47,23 +46,23 @@ def test_a_frame_that_was_all_taken_before_leaves_no_group():
     ],
 )
 def test_the_image_of_a_change_is_its_row_after_or_for_deletes_before(change, image):
-    assert images(split_frames([(0, frame([event(1, **change)]))])["users"]) == [image]
+    assert images(json_groups([(0, frame([event(1, **change)]))])["users"]) == [image]
 
 
 def test_befores_are_kept_only_when_asked_for():
     frames = [(0, frame([event(1, before={"a": 1}), event(2)]))]
-    assert split_frames(frames)["users"].befores is None
-    assert [bytes(b) for b in split_frames(frames, keep_before=True)["users"].befores] == [b'{"a": 1}', b""]
+    assert json_groups(frames)["users"].befores is None
+    assert [bytes(b) for b in json_groups(frames, keep_before=True)["users"].befores] == [b'{"a": 1}', b""]
 
 
 def test_unchanged_columns_are_kept_where_any_change_names_some():
-    assert split_frames([(0, frame([event(1), event(2)]))])["users"].unchanged is None
-    named = split_frames([(0, frame([event(1), event(2, unchanged=["photo"])]))])["users"]
+    assert json_groups([(0, frame([event(1), event(2)]))])["users"].unchanged is None
+    named = json_groups([(0, frame([event(1), event(2, unchanged=["photo"])]))])["users"]
     assert named.unchanged == [None, ["photo"]]
 
 
 def two_sources():
-    return split_frames(
+    return json_groups(
         [
             (0, frame([event(n, after={"n": n}) for n in (1, 2, 3)], source="a")),
             (1, frame([event(n, after={"n": n}) for n in (7, 9)], source="b", epoch=2)),
@@ -110,6 +109,6 @@ def test_received_at_is_kept_per_run():
 
 
 def test_metadata_is_kept_where_any_change_has_some():
-    assert split_frames([(0, frame([event(1), event(2)]))])["users"].metadata is None
-    named = split_frames([(0, frame([event(1), event(2, metadata={"lsn": 5})]))])["users"]
+    assert json_groups([(0, frame([event(1), event(2)]))])["users"].metadata is None
+    named = json_groups([(0, frame([event(1), event(2, metadata={"lsn": 5})]))])["users"]
     assert [bytes(each) for each in named.metadata] == [b"", b'{"lsn": 5}']

@@ -8,12 +8,12 @@ import pytest
 
 from lakefeed.iceberg.types import Field, ListType, MapType, StructType, Type
 from lakefeed.writer.rows.merge import (
+    contains_all_written,
+    dropped_ids,
     field_ids,
-    lost_ids,
+    has_other_meaning,
     merge_columns,
-    reads_otherwise,
     required_ids,
-    shows_all,
     without_fields,
 )
 
@@ -154,7 +154,7 @@ def changed(place: int, **changes: object) -> StructType:
     ids=["the same", "renamed, wider, optional", "more inside", "spelled otherwise", "wider inside", "order, one more"],
 )
 def test_files_stay_whole_under_columns_that_evolved_by_ids(table):
-    assert shows_all(table, WRITTEN)
+    assert contains_all_written(table, WRITTEN)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_files_stay_whole_under_columns_that_evolved_by_ids(table):
     ],
 )
 def test_files_with_values_that_the_columns_do_not_show_are_told_apart(table):
-    assert not shows_all(table, WRITTEN)
+    assert not contains_all_written(table, WRITTEN)
 
 
 @pytest.mark.parametrize(
@@ -201,15 +201,15 @@ def test_files_with_values_that_the_columns_do_not_show_are_told_apart(table):
     ],
 )
 def test_columns_that_look_the_same_in_arrow_and_are_not_are_told_apart(before, after):
-    assert reads_otherwise(struct(before), struct(after))
-    assert not reads_otherwise(struct(before), struct(before))
-    assert not reads_otherwise(struct(after), struct(after))
+    assert has_other_meaning(struct(before), struct(after))
+    assert not has_other_meaning(struct(before), struct(before))
+    assert not has_other_meaning(struct(after), struct(after))
 
 
 def test_new_columns_and_comments_do_not_make_rows_read_otherwise():
     before = struct(Field(1, "a", "string", doc="json"), Field(2, "gone", "string"))
     after = struct(Field(1, "a", "string", doc="why; json; key"), Field(3, "new", "string", doc="json"))
-    assert not reads_otherwise(before, after)
+    assert not has_other_meaning(before, after)
 
 
 def test_lost_are_fields_that_are_gone_at_any_depth_or_have_a_name_that_was_never_theirs():
@@ -219,8 +219,8 @@ def test_lost_are_fields_that_are_gone_at_any_depth_or_have_a_name_that_was_neve
         Field(4, "tags", ListType(5, struct(Field(6, "u", "float")))),
         Field(7, "scores", MapType(8, "string", 9, struct())),
     )
-    assert lost_ids(WRITTEN, after) == {1, 3, 6, 10}
-    assert lost_ids(WRITTEN, WRITTEN) == frozenset()
+    assert dropped_ids(WRITTEN, after) == {1, 3, 6, 10}
+    assert dropped_ids(WRITTEN, WRITTEN) == frozenset()
 
 
 def test_a_field_below_an_optional_one_may_be_null():

@@ -5,10 +5,10 @@ import pytest
 from lakefeed.contract import changes as names
 from lakefeed.iceberg.types import Field, ListType, MapType, StructType, Type
 from lakefeed.writer.rows import evolution
-from lakefeed.writer.rows.json_exact import FIT_CHUNK_ROWS, initial_columns
-from lakefeed.writer.rows.json_strict import decode_group, own_fields
+from lakefeed.writer.rows.evolution import initial_columns, own_fields
+from lakefeed.writer.rows.json_exact import FIT_CHUNK_ROWS
 from lakefeed.writer.rows.merge import conform
-from tests.writer.sample_rows import declared, fit, group, highest_id, own_rows, raw_group, rescued
+from tests.writer.sample_rows import declared, decode_group, fit, group, highest_id, own_rows, raw_group, rescued
 
 
 def types(columns: StructType) -> dict[str, Type]:
@@ -26,7 +26,7 @@ def _plain(field: Field):
 
 
 def test_initial_columns_are_ours_and_before_is_optional():
-    assert [field.name for field in initial_columns(keep_before=True, is_routed=True).fields] == list(names.ALL)
+    assert [field.name for field in initial_columns(keep_before=True).fields] == list(names.ALL)
     assert names.BEFORE not in [field.name for field in initial_columns(keep_before=False).fields]
     required = [field.name for field in initial_columns(keep_before=True).fields if field.required]
     assert required == [*names.ALL[:6]]
@@ -96,7 +96,7 @@ def test_json_columns_hold_any_value_as_compact_text():
 def test_the_next_group_of_the_same_shape_is_fast_again():
     rows = group({"id": 1, "o": {"l": [{"x": 1, "n": None}]}, "n": None}, {"id": 2, "big": "__bigint__:5"})
     first = fit(rows)
-    again = decode_group(rows, first.columns, first.vacant)
+    again = decode_group(rows, first.columns)
     assert again.equals(first.table)
 
 
@@ -113,7 +113,7 @@ def test_new_fields_get_new_ids_and_existing_ids_stay():
     ids = list(_ids(second.columns))
     assert len(set(ids)) == len(ids)
     assert second.last_field_id == max(ids)
-    assert set(second.added) == {"a.z string", "l.element.w boolean", "b long"}
+    assert set(second.changes) == {"a.z string", "l.element.w boolean", "b long"}
 
 
 def _ids(type_: Type):
@@ -252,7 +252,7 @@ def test_required_columns_that_rows_leave_empty_become_optional():
     assert by_name["s"].type == StructType((Field(23, "x", "long"),))
     assert by_name["l"].type == ListType(25, "long")
     assert rescued(fitted.table) == [{"b": "t"}, None]
-    assert set(fitted.added) == {f"{path} required -> optional" for path in ("b", "s.x", "l.element")}
+    assert set(fitted.changes) == {f"{path} required -> optional" for path in ("b", "s.x", "l.element")}
 
 
 def test_columns_beyond_the_limit_are_rescued(monkeypatch):

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from lakefeed.contract.changes import SourceId
-from lakefeed.writer.rows.runs import Gate, OpenTransactions, Split, cut_whole
+from lakefeed.writer.rows.runs import OpenTransactions, SplitReason, TransactionGate, cut_whole
 from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
 from lakefeed.writer.wal.records import Record
 
@@ -84,8 +84,8 @@ def test_transaction_of_a_name_that_was_given_up_once_is_waited_for_again():
 
 
 @pytest.fixture
-def gate() -> Gate[int]:
-    return Gate(OpenTransactions(), max_bytes=100, max_wait_s=10.0)
+def gate() -> TransactionGate[int]:
+    return TransactionGate(OpenTransactions(), max_bytes=100, max_wait_s=10.0)
 
 
 def test_gate_lets_runs_pass_together_once_nothing_is_open(gate):
@@ -100,7 +100,7 @@ def test_gate_lets_runs_pass_together_once_nothing_is_open(gate):
 def test_gate_waits_for_no_longer_than_it_may(gate):
     gate.take(1, {SHOP: "a"}, size_bytes=40, now=5.0)
     assert gate.limit_reached(now=14.9) is None
-    assert gate.limit_reached(now=15.0) is Split.TOO_LONG
+    assert gate.limit_reached(now=15.0) is SplitReason.TOO_LONG
     assert gate.give_up() == [1]
     assert gate.take(2, {SHOP: "a"}, size_bytes=40, now=16.0) == [2], "it is not waited for again"
     assert gate.take(3, {SHOP: "a", BANK: "x"}, size_bytes=40, now=16.0) == []
@@ -110,7 +110,7 @@ def test_gate_holds_no_more_than_it_may(gate):
     gate.take(1, {SHOP: "a"}, size_bytes=100, now=0.0)
     assert gate.limit_reached(now=0.0) is None
     gate.take(2, {SHOP: "a"}, size_bytes=1, now=0.0)
-    assert gate.limit_reached(now=0.0) is Split.TOO_LARGE
+    assert gate.limit_reached(now=0.0) is SplitReason.TOO_LARGE
     assert gate.give_up() == [1, 2]
 
 
@@ -120,7 +120,7 @@ def test_what_passes_the_gate_together_is_whole_transactions(seed):
     rng = random.Random(seed)
     log = random_log(rng)
     transactions = OpenTransactions()
-    gate = Gate(transactions, max_bytes=10**9, max_wait_s=10**9)
+    gate = TransactionGate(transactions, max_bytes=10**9, max_wait_s=10**9)
     passed = []
     position = 0
     while position < len(log):

@@ -8,12 +8,11 @@ from typing import Any
 import orjson
 import pytest
 
-from lakefeed.writer.rows.groups import split_frames, with_befores
 from lakefeed.writer.wal.payload import encode_frame
 from tests.unwritable_tables import create_unwritable, make_writable
 from tests.writer.feeding import read_columns, running_feed
 from tests.writer.quarantine.bench import lake_bench
-from tests.writer.sample_rows import event, frame
+from tests.writer.sample_rows import event, frame, json_groups
 
 EVENTS = [
     event(1, operation="UPDATE", rowId="1", before={"id": 1, "score": 0.5}, after={"id": 1, "score": 1.5}),
@@ -66,9 +65,9 @@ def test_befores_are_found_in_the_frames_of_any_part_of_a_group():
         (0, frame([event(n, before={"n": n}, table="users" if n % 2 else "orders") for n in range(1, 9)])),
         (1, frame([event(n, before={"b": n}) for n in range(1, 4)], source="b", after_sequence=1)),
     ]
-    part = split_frames(frames)["users"].between(1, 5)
+    part = json_groups(frames)["users"].between(1, 5)
     assert part.befores is None
-    assert [orjson.loads(bytes(image)) for image in with_befores(part).befores] == [
+    assert [orjson.loads(bytes(image)) for image in part.whole().befores] == [
         {"n": 3},
         {"n": 5},
         {"n": 7},

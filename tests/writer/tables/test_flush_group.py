@@ -10,8 +10,7 @@ import pytest
 from pyiceberg.types import StringType
 
 from lakefeed.contract.changes import Position
-from lakefeed.writer.rows.groups import ChangeGroup
-from lakefeed.writer.rows.json_exact import fit_group
+from lakefeed.writer.rows.groups import JsonGroup
 from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
 from tests.fakes import CatalogFault, FlakyCatalog, OldCatalog
 from tests.writer.conftest import Lake
@@ -421,12 +420,13 @@ async def test_source_that_starts_over_is_committed_again_under_its_new_epoch(tm
 
 
 async def test_row_that_goes_to_the_quarantine_keeps_nobody_waiting(tmp_path, local_lake, monkeypatch):
-    def stumble(group: ChangeGroup, *args, **kwargs):
+    def stumble(group: JsonGroup, *args, **kwargs):
         if any(b"poison" in bytes(image) for image in group.images):
             raise KeyError("a value of the row")
-        return fit_group(group, *args, **kwargs)
+        return exact(group, *args, **kwargs)
 
-    monkeypatch.setattr("lakefeed.writer.rows.runs.fit_group", stumble)
+    exact = JsonGroup.exact
+    monkeypatch.setattr(JsonGroup, "exact", stumble)
     async with running_feed(tmp_path, local_lake, **TOGETHER) as running:
         for transfer in (1, 2):
             await log_transfer(running, transfer)

@@ -11,9 +11,9 @@ import pyarrow as pa
 from lakefeed.contract import properties
 from lakefeed.contract.changes import Position, SourceId, TableName
 from lakefeed.contract.properties import Reason, Refusal
-from lakefeed.writer.rows.groups import Group, split_frames
+from lakefeed.writer.rows.groups import Group
 from lakefeed.writer.tables.quarantine import COLUMNS, quarantine_rows
-from tests.writer.sample_rows import RECEIVED_AT_US, event, frame, raw_group
+from tests.writer.sample_rows import RECEIVED_AT_US, event, frame, json_groups, raw_group
 from tests.writer.wire.arrowed import arrow_group, changes
 
 USERS = TableName(("default",), "users")
@@ -39,7 +39,7 @@ def test_a_change_in_json_is_kept_as_it_came_with_all_that_was_said_of_it():
         )
     ]
     body = json.dumps({"events": events}).replace("1.2345678901234567e+19", "12345678901234567890.123").encode()
-    (group,) = split_frames([(33, frame(body, epoch=2))], keep_before=True).values()
+    (group,) = json_groups([(33, frame(body, epoch=2))], keep_before=True).values()
     rows = quarantined(group).rows
     assert rows.select(COLUMNS.names).to_pylist() == [
         {
@@ -130,7 +130,7 @@ def test_a_table_goes_on_behind_what_its_quarantine_has_of_it():
 
 def test_a_group_keeps_its_runs_so_that_the_log_is_kept_until_it_is_committed():
     frames = [(4, frame([event(1, after={})])), (9, frame([event(2, after={})], source="shop-2", epoch=1))]
-    (group,) = split_frames(frames).values()
+    (group,) = json_groups(frames).values()
     kept = quarantined(group)
     assert (kept.first_offset, kept.last_offset, len(kept)) == (4, 9, 2)
     assert kept.table == "default.lakefeed_quarantine"

@@ -11,7 +11,7 @@ from lakefeed.contract.changes import Position, SourceId
 from lakefeed.ingest.cli.wal import HEADS
 from lakefeed.ingest.intake.sources import encode_head
 from lakefeed.writer.wal.inspect import LogReport, RecordReport, inspect_log
-from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.log import FileLog
 from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
 from lakefeed.writer.wal.records import Record, aligned, claimed_header
 from lakefeed.writer.wal.tail import Tail
@@ -27,7 +27,7 @@ class Senders:
     marks: dict[SourceId, Position] = field(default_factory=dict)
     origins: dict[SourceId, str] = field(default_factory=dict)
 
-    async def send(self, log: Log, *, frames: int = 1) -> None:
+    async def send(self, log: FileLog, *, frames: int = 1) -> None:
         """Append one group."""
         head = encode_head(self.marks, self.origins)
         group = [encode_frame(self._next()) for _ in range(frames)]
@@ -78,7 +78,7 @@ def place(directory: Path) -> tuple[LogReport, list[Placed]]:
     ]
 
 
-def read_records(log: Log) -> list[Record]:
+def read_records(log: FileLog) -> list[Record]:
     """Read all records, whatever gaps there are between them."""
     tail = Tail(log, log.first_offset)
     found: list[Record] = []

@@ -11,7 +11,7 @@ from pathlib import Path
 from lakefeed.settings import MIB
 from lakefeed.writer.config import LogConfig
 from lakefeed.writer.wal.directory import Filesystem
-from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.log import FileLog
 from lakefeed.writer.wal.tail import Tail
 
 SMALL = LogConfig(segment_max_bytes=MIB, max_bytes=4 * MIB)
@@ -21,26 +21,26 @@ LARGE = 400_000
 
 
 @asynccontextmanager
-async def opened(path: Path, config: LogConfig = SMALL, *, files: Filesystem | None = None) -> AsyncIterator[Log]:
-    log = Log.open(path, config, files=files)
+async def opened(path: Path, config: LogConfig = SMALL, *, files: Filesystem | None = None) -> AsyncIterator[FileLog]:
+    log = FileLog.open(path, config, files=files)
     try:
         yield log
     finally:
         await log.close()
 
 
-def head_of(log: Log):
+def head_of(log: FileLog):
     """A head that says where its segment begins."""
-    return lambda: str(log.next_offset).encode()
+    return lambda: str(log.durable_end).encode()
 
 
-async def append(log: Log, *payloads: bytes) -> int:
+async def append(log: FileLog, *payloads: bytes) -> int:
     return await log.append([(payload,) for payload in payloads], head=head_of(log))
 
 
-async def append_large(log: Log, count: int) -> list[bytes]:
+async def append_large(log: FileLog, count: int) -> list[bytes]:
     """Append groups of one record each, two of which fill a segment."""
-    payloads = [large(log.next_offset + index) for index in range(count)]
+    payloads = [large(log.durable_end + index) for index in range(count)]
     for payload in payloads:
         await append(log, payload)
     return payloads
@@ -50,7 +50,7 @@ def large(seed: int) -> bytes:
     return (b"%09d " % seed) * (LARGE // 10)
 
 
-def read_all(log: Log, *, offset: int | None = None, max_bytes: int = 64 * 1024) -> list[bytes]:
+def read_all(log: FileLog, *, offset: int | None = None, max_bytes: int = 64 * 1024) -> list[bytes]:
     """Read every durable record and check their numbers."""
     tail = Tail(log, log.first_offset if offset is None else offset)
     payloads = []
@@ -71,7 +71,7 @@ async def wait_until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-async def wait_for_spare(log: Log) -> None:
+async def wait_for_spare(log: FileLog) -> None:
     """Wait until the log has made a spare, and does nothing in the background any more."""
     await wait_until(lambda: log._preparing is None or log._preparing.done())
 

@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from lakefeed.contract.errors import WalFailed, WalFull
 from lakefeed.writer.wal.directory import LogDirectory
-from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.log import FileLog
 from tests.writer.wal.crashes import CrashingFilesystem
 from tests.writer.wal.support import SMALL, append, append_large, large, opened, read_all, wait_until
 
@@ -188,7 +188,7 @@ class LogAgainstList(RuleBasedStateMachine):
     def open(self, files: CrashingFilesystem) -> None:
         self.files = files
         self.mode = self.modes[self.runs % len(self.modes)]
-        self.log = Log.open(files.directory, replace(SMALL, sync=self.mode, sync_interval_ms=1), files=files)
+        self.log = FileLog.open(files.directory, replace(SMALL, sync=self.mode, sync_interval_ms=1), files=files)
         self.opened_at = files.moment()
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from lakefeed.contract.errors import WalCorrupt, WalFailed, WalFull, WalLocked
 from lakefeed.settings import MIB
 from lakefeed.writer.config import LogConfig
 from lakefeed.writer.wal.directory import Filesystem
-from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.log import FileLog
 from lakefeed.writer.wal.records import record_bytes
 from tests.fakes import FaultyFilesystem
 from tests.writer.wal.support import (
@@ -35,7 +35,7 @@ from tests.writer.wal.support import (
 
 async def test_new_log_is_empty(tmp_path: Path):
     async with opened(tmp_path / "data" / "wal") as log:
-        assert (log.first_offset, log.next_offset, log.durable_end, log.size_bytes) == (0, 0, 0, 0)
+        assert (log.first_offset, log.durable_end, log.durable_end, log.size_bytes) == (0, 0, 0, 0)
         assert log.head is None
         assert list(log.newest_records()) == []
         assert log.failed is None
@@ -46,7 +46,7 @@ async def test_appended_records_are_read_back_after_reopening(tmp_path: Path):
         assert await log.append([(b"one ", b"part"), (b"two",)], head=lambda: b"marks") == 0
         assert await append(log, b"three") == 2
     async with opened(tmp_path) as log:
-        assert (log.first_offset, log.next_offset, log.head) == (0, 3, b"marks")
+        assert (log.first_offset, log.durable_end, log.head) == (0, 3, b"marks")
         assert [(record.offset, record.payload) for record in log.newest_records()] == [
             (0, b"one part"),
             (1, b"two"),
@@ -79,7 +79,7 @@ async def test_head_is_called_only_when_a_segment_is_begun(tmp_path: Path):
     calls: list[int] = []
 
     def head() -> bytes:
-        calls.append(log.next_offset)
+        calls.append(log.durable_end)
         return b"head %d" % len(calls)
 
     async with opened(tmp_path) as log:
@@ -128,7 +128,7 @@ async def test_trimmed_segments_are_recycled_and_the_head_keeps_what_they_said(t
     async with opened(tmp_path) as log:
         payloads = await append_large(log, 5)
         await log.trim(4)
-        assert (log.first_offset, log.next_offset) == (4, 5)
+        assert (log.first_offset, log.durable_end) == (4, 5)
         assert [path.name for path in segments(tmp_path)] == ["0000000003.wal"]
         assert read_all(log) == payloads[4:]
     async with opened(tmp_path) as log:
@@ -144,7 +144,7 @@ async def test_trim_takes_whole_segments_and_never_the_newest(tmp_path: Path):
         await log.trim(3)
         assert log.first_offset == 2
         await log.trim(100)
-        assert (log.first_offset, log.next_offset) == (4, 5)
+        assert (log.first_offset, log.durable_end) == (4, 5)
 
 
 async def test_recycled_segments_are_read_without_what_they_held_before(tmp_path: Path):
@@ -158,7 +158,7 @@ async def test_recycled_segments_are_read_without_what_they_held_before(tmp_path
         assert read_all(log, offset=8) == [b"small"]
     for number in range(9, 12):
         async with opened(tmp_path) as log:
-            assert log.next_offset == number
+            assert log.durable_end == number
             await append(log, b"small")
     async with opened(tmp_path) as log:
         assert read_all(log, offset=8) == [b"small"] * 4
@@ -194,7 +194,7 @@ async def test_segment_size_may_change_between_runs(tmp_path: Path):
         assert len(read_all(log)) == 10
         await log.trim(9)
         await append_large(log, 3)
-        assert log.next_offset == 13
+        assert log.durable_end == 13
 
 
 async def test_budget_is_kept_and_a_trim_makes_room(tmp_path: Path):
@@ -204,7 +204,7 @@ async def test_budget_is_kept_and_a_trim_makes_room(tmp_path: Path):
             with pytest.raises(WalFull, match="max_bytes=4194304"):
                 await append(log, large(8))
         assert log.failed is None
-        assert log.next_offset == 8
+        assert log.durable_end == 8
         assert disk_bytes(tmp_path) <= SMALL.max_bytes
         assert await append(log, b"still fits") == 8
         await log.trim(2)
@@ -225,7 +225,7 @@ async def test_size_grows_with_records_and_shrinks_with_trims(tmp_path: Path):
 async def test_log_is_open_only_once(tmp_path: Path):
     async with opened(tmp_path):
         with pytest.raises(WalLocked, match=f"stop that one first .* directory={tmp_path} pid={os.getpid()}"):
-            Log.open(tmp_path, SMALL)
+            FileLog.open(tmp_path, SMALL)
     async with opened(tmp_path):
         pass
 
@@ -237,7 +237,7 @@ async def test_log_that_could_not_be_opened_is_not_locked(tmp_path: Path):
     segments(tmp_path)[0].write_bytes(b"\0" + damaged[1:])
     for _ in range(2):
         with pytest.raises(WalCorrupt, match="not a segment"):
-            Log.open(tmp_path, SMALL)
+            FileLog.open(tmp_path, SMALL)
 
 
 async def test_closed_log_refuses_appends_and_closes_again(tmp_path: Path):

@@ -9,7 +9,7 @@ import pytest
 from lakefeed.contract.errors import WalCorrupt
 from lakefeed.settings import MIB
 from lakefeed.writer.wal.directory import Filesystem
-from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.log import FileLog
 from lakefeed.writer.wal.records import HEADER_BYTES, MARK_BYTES, record_bytes
 from lakefeed.writer.wal.tail import Tail
 from tests.writer.wal.support import (
@@ -33,7 +33,7 @@ async def test_damaged_header_is_corruption(tmp_path: Path):
         data = path.read_bytes()
         path.write_bytes(data[:20] + bytes([data[20] ^ 1]) + data[21:])
         with pytest.raises(WalCorrupt, match=f"segment={path}"):
-            Log.open(tmp_path, SMALL)
+            FileLog.open(tmp_path, SMALL)
         path.write_bytes(data)
 
 
@@ -42,7 +42,7 @@ async def test_missing_segment_is_corruption(tmp_path: Path):
         await append_large(log, 5)
     segments(tmp_path)[1].unlink()
     with pytest.raises(WalCorrupt, match=r"segment is missing: segment=.*/0000000002\.wal"):
-        Log.open(tmp_path, SMALL)
+        FileLog.open(tmp_path, SMALL)
 
 
 async def test_segment_that_was_cut_short_is_corruption(tmp_path: Path):
@@ -52,7 +52,7 @@ async def test_segment_that_was_cut_short_is_corruption(tmp_path: Path):
         data = path.read_bytes()
         path.write_bytes(data[:-8])
         with pytest.raises(WalCorrupt, match=f"segment was cut short: segment={path}"):
-            Log.open(tmp_path, SMALL)
+            FileLog.open(tmp_path, SMALL)
         path.write_bytes(data)
 
 
@@ -81,7 +81,7 @@ async def test_flipped_byte_in_an_earlier_group_is_corruption(tmp_path: Path):
     for position in range(start, end):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :])
         with pytest.raises(WalCorrupt, match=r"segment=/.*/0000000001\.wal position=\d+ offset=[01] "):
-            Log.open(tmp_path, SMALL)
+            FileLog.open(tmp_path, SMALL)
 
 
 async def test_remains_of_a_torn_group_never_come_back(tmp_path: Path):
@@ -107,7 +107,7 @@ async def test_damage_to_the_last_group_is_found_if_the_log_was_closed(tmp_path:
         await append(log, b"last")
     flip(segments(tmp_path)[0], start)
     with pytest.raises(WalCorrupt, match=f"position={start} offset=1 "):
-        Log.open(tmp_path, SMALL)
+        FileLog.open(tmp_path, SMALL)
 
 
 async def test_each_close_after_an_append_leaves_one_mark_and_there_is_always_room_for_it(tmp_path: Path):
@@ -141,7 +141,7 @@ async def test_corruption_is_told_with_file_position_offset_and_what_to_do(tmp_p
         start = log.segment_of(await append(log, b"one")).records_start
     flip(segments(directory)[0], start + 24)
     with pytest.raises(WalCorrupt) as caught:
-        Log.open(directory, SMALL)
+        FileLog.open(directory, SMALL)
     assert str(caught.value) == (
         f"damaged record before a durable one: segment={directory}/0000000001.wal position={start} offset=0"
         f" next_good_position={start + 32}; see what is lost with `lakefeed wal inspect --data-dir {tmp_path}/data`,"

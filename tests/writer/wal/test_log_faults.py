@@ -31,7 +31,7 @@ async def test_full_disk_changes_nothing_and_appends_go_on_once_there_is_room(tm
     files.fail(operation, errno.ENOSPC)
     async with opened(tmp_path, files=files) as log:
         for _ in range(3):
-            with pytest.raises(WalFull, match="disk has no room"):
+            with pytest.raises(WalFull, match="disk is full"):
                 await append(log, b"a")
         assert (log.next_offset, log.failed, spares(tmp_path)) == (0, None, [])
         files.heal()

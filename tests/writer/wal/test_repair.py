@@ -23,7 +23,7 @@ from lakefeed.ingest.intake.intake import load_sources
 from lakefeed.writer.config import SYNC_MODES
 from lakefeed.writer.wal.directory import Filesystem
 from lakefeed.writer.wal.inspect import LogReport, Loss, inspect_log
-from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.log import FileLog
 from lakefeed.writer.wal.payload import encode_frame
 from lakefeed.writer.wal.records import HEADER_MIN_BYTES
 from lakefeed.writer.wal.repair import RepairPlan, apply_repair, locked, plan_repair
@@ -187,7 +187,7 @@ def covers(loss: Loss, change: tuple[str, Position]) -> bool:
     return loss.last_sequence is None or position <= Position(loss.epoch, loss.last_sequence)
 
 
-def check_marks(log: Log, kept: list[Placed], senders: Senders) -> None:
+def check_marks(log: FileLog, kept: list[Placed], senders: Senders) -> None:
     """Nothing that is in the log would be taken again, and no source is thought further than it ever was."""
     marks = load_sources(log)[0].marks()
     for source, mark in marks.items():

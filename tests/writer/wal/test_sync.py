@@ -13,7 +13,7 @@ import pytest
 from lakefeed.contract.errors import WalCorrupt, WalFailed
 from lakefeed.writer.config import SYNC_MODES, LogConfig
 from lakefeed.writer.wal.directory import Filesystem
-from lakefeed.writer.wal.log import Log
+from lakefeed.writer.wal.log import FileLog
 from lakefeed.writer.wal.records import record_bytes
 from tests.fakes import FaultyFilesystem
 from tests.writer.wal.support import (
@@ -160,7 +160,7 @@ async def test_records_of_one_mode_and_then_another_are_torn_or_corrupt_by_what_
         flip(segment, position)
         if offset < known_synced:
             with pytest.raises(WalCorrupt, match=f"position={position} offset={offset} "):
-                Log.open(path, SMALL)
+                FileLog.open(path, SMALL)
         else:
             async with opened(path) as log:
                 assert log.durable_end == offset
@@ -171,7 +171,7 @@ async def test_failed_sync_behind_appends_ends_them_and_the_next_open_writes_aga
     tmp_path: Path,
 ):
     files = FaultyFilesystem()
-    log = Log.open(tmp_path, INTERVAL, files=files)
+    log = FileLog.open(tmp_path, INTERVAL, files=files)
     await append(log, b"synced")
     await wait_for_spare(log)
     await wait_until(lambda: log.synced_end == 1)
@@ -191,7 +191,7 @@ async def test_failed_sync_behind_appends_ends_them_and_the_next_open_writes_aga
 @pytest.mark.parametrize("config", [NEVER_DUE, NONE], ids=["interval", "none"])
 async def test_close_that_cannot_sync_says_so_and_lets_go_of_the_log(tmp_path: Path, config: LogConfig):
     files = FaultyFilesystem()
-    log = Log.open(tmp_path, config, files=files)
+    log = FileLog.open(tmp_path, config, files=files)
     await append(log, b"acked")
     await wait_for_spare(log)
     files.fail("sync", errno.EIO)

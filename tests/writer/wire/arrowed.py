@@ -10,9 +10,8 @@ import pyarrow as pa
 
 from lakefeed.contract.changes import SourceId
 from lakefeed.iceberg.types import StructType
-from lakefeed.writer.rows.arrow import fit_arrow_group
-from lakefeed.writer.rows.groups import ArrowGroup, split_arrow_frames
-from lakefeed.writer.rows.json_exact import Fitted, initial_columns
+from lakefeed.writer.rows.evolution import initial_columns
+from lakefeed.writer.rows.groups import ArrowGroup, Expected, Fitted, group_arrow
 from lakefeed.writer.wal.payload import Encoding, Frame
 from lakefeed.writer.wire.arrow_frame import ArrowBatch, ArrowFrame
 from tests.writer.sample_rows import RECEIVED_AT_US, highest_id
@@ -67,14 +66,14 @@ def arrow_frame(stream: bytes, *, source: str = "shop-1", epoch: int = 0, after_
 
 
 def arrow_group(rows: pa.Table, **options) -> ArrowGroup:
-    (group,) = split_arrow_frames([(0, arrow_frame(stream_of(rows, **options)))])
+    (group,) = group_arrow([(0, arrow_frame(stream_of(rows, **options)))])
     return group
 
 
 def fit_arrow(rows: pa.Table | ArrowGroup, columns: StructType | None = None, **options) -> Fitted:
     group = rows if isinstance(rows, ArrowGroup) else arrow_group(rows)
     start = columns or initial_columns(keep_before=False)
-    fitted = fit_arrow_group(group, start, next_field_id=1 + highest_id(start), **options)
+    fitted = group.exact(Expected(start, **options), last_field_id=highest_id(start))
     fitted.table.validate(full=True)
     return fitted
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 from lakefeed.contract.changes import SourceId
 from lakefeed.iceberg.types import Field, ListType, MapType, StructType
 from lakefeed.writer.rows.comments import JSON_DOC
-from lakefeed.writer.rows.groups import split_arrow_frames
+from lakefeed.writer.rows.groups import group_arrow
 from lakefeed.writer.wal.payload import Encoding, Frame
 from lakefeed.writer.wire.json_batch import BatchMalformed
 from tests.writer.sample_rows import RECEIVED_AT_US, declared
@@ -135,7 +135,7 @@ def take(stream: bytes) -> bool:
     except BatchMalformed:
         return False
     frame = Frame(SourceId("s"), 0, -1, 2**62, RECEIVED_AT_US, Encoding.ARROW_STREAM, stream)
-    for group in split_arrow_frames([(0, frame)]):
+    for group in group_arrow([(0, frame)]):
         fit_arrow(group)
         fit_arrow(group, COLUMNS)
     return True
