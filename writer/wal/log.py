@@ -497,7 +497,7 @@ class FileLog:
             raise
 
     def _refused(self, error: OSError) -> WalFull | WalFailed:
-        """Return the error for a full disk, which a trim can cure, or for a failing one. The log has not changed yet."""
+        """Return the error for a full disk, which a trim can cure, or for a failing one. The log has not changed."""
         if is_disk_full(error):
             return WalFull(f"disk is full, no segment can be added: {error}")
         return self._fail(error)

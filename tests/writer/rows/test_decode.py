@@ -196,7 +196,9 @@ def test_values_that_do_not_fit_are_refused(type_, text):
         decode(type_, "null", text)
 
 
-@pytest.mark.parametrize
+@pytest.mark.parametrize(
+    "image", [b'{"c":"\xff"}', b'{"c":"\xed\xa0\x80"}', b'{"c":"","c":""}', b"[]", b"5", b'{"\xff":1}']
+)
 def test_rows_that_are_not_objects_of_the_tables_columns_are_refused(image):
     with pytest.raises(Misfit):
         decode_group(raw_group(b"{}", image), declared(Field(20, "c", "string")))
