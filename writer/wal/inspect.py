@@ -1,11 +1,20 @@
-"""Looking at a log without opening it. Owns the report: what is there, what is damaged, what is missing.
+"""Inspection of a log without opening it: what is there, what is damaged, and which changes are missing.
 
-Nothing is locked or changed, so this works beside a running service and on a log that no longer opens. What the
-service does meanwhile is not taken for damage:
+Reading (tail.py) and opening (directory.py) stop at the first bad record. An inspection continues after it, so that
+`wal inspect` shows all good records and `wal repair` keeps them. Nothing is locked or changed, so it works beside a
+running service and on a log that no longer opens. What the service does meanwhile does not count as damage:
 
-    a group is being written     the newest segment is read again until two readings agree: what the first one saw
-                                 behind a bad record was written after that record, which the second one then sees whole
+    a group is being written     the newest segment is read again until two readings agree: records that the first one
+                                 saw after a bad record were written later, and the second one sees that record whole
     a segment is trimmed         its name is gone, or belongs to another file, after it was read: it is left out
+
+Missing changes. Every frame has the position of its source before it, and every segment head has the positions of all
+sources. So the first position of a source after a gap shows exactly which of its changes are missing:
+
+    shop-1 up to 40 | gap | frame of shop-1, after 40     none
+    shop-1 up to 40 | gap | frame of shop-1, after 55     41 to 55
+    shop-1 up to 40 | gap | segment, shop-1 up to 55      41 to 55
+    shop-1 up to 40 | gap | end of the log                unsettled: whatever came after 40, if anything
 """
 
 from __future__ import annotations
@@ -39,17 +48,10 @@ from lakefeed.writer.wal.records import (
     spare_name,
 )
 
-# --- writer.wal.scan --------------------------------------------------------------------------------------------------
-#
-# Walking a segment's bytes beyond damage. Owns what is still good in it; records.py owns what good means.
-#
-# Reading (log.py) and opening (directory.py) stop at the first bad record. This goes on: `wal inspect` shows what is
-# there, and `wal repair` keeps it.
-
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A good record, or a mark, whose length is 0 and behind which `next_offset` may be any number."""
+class FoundRecord:
+    """A good record, or a mark, whose length is 0 and after which any offset may follow."""
 
     position: int
     length: int
@@ -58,13 +60,13 @@ class Found:
 
     @property
     def end_position(self) -> int:
-        """Where it ends."""
+        """The position after it."""
         return self.position + aligned(HEADER_BYTES + self.length)
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes that hold no good record although they should, and the numbers of the records that are missing there."""
+    """Bytes that should hold good records and do not, and the offsets that are missing there."""
 
     position: int
     end_position: int
@@ -73,20 +75,20 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True)
-class Torn:
-    """Where a group begins that was never finished, or is being written right now."""
+class TornTail:
+    """Where a group begins that was never finished, or that is being written."""
 
     position: int
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """What is known of a segment before its records are read.
+class SegmentBounds:
+    """What is known about a segment before its records are read.
 
-    `until` is the base offset of the next segment, None if that is not known. `salt` is None if the header is lost:
-    then bytes in a damaged record that a client had dressed up as records could pass, and the torn tail of the newest
-    segment cannot be told from damage. `base_offset` is None if nothing at all tells it.
+    `until` is the base offset of the next segment, None if unknown. `salt` is None if the header is lost: then bytes
+    that a client made look like records could pass, and a torn tail of the newest segment looks like damage.
+    `base_offset` is None if it is unknown.
     """
 
     start: int
@@ -96,20 +98,22 @@ class Bounds:
     is_newest: bool
 
 
-def scan_segment(view: memoryview, bounds: Bounds) -> Iterator[Found | Damage | Torn]:
-    """Yield, in order, every good record and mark, and what is between them."""
+def scan_segment(view: memoryview, bounds: SegmentBounds) -> Iterator[FoundRecord | Damage | TornTail]:
+    """Yield every good record and mark, and what is between them, in order."""
     if bounds.salt is None:
         return _scan_unsalted(view, bounds)
-    assert bounds.base_offset is not None, "the header that has the salt has it too"
+    assert bounds.base_offset is not None, "the header has both"
     return _scan_salted(view, bounds, base_offset=bounds.base_offset, salt=bounds.salt)
 
 
-def _scan_salted(view: memoryview, bounds: Bounds, *, base_offset: int, salt: int) -> Iterator[Found | Damage | Torn]:
+def _scan_salted(
+    view: memoryview, bounds: SegmentBounds, *, base_offset: int, salt: int
+) -> Iterator[FoundRecord | Damage | TornTail]:
     position, offset, synced = bounds.start, base_offset, base_offset
     while bounds.until is None or offset < bounds.until:
         if found := good_record(view, position, offset=offset, synced=synced, salt=salt):
             length, next_offset, synced = found
-            yield Found(position, length, offset, next_offset)
+            yield FoundRecord(position, length, offset, next_offset)
             position += aligned(HEADER_BYTES + length)
             offset = next_offset
             continue
@@ -126,11 +130,11 @@ def _scan_salted(view: memoryview, bounds: Bounds, *, base_offset: int, salt: in
         position, offset = following, next_offset
 
 
-def _torn_rest(view: memoryview, position: int, due: Due) -> Iterator[Damage | Torn]:
-    """Tell where in the newest segment a torn tail begins that has good records in it: behind all that was synced.
+def _torn_rest(view: memoryview, position: int, due: Due) -> Iterator[Damage | TornTail]:
+    """Yield where a torn tail with good records in it begins in the newest segment: after everything that was synced.
 
-    None of them says that everything before it was synced, so they end the log. Of what is bad before the first of
-    them, a part may have been synced nevertheless, and is damaged.
+    None of these records claims that everything before it was synced, so the log ends before them. A part of the bad
+    bytes before the first of them may have been synced, and is damaged.
     """
     assert due.salt is not None
     synced = due.offset
@@ -138,25 +142,25 @@ def _torn_rest(view: memoryview, position: int, due: Due) -> Iterator[Damage | T
         synced = claimed_header(view, later, salt=due.salt)[2]
     if synced > due.offset:
         yield Damage(position, len(view), due.offset, synced)
-    yield Torn(position, synced)
+    yield TornTail(position, synced)
 
 
-def _missing_rest(view: memoryview, position: int, due: Due, bounds: Bounds) -> Iterator[Damage | Torn]:
+def _missing_rest(view: memoryview, position: int, due: Due, bounds: SegmentBounds) -> Iterator[Damage | TornTail]:
     if bounds.until is not None:
         yield Damage(position, len(view), due.offset, bounds.until)
     elif bounds.is_newest and due.salt is not None and _is_begun(view, position, due):
-        yield Torn(position, due.offset)
+        yield TornTail(position, due.offset)
 
 
 def _is_begun(view: memoryview, position: int, due: Due) -> bool:
-    """Tell whether the record that is due was begun: what its header says is more than chance."""
+    """Return whether the record that is due was begun: its header is too plausible for chance."""
     assert due.salt is not None
     length, offset, synced = claimed_header(view, position, salt=due.salt)
     return length > 0 and offset == due.offset and due.synced <= synced <= offset
 
 
-def _scan_unsalted(view: memoryview, bounds: Bounds) -> Iterator[Found | Damage]:
-    """Find records by their checksums and rising offsets alone."""
+def _scan_unsalted(view: memoryview, bounds: SegmentBounds) -> Iterator[FoundRecord | Damage]:
+    """Find records by their checksums and rising offsets only."""
     position, offset = bounds.start, bounds.base_offset
     while bounds.until is None or offset is None or offset < bounds.until:
         due = Due(offset or 0, 0, None)
@@ -168,8 +172,8 @@ def _scan_unsalted(view: memoryview, bounds: Bounds) -> Iterator[Found | Damage]
         length, found_offset, _ = claimed_header(view, following, salt=0)
         if offset is not None and found_offset > offset:
             yield Damage(position, following, offset, found_offset)
-        offset = found_offset + (length > 0)  # what follows a mark is hidden by the salt, but the next record tells
-        found = Found(following, length, found_offset, offset)
+        offset = found_offset + (length > 0)  # the salt hides what follows a mark, but the next record shows it
+        found = FoundRecord(following, length, found_offset, offset)
         yield found
         position = found.end_position
 
@@ -181,29 +185,15 @@ def _find_unsalted(view: memoryview, position: int, due: Due, until: int | None)
     return find_record(view, position, due=due, until=until)
 
 
-# --- writer.wal.losses ------------------------------------------------------------------------------------------------
-#
-# Which changes of which sources are missing where the log has a gap. Owns the comparison, and no bytes.
-#
-# Every frame says up to where its source had come before it, and every segment begins with how far all sources had
-# come.
-# So the first word of a source behind a gap tells exactly what of it is missing:
-#
-#     shop-1 up to 40 | gap | frame of shop-1, after 40     nothing is
-#     shop-1 up to 40 | gap | frame of shop-1, after 55     41 to 55
-#     shop-1 up to 40 | gap | segment, shop-1 up to 55      41 to 55
-#     shop-1 up to 40 | gap | end of the log                unsettled: whatever came after 40, if anything
-
-
-# Where a source is before its first change; in every epoch, its first frame comes after this sequence.
+# The position of a source before its first change. In every epoch its first frame comes after this sequence.
 _BEFORE_ALL = Position(0, -1)
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
-    """Numbers that no record has: damaged now, or missing since an earlier repair.
+class MissingOffsets:
+    """Offsets without a record: damaged now, or missing since an earlier repair.
 
-    It is empty where the first header of the log is lost: how many records before the first good one nobody knows.
+    The range is empty if the log's first header is lost: how many records came before the first good one is unknown.
     """
 
     offset: int
@@ -215,9 +205,9 @@ class Gap:
 class Loss:
     """Changes of a source that are missing: those above `after_sequence`, up to `last_sequence`.
 
-    They are not certain to be where nobody knows how far the source had come before the gap, because the head that told
-    it is lost; nor where it then began a new epoch. `last_sequence` is then None, since nobody knows where the old one
-    ended, and whether there were others between the two. `gaps` are the ones that they may have been in.
+    A loss is uncertain if the source's position before the gap is unknown because its head is lost, or if the source
+    began a new epoch. Then `last_sequence` is None: where the old epoch ended, and whether there were others in
+    between, is unknown. `gaps` are those that the changes may have been in.
     """
 
     source: SourceId
@@ -225,22 +215,22 @@ class Loss:
     after_sequence: int
     last_sequence: int | None
     is_certain: bool
-    gaps: tuple[Gap, ...]
+    gaps: tuple[MissingOffsets, ...]
 
 
 @dataclass(slots=True)
 class LossFinder:
-    """Follows the log in its order. `marks` is how far every source has come, by all that could be read."""
+    """Follows the log in order. `marks` is the last known position of every source."""
 
     marks: dict[SourceId, Position] = field(default_factory=dict)
-    gaps: list[Gap] = field(default_factory=list)
+    gaps: list[MissingOffsets] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
     _gaps_seen: dict[SourceId, int] = field(default_factory=dict)
     _gaps_settled: int = 0
     _knows_all: bool = False
 
     def take_head(self, marks: Mapping[SourceId, Position]) -> None:
-        """Take the marks of all sources, as a segment begins with them."""
+        """Take the positions of all sources from a segment's head."""
         for source, position in marks.items():
             self._take(source, position, position)
         self._gaps_settled = len(self.gaps)
@@ -251,30 +241,30 @@ class LossFinder:
         before = Position(frame.epoch, frame.after_sequence)
         self._take(frame.source, before, Position(frame.epoch, frame.last_sequence))
 
-    def take_gap(self, gap: Gap) -> None:
-        """Take a gap that stands where the next frame was due."""
+    def take_gap(self, gap: MissingOffsets) -> None:
+        """Take a gap before the next frame."""
         self.gaps.append(gap)
 
     def unsettled(self) -> dict[SourceId, Position]:
-        """Tell which known sources were not heard of again since a gap, with how far they had come before it."""
-        return {source: mark for source, mark in self.marks.items() if self._gaps_unheard(source)}
+        """Return the known sources without a record since a gap, with their positions before it."""
+        return {source: mark for source, mark in self.marks.items() if self._open_gaps(source)}
 
-    def unsettled_gaps(self) -> tuple[Gap, ...]:
-        """Tell in which gaps there may have been changes of sources that nothing else tells of."""
+    def unsettled_gaps(self) -> tuple[MissingOffsets, ...]:
+        """Return the gaps that may have had changes of unknown sources."""
         return tuple(self.gaps[self._gaps_settled :])
 
     def _take(self, source: SourceId, before: Position, after: Position) -> None:
-        gaps = self._gaps_unheard(source)
+        gaps = self._open_gaps(source)
         if gaps:
             self._compare(source, before, gaps)
         self.marks[source] = max(after, self.marks.get(source, after))
         self._gaps_seen[source] = len(self.gaps)
 
-    def _gaps_unheard(self, source: SourceId) -> tuple[Gap, ...]:
+    def _open_gaps(self, source: SourceId) -> tuple[MissingOffsets, ...]:
         return tuple(self.gaps[max(self._gaps_settled, self._gaps_seen.get(source, 0)) :])
 
-    def _compare(self, source: SourceId, before: Position, gaps: tuple[Gap, ...]) -> None:
-        """Note what is missing between what was known of a source and what is heard of it `before` its next change."""
+    def _compare(self, source: SourceId, before: Position, gaps: tuple[MissingOffsets, ...]) -> None:
+        """Record what is missing between a source's known position and the one `before` its next change."""
         known = self.marks.get(source, _BEFORE_ALL)
         is_certain = source in self.marks or self._knows_all
         if known.epoch < before.epoch:
@@ -285,17 +275,12 @@ class LossFinder:
             self.losses.append(loss)
 
 
-# --- writer.wal.report ------------------------------------------------------------------------------------------------
-#
-# What is known of a log that was looked at: values for `wal inspect` and `wal repair`. Owns no reading.
-
-
 @dataclass(frozen=True, slots=True)
 class HeadCodec:
-    """What stands in a segment's head, which only the one who wrote it knows.
+    """How the log's owner encodes segment heads.
 
-    `marks` reads from it how far all sources had come; it raises ValueError for bytes that are no head. `advance` makes
-    the head of the next segment from that of a segment, None if nobody knows it, and from the frames in it.
+    `marks` returns the positions of all sources; it raises ValueError for bytes that are not a head. `advance` returns
+    the head of the next segment, from that of a segment (None if unknown) and the frames in it.
     """
 
     marks: Callable[[bytes], Mapping[SourceId, Position]]
@@ -304,7 +289,7 @@ class HeadCodec:
 
 @dataclass(frozen=True, slots=True)
 class RecordReport:
-    """One good record; `frame` is None if its payload is none."""
+    """One good record; `frame` is None if its payload is not a frame."""
 
     segment: str
     position: int
@@ -315,10 +300,10 @@ class RecordReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentReport:
-    """One segment. `problem` is what keeps it from being opened, beside damaged records; `header` is None if lost.
+    """One segment. `problem` is why it cannot be opened, apart from damaged records; `header` is None if lost.
 
-    `head` is then made from the segments before it. `sources` is how many it knows. `gap_count` is how many gaps need a
-    mark: those of `damages` and of earlier repairs.
+    A lost `head` is rebuilt from the segments before. `sources` is how many sources it has. `gap_count` is how many
+    gaps need a mark: those of `damages` and of earlier repairs.
     """
 
     path: Path
@@ -327,7 +312,7 @@ class SegmentReport:
     size_bytes: int
     problem: str | None
     header: Header | None
-    bounds: Bounds
+    bounds: SegmentBounds
     base_offset: int
     end_offset: int
     end_position: int
@@ -335,39 +320,36 @@ class SegmentReport:
     records_bytes: int
     gap_count: int
     damages: tuple[Damage, ...]
-    torn: Torn | None
+    torn: TornTail | None
     head: bytes
     sources: int
 
     @property
     def needs_repair(self) -> bool:
-        """Tell whether the log does not open or cannot be read because of this segment."""
+        """Whether the log cannot be opened or read because of this segment."""
         return self.problem is not None or bool(self.damages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogReport:
-    """A whole log. The last three are losses.py's: what is missing for sure, and of whom or where that is not known."""
+    """A whole log: its segments, what is missing, and where it is unknown what is missing."""
 
     directory: Path
     segments: tuple[SegmentReport, ...]
     spares: int
     spare_bytes: int
-    gaps: tuple[Gap, ...]
+    gaps: tuple[MissingOffsets, ...]
     losses: tuple[Loss, ...]
     unsettled: Mapping[SourceId, Position]
-    unsettled_gaps: tuple[Gap, ...]
+    unsettled_gaps: tuple[MissingOffsets, ...]
 
     @property
     def needs_repair(self) -> bool:
-        """Tell whether there is damage that `lakefeed wal repair` would work around."""
+        """Whether there is damage that `lakefeed wal repair` would repair."""
         return any(segment.needs_repair for segment in self.segments)
 
 
-# --- writer.wal.inspect -----------------------------------------------------------------------------------------------
-
-
-# Readings of the newest segment while it is being written to; two are enough unless the service is very busy.
+# Readings of the newest segment while it is being written; two are enough unless the service is very busy.
 _READINGS_MAX = 10
 
 
@@ -385,11 +367,11 @@ class _Segment:
 @dataclass(frozen=True, slots=True)
 class _Scanned:
     view: memoryview
-    items: list[Found | Damage | Torn]
+    items: list[FoundRecord | Damage | TornTail]
 
 
 def ignore(_: object) -> None:
-    """Take no notice."""
+    """Do nothing with a value."""
 
 
 def inspect_log(
@@ -411,12 +393,12 @@ def inspect_log(
 
 
 def log_bytes(directory: Path) -> int:
-    """Tell how much `inspect_log` will read, about."""
+    """Return about how much `inspect_log` will read."""
     return sum(path.stat().st_size for path in directory.glob(f"*{SEGMENT_SUFFIX}"))
 
 
 def load_view(path: Path, size_bytes: int, files: Filesystem) -> memoryview | None:
-    """Read a segment, with zeros up to `size_bytes` if it is shorter; None if its name is gone or another file's."""
+    """Return a segment, with zeros up to `size_bytes` if it is shorter; None if its name is gone or another file's."""
     try:
         descriptor = files.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -451,11 +433,7 @@ class _Inspection:
             bounds = _bounds_of(segment, following, reports[-1].end_offset if reports else None)
             head = segment.header.head if segment.header else self._advance_head(reports)
             self._frames = []
-            if segment.exists:
-                report = self._read(segment, bounds, head, finder)
-            else:
-                report = self._missing(segment, bounds, head, finder)
-            if report is not None:
+            if (report := self._report(segment, bounds, head, finder)) is not None:
                 reports.append(report)
         spares = [self.directory / spare_name(number) for number in numbers_of(names, SPARE_SUFFIX)]
         return LogReport(
@@ -502,8 +480,11 @@ class _Inspection:
             problem = f"segment was cut short: bytes={size_bytes} of={header.file_bytes}"
         return _Segment(number, path, header, problem, exists=True)
 
-    def _read(self, segment: _Segment, bounds: Bounds, head: bytes, finder: LossFinder) -> SegmentReport | None:
-        scanned = self._scan(segment, bounds)
+    def _report(
+        self, segment: _Segment, bounds: SegmentBounds, head: bytes, finder: LossFinder
+    ) -> SegmentReport | None:
+        """Read a segment, None if it was trimmed meanwhile. A missing one has one damage: all of its offsets."""
+        scanned = self._scan(segment, bounds) if segment.exists else _scan_missing(bounds)
         if scanned is None:
             return None
         view, items = scanned.view, scanned.items
@@ -512,14 +493,14 @@ class _Inspection:
         if segment.header is not None:
             finder.take_head(marks)
         elif bounds.base_offset is None:
-            finder.take_gap(Gap(base_offset, base_offset, repaired=False))
+            finder.take_gap(MissingOffsets(base_offset, base_offset, repaired=False))
         for item in items:
             self._take(item, view, segment, finder)
-        records = [item for item in items if isinstance(item, Found) and item.length]
+        records = [item for item in items if isinstance(item, FoundRecord) and item.length]
         return SegmentReport(
             path=segment.path,
             number=segment.number,
-            exists=True,
+            exists=segment.exists,
             size_bytes=len(view),
             problem=segment.problem,
             header=segment.header,
@@ -531,13 +512,13 @@ class _Inspection:
             records_bytes=sum(record.end_position - record.position for record in records),
             gap_count=sum(1 for item in items if _is_gap(item)),
             damages=tuple(item for item in items if isinstance(item, Damage)),
-            torn=next((item for item in items if isinstance(item, Torn)), None),
+            torn=next((item for item in items if isinstance(item, TornTail)), None),
             head=head,
             sources=len(marks),
         )
 
-    def _scan(self, segment: _Segment, bounds: Bounds) -> _Scanned | None:
-        """Read and walk a segment; the newest one until its damage has been seen twice."""
+    def _scan(self, segment: _Segment, bounds: SegmentBounds) -> _Scanned | None:
+        """Read and scan a segment; the newest one until two readings have the same damage."""
         size_bytes = segment.header.file_bytes if segment.header else 0
         damages_before = None
         for _ in range(_READINGS_MAX):
@@ -552,46 +533,22 @@ class _Inspection:
         self.on_bytes(len(scanned.view))
         return scanned
 
-    def _missing(self, segment: _Segment, bounds: Bounds, head: bytes, finder: LossFinder) -> SegmentReport:
-        assert bounds.base_offset is not None, "a missing segment stands between two others"
-        end_offset = bounds.base_offset if bounds.until is None else bounds.until
-        damages = (Damage(0, 0, bounds.base_offset, end_offset),) if end_offset > bounds.base_offset else ()
-        for damage in damages:
-            finder.take_gap(Gap(damage.offset, damage.next_offset, repaired=False))
-        return SegmentReport(
-            path=segment.path,
-            number=segment.number,
-            exists=False,
-            size_bytes=0,
-            problem=segment.problem,
-            header=None,
-            bounds=bounds,
-            base_offset=bounds.base_offset,
-            end_offset=end_offset,
-            end_position=0,
-            records=0,
-            records_bytes=0,
-            gap_count=len(damages),
-            damages=damages,
-            torn=None,
-            head=head,
-            sources=len(self._marks(head)),
-        )
-
     def _advance_head(self, reports: list[SegmentReport]) -> bytes:
-        """Make the head of the next segment from the last one and what was read in it."""
+        """Return the head of the next segment, from the last one and the frames in it."""
         return self.heads.advance(reports[-1].head if reports else None, self._frames)
 
     def _marks(self, head: bytes) -> Mapping[SourceId, Position]:
         try:
             return self.heads.marks(head)
-        except ValueError:  # whole, but not in our words
+        except ValueError:  # whole, but in another encoding
             return {}
 
-    def _take(self, item: Found | Damage | Torn, view: memoryview, segment: _Segment, finder: LossFinder) -> None:
+    def _take(
+        self, item: FoundRecord | Damage | TornTail, view: memoryview, segment: _Segment, finder: LossFinder
+    ) -> None:
         if _is_gap(item):
-            finder.take_gap(Gap(item.offset, item.next_offset, repaired=isinstance(item, Found)))
-        if not isinstance(item, Found) or not item.length:
+            finder.take_gap(MissingOffsets(item.offset, item.next_offset, repaired=isinstance(item, FoundRecord)))
+        if not isinstance(item, FoundRecord) or not item.length:
             return
         start = item.position + HEADER_BYTES
         frame = _frame_of(bytes(view[start : start + item.length]))
@@ -601,16 +558,23 @@ class _Inspection:
         self.on_record(RecordReport(segment.path.name, item.position, item.offset, item.length, frame))
 
 
-def _is_gap(item: Found | Damage | Torn) -> TypeGuard[Found | Damage]:
-    """Tell damage, and marks of earlier repairs, from records and from marks of a clean close."""
-    if isinstance(item, Torn):
+def _is_gap(item: FoundRecord | Damage | TornTail) -> TypeGuard[FoundRecord | Damage]:
+    """Return whether an item is damage or a mark of an earlier repair, not a record or a mark of a clean close."""
+    if isinstance(item, TornTail):
         return False
     return item.next_offset > item.offset and (isinstance(item, Damage) or not item.length)
 
 
-def _bounds_of(segment: _Segment, following: _Segment | None, expected: int | None) -> Bounds:
+def _scan_missing(bounds: SegmentBounds) -> _Scanned:
+    assert bounds.base_offset is not None, "a missing segment is between two others"
+    until = bounds.base_offset if bounds.until is None else bounds.until
+    is_empty = until == bounds.base_offset
+    return _Scanned(memoryview(b""), [] if is_empty else [Damage(0, 0, bounds.base_offset, until)])
+
+
+def _bounds_of(segment: _Segment, following: _Segment | None, expected: int | None) -> SegmentBounds:
     header = segment.header
-    return Bounds(
+    return SegmentBounds(
         start=header.records_start if header else 0,
         base_offset=header.base_offset if header else expected,
         until=following.header.base_offset if following and following.header else None,
@@ -619,13 +583,13 @@ def _bounds_of(segment: _Segment, following: _Segment | None, expected: int | No
     )
 
 
-def _extent(items: list[Found | Damage | Torn], bounds: Bounds) -> tuple[int, int, int]:
-    """Tell the first offset, the one behind the last, and the position behind the last record."""
-    found = [item for item in items if isinstance(item, Found)]
+def _extent(items: list[FoundRecord | Damage | TornTail], bounds: SegmentBounds) -> tuple[int, int, int]:
+    """Return the first offset, the one after the last, and the position after the last record."""
+    found = [item for item in items if isinstance(item, FoundRecord)]
     base_offset = bounds.base_offset
     if base_offset is None:
         base_offset = found[0].offset if found else bounds.until or 0
-    ends = [item.next_offset for item in items if not isinstance(item, Torn)]
+    ends = [item.next_offset for item in items if not isinstance(item, TornTail)]
     end_offset = bounds.until if bounds.until is not None else max([base_offset, *ends])
     return base_offset, end_offset, found[-1].end_position if found else bounds.start
 

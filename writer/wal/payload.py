@@ -33,10 +33,10 @@ class Encoding(enum.IntEnum):
 class Frame:
     """One admitted batch. Changes at or below `after_sequence` were admitted before: readers drop them.
 
-    `origin` is ingest's: the source's own positions along with these changes. `expanded_bytes` is what the body may take
-    once decoded, if that is more than its size. `declared` is what the source declared about tables in this batch, as
-    JSON {table: declaration} (rows/declaration.py), if it has not before. `open_transaction` names the source's
-    transaction that continues after the batch, if transactions are tracked.
+    `origin` is ingest's: the source's own positions along with these changes. `expanded_bytes` is what the body may
+    take once decoded, if that is more than its size. `declared` is what the source declared about tables in this
+    batch, as JSON {table: declaration} (rows/declaration.py), if it has not before. `open_transaction` names the
+    source's transaction that continues after the batch, if transactions are tracked.
     """
 
     source: SourceId

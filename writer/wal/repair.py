@@ -1,16 +1,15 @@
-"""Making a damaged log open again, without what is damaged. Owns the plan and the steps; inspect.py finds the damage.
+"""Repair of a damaged log: it opens again, without the damaged records. inspect.py finds the damage.
 
-Every segment that needs it is written anew with all its good records, under their old offsets; where records are
-missing it gets a mark that says which offset follows (records.py), so offsets keep rising. Nothing is ever deleted: the
-damaged file keeps existing under damaged/, beside a report of what is missing. For each segment, and what a crash after
-each step leaves:
+Every damaged segment is rewritten with all its good records, under their old offsets. A mark takes the place of missing
+records and gives the next offset (records.py), so offsets keep rising. Nothing is deleted: the damaged file stays under
+damaged/, beside a report of what is missing. The steps for each segment, and what a crash after each one leaves:
 
-    1 write NUMBER.wal.repaired, sync               the damaged log, and a file that open() does not look at
+    1 write NUMBER.wal.repaired, sync               the damaged log, and a file that open() ignores
     2 link NUMBER.wal to damaged/TIME/, sync that   the same
     3 rename NUMBER.wal.repaired to NUMBER.wal      the damaged segment or the repaired one, whichever the disk kept
     4 sync directory                                the repaired one
 
-A segment is sound by itself, so a repair that was interrupted is simply started again.
+Each segment is repaired by itself, so an interrupted repair can be started again.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from lakefeed.contract.errors import WriterError
 from lakefeed.writer.wal.directory import Filesystem, fill_zeros, take_lock, write_all
 from lakefeed.writer.wal.inspect import (
     Damage,
-    Found,
+    FoundRecord,
     HeadCodec,
     LogReport,
     Loss,
     SegmentReport,
-    Torn,
+    TornTail,
     inspect_log,
     load_view,
     scan_segment,
@@ -58,13 +57,13 @@ _SALT_BITS = 64
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """One segment to be written anew, under this header."""
+    """One segment to be rewritten, with this header."""
 
     segment: SegmentReport
     header: Header
 
     def describe(self) -> str:
-        """Say what will be done."""
+        """Describe the rewrite in one line."""
         segment = self.segment
         gaps = ", ".join(offsets_text(damage.offset, damage.next_offset) for damage in segment.damages)
         kept = f"keep {segment.records:,} good records" if segment.exists else "make it, without records"
@@ -81,26 +80,26 @@ class RepairPlan:
     target: Path
 
     def losses(self) -> list[Loss]:
-        """Tell what is missing because of the damage of now, not of earlier repairs."""
+        """Return what is missing because of the current damage, not of earlier repairs."""
         return [loss for loss in self.report.losses if any(not gap.repaired for gap in loss.gaps)]
 
     @property
     def is_unsettled(self) -> bool:
-        """Tell whether more may be missing than `losses` knows."""
+        """Whether more may be missing than `losses` has."""
         return any(not gap.repaired for gap in self.report.unsettled_gaps)
 
 
 def offsets_text(offset: int, next_offset: int) -> str:
-    """Name a range of offsets."""
+    """Return a range of offsets as text."""
     return f"offset {offset}" if next_offset == offset + 1 else f"offsets {offset} to {next_offset - 1}"
 
 
 @contextlib.contextmanager
 def locked(directory: Path, files: Filesystem | None = None) -> Iterator[None]:
-    """Keep every service away from the log.
+    """Hold the log's lock, so that no service opens it.
 
     Raises:
-        WalLocked: one has it open.
+        WalLocked: a service has it open.
 
     """
     files = files or Filesystem()
@@ -114,7 +113,7 @@ def locked(directory: Path, files: Filesystem | None = None) -> Iterator[None]:
 
 
 def plan_repair(report: LogReport, *, name: str) -> RepairPlan:
-    """Decide what to write anew; `name` is a new directory's under damaged/."""
+    """Decide which segments to rewrite; `name` is that of a new directory under damaged/."""
     rewrites = [Rewrite(segment, _header_for(segment)) for segment in report.segments if segment.needs_repair]
     return RepairPlan(report, tuple(rewrites), report.directory / DAMAGED_NAME / name)
 
@@ -132,10 +131,10 @@ def _header_for(segment: SegmentReport) -> Header:
 
 
 def apply_repair(plan: RepairPlan, heads: HeadCodec, *, files: Filesystem | None = None) -> LogReport:
-    """Carry out the plan, and look again. The log must be `locked` since before it was inspected. Blocks.
+    """Carry out the plan, and inspect the log again. It must be `locked` since before the first inspection. Blocks.
 
     Raises:
-        OSError: a step failed. Segments that were done are repaired, the others are as they were.
+        OSError: a step failed. Finished segments are repaired, the others are unchanged.
         WriterError: the log is still damaged.
 
     """
@@ -165,7 +164,7 @@ def _write_report(plan: RepairPlan, files: Filesystem) -> None:
 
 
 def report_document(plan: RepairPlan) -> dict[str, Any]:
-    """Lay out what a repair did and what is missing, for people and programs."""
+    """Return what a repair did and what is missing, for people and programs."""
     return {
         "segments": [_segment_document(rewrite) for rewrite in plan.rewrites],
         "missing": [loss_document(loss) for loss in plan.losses()],
@@ -197,7 +196,7 @@ def _segment_document(rewrite: Rewrite) -> dict[str, Any]:
 
 
 def loss_document(loss: Loss) -> dict[str, Any]:
-    """Lay out one source's missing changes."""
+    """Return one source's missing changes as a document."""
     return {
         "source": loss.source,
         "epoch": loss.epoch,
@@ -209,7 +208,7 @@ def loss_document(loss: Loss) -> dict[str, Any]:
 
 
 def perhaps_missing(report: LogReport) -> list[dict[str, Any]]:
-    """List the sources that were not heard of since a gap, with how far they had come before it."""
+    """Return the sources without a record since a gap, with their positions before it."""
     return [
         {"source": source, "epoch": mark.epoch, "afterSequence": mark.sequence}
         for source, mark in sorted(report.unsettled.items())
@@ -217,7 +216,7 @@ def perhaps_missing(report: LogReport) -> list[dict[str, Any]]:
 
 
 def _replace(rewrite: Rewrite, target: Path, files: Filesystem) -> None:
-    """Take one segment through the four steps."""
+    """Replace one segment, by the four steps."""
     path = rewrite.segment.path
     repaired = path.with_name(path.name + _REPAIRED_SUFFIX)
     _write_file(repaired, _contents(rewrite, files), rewrite.header.file_bytes, files)
@@ -255,11 +254,11 @@ def _contents(rewrite: Rewrite, files: Filesystem) -> Iterator[bytes]:
     yield encode_mark(segment.end_offset, segment.end_offset, salt=salt)
 
 
-def _item_bytes(item: Found | Damage | Torn, view: memoryview, salt: int) -> Iterator[bytes]:
-    """Encode a good record, or a mark for a gap. All of it is synced before anyone reads it, and says so."""
-    if isinstance(item, Torn):
+def _item_bytes(item: FoundRecord | Damage | TornTail, view: memoryview, salt: int) -> Iterator[bytes]:
+    """Encode a good record, or a mark for a gap. `synced` covers all of it, as the file is synced before it is used."""
+    if isinstance(item, TornTail):
         return
-    if isinstance(item, Found) and item.length:
+    if isinstance(item, FoundRecord) and item.length:
         start = item.position + HEADER_BYTES
         payload = (bytes(view[start : start + item.length]),)
         yield b"".join(encode_group([payload], first_offset=item.offset, synced=item.offset, salt=salt))

@@ -12,7 +12,7 @@ import pytest
 from lakefeed.contract.errors import WriterError
 from lakefeed.ingest.cli.wal import HEADS
 from lakefeed.writer.wal.directory import Filesystem
-from lakefeed.writer.wal.inspect import Damage, LogReport, RecordReport, Torn, inspect_log
+from lakefeed.writer.wal.inspect import Damage, LogReport, RecordReport, TornTail, inspect_log
 from tests.writer.wal.framed import Senders
 from tests.writer.wal.support import append, append_large, die, flip, opened, segments
 
@@ -72,7 +72,7 @@ async def test_torn_tail_is_no_damage(tmp_path: Path):
         died = die(tmp_path, tmp_path / "died")
     flip(segments(died)[0], end + 25)
     report = inspect_log(died, HEADS)
-    assert (report.needs_repair, report.segments[0].torn) == (False, Torn(end, 1))
+    assert (report.needs_repair, report.segments[0].torn) == (False, TornTail(end, 1))
 
 
 async def test_part_of_a_torn_group_that_had_been_synced_is_damage_and_the_rest_is_not(tmp_path: Path):

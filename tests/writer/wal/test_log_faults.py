@@ -33,7 +33,7 @@ async def test_full_disk_changes_nothing_and_appends_go_on_once_there_is_room(tm
         for _ in range(3):
             with pytest.raises(WalFull, match="disk is full"):
                 await append(log, b"a")
-        assert (log.next_offset, log.failed, spares(tmp_path)) == (0, None, [])
+        assert (log.durable_end, log.failed, spares(tmp_path)) == (0, None, [])
         files.heal()
         assert await append(log, b"a") == 0
 
@@ -48,7 +48,7 @@ async def test_no_room_to_begin_a_segment_changes_nothing(tmp_path: Path, operat
         for _ in range(3):
             with pytest.raises(WalFull):
                 await append(log, large(4))
-        assert (log.next_offset, log.failed) == (4, None)
+        assert (log.durable_end, log.failed) == (4, None)
         files.heal()
         assert await append(log, large(4)) == 4
     async with opened(tmp_path) as log:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from lakefeed.contract.changes import Position, SourceId
-from lakefeed.writer.wal.inspect import Gap, Loss, LossFinder
+from lakefeed.writer.wal.inspect import Loss, LossFinder, MissingOffsets
 from lakefeed.writer.wal.payload import Encoding, Frame
 
 A, B = SourceId("a"), SourceId("b")
-GAP, LATER_GAP = Gap(5, 7, repaired=False), Gap(9, 10, repaired=False)
+GAP, LATER_GAP = MissingOffsets(5, 7, repaired=False), MissingOffsets(9, 10, repaired=False)
 
 
 def frame(source: SourceId, after: int, last: int, *, epoch: int = 0) -> Frame:
     return Frame(source, epoch, after, last, 0, Encoding.JSON_BATCH, b"{}")
 
 
-def finder_after(*items: Frame | Gap | dict) -> LossFinder:
+def finder_after(*items: Frame | MissingOffsets | dict) -> LossFinder:
     finder = LossFinder()
     for item in items:
         match item:
             case Frame():
                 finder.take_frame(item)
-            case Gap():
+            case MissingOffsets():
                 finder.take_gap(item)
             case _:
                 finder.take_head(item)
