@@ -12,11 +12,11 @@ from typing import Any
 import click
 
 from lakefeed.command_line import json_option, print_json, progress_bar, readable_errors
-from lakefeed.contract.verification import Report, report_document, report_lines
+from lakefeed.contract.verification import Range, Report, report_document, report_lines
 from lakefeed.ingest.cli.lake import Lake, lake_options, load_lake
 from lakefeed.pipeline.spark.options import cluster_options
 from lakefeed.pipeline.verification.commands import Selection, run_verification
-from lakefeed.writer.verify import Range, open_verifier
+from lakefeed.writer.verify import open_verifier
 
 # Exit codes, as grep has them: a difference was found; the comparison was not possible.
 DIFFERENT = 1

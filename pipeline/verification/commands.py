@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 from lakefeed.contract.errors import WriterError
-from lakefeed.contract.verification import report_document, report_lines
+from lakefeed.contract.verification import Range, report_document, report_lines
 from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.spark.options import cluster_options, opened_session, readable_errors, spark_options
 from lakefeed.pipeline.spark.settings import JobKind
@@ -119,15 +119,15 @@ def verify_all(
     """
     from lakefeed.pipeline.spark.tables import TableName, catalog_of, change_tables  # noqa: PLC0415 - as all that needs Spark
     from lakefeed.pipeline.verification.mirrors import compare_mirror  # noqa: PLC0415
-    from lakefeed.pipeline.verification.scan import open_verifier  # noqa: PLC0415
+    from lakefeed.pipeline.verification.scan import verify_table  # noqa: PLC0415
 
     catalog = catalog_of(spark)
     names = [TableName.parse(table) for table in selection.tables] or change_tables(spark, catalog)
     reports = []
     for name in names:
         on_step(f"verifying {name}")
-        verifier = open_verifier(spark, name, catalog, on_step=on_step)
-        report = verifier.run(after_id=selection.after_id, to_id=selection.to_id)
+        wanted = Range(selection.after_id, selection.to_id)
+        report = verify_table(spark, name, catalog, wanted, on_step=on_step)
         if selection.mirrors and not selection.is_range:
             on_step(f"comparing the mirror of {name}")
             compare_mirror(spark, name, catalog, report=report, options=options)

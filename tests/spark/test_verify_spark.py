@@ -149,7 +149,7 @@ def test_the_command_ends_as_without_spark(
     for arguments, exit_code, shown in (
         (["nothing", "--spark"], 2, "Error: "),
         (["users", "--spark", "--to", "17"], 2, "no such snapshot"),
-        (["users", "--master", "local[2]"], 2, "add --spark"),
+        (["users", "--master", "local[2]"], 2, "needs --spark"),
     ):
         result = CliRunner().invoke(main, ["verify", *arguments])
         assert (result.exit_code, shown in result.output) == (exit_code, True), result.output

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from lakefeed.contract.changes import TableName
 from lakefeed.contract.properties import MAIN_BRANCH
-from lakefeed.contract.verification import Report
+from lakefeed.contract.verification import Range, Report
 from lakefeed.iceberg.arrow import split_by_partition, to_arrow_schema
 from lakefeed.iceberg.manifests import (
     ListHeader,
@@ -31,7 +31,7 @@ from lakefeed.writer.commit.plan import Request
 from lakefeed.writer.commit.state import TableState, data_location, metadata_location
 from lakefeed.writer.config import WriterConfig
 from lakefeed.writer.files.parquet import write_data_file
-from lakefeed.writer.verify import Range, Verifier
+from lakefeed.writer.verify import Verifier
 from tests.writer.quarantine.bench import USERS, Bench
 
 Change = Callable[[pa.Table], pa.Table]
@@ -63,6 +63,13 @@ async def leave_out_a_manifest(bench: Bench) -> None:
     """Commit a snapshot that says it appends, and from whose list a manifest is missing."""
     state = await bench.context.committer.load(USERS)
     await _commit(bench, state, (await _manifests(bench, state))[1:], snapshot_id=_new_id(), operation="append")
+
+
+async def list_a_manifest_as_deletes(bench: Bench) -> None:
+    """Commit a snapshot whose list says that a manifest of data files has delete files."""
+    state = await bench.context.committer.load(USERS)
+    first, *others = await _manifests(bench, state)
+    await _commit(bench, state, [{**first, "content": 1}, *others], snapshot_id=_new_id(), operation="append")
 
 
 async def append_again(bench: Bench) -> None:

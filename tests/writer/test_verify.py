@@ -12,9 +12,8 @@ import pytest
 
 from lakefeed.contract.errors import CatalogError
 from lakefeed.contract.ledger import LEDGER_KEY, TOTALS_PROPERTY
-from lakefeed.contract.verification import Kind, Report, State
+from lakefeed.contract.verification import Kind, Range, Report, State
 from lakefeed.writer.rows.groups import JsonGroup
-from lakefeed.writer.verify import Range
 from tests.writer import lakes
 from tests.writer.conftest import Lake
 from tests.writer.lakes import largest_file, load_document, spoil_file, verify
@@ -215,7 +214,7 @@ async def test_a_delete_of_another_engine_is_told(bench: Bench) -> None:
     document = await load_document(bench)
     document["snapshots"][-1]["summary"]["operation"] = "delete"
     report = await lakes.verify_document(bench, document)
-    assert any("somebody else removed or replaced rows" in finding.text for finding in report.findings)
+    assert any("another writer removed or replaced rows" in finding.text for finding in report.findings)
 
 
 # -- duplicates
@@ -236,7 +235,7 @@ async def test_a_row_doubled_in_a_rewrite_is_a_duplicate_and_a_surplus(bench: Be
     report = await verify(bench)
     assert kinds(report) == {Kind.DUPLICATE, Kind.SURPLUS}
     doubled = next(finding for finding in report.findings if finding.kind is Kind.DUPLICATE)
-    assert doubled.text == "1 rows are there again, such as sequences 5"
+    assert doubled.text == "1 duplicate rows, for example sequences 5"
 
 
 async def test_a_doubled_row_of_a_source_that_started_over_is_a_duplicate_too(bench: Bench) -> None:
@@ -253,7 +252,7 @@ async def test_duplicates_are_found_in_parts_where_too_many_rows_overlap(bench: 
     await lakes.compact(bench, lambda rows: rows.take([0, 0, 1, 2, 3, 4, 4]))
     report = await lakes.verify_document(bench, await load_document(bench), held_max_rows=1)
     doubled = [finding.text for finding in report.findings if finding.kind is Kind.DUPLICATE]
-    assert sorted(text.partition("such as ")[2] for text in doubled) in (
+    assert sorted(text.partition("for example ")[2] for text in doubled) in (
         ["sequences 1", "sequences 5"],
         ["sequences 1, 5"],
     )

@@ -167,6 +167,7 @@ class LiveFile:
     location: str
     snapshot_id: int
     extent: Extent
+    partition: tuple[Any, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -227,7 +228,8 @@ def _live_file(entry: Entry, sequence_id: int) -> LiveFile:
     extent = Extent(
         _LONG_MIN if lowest is None else lowest, _LONG_MAX if highest is None else highest, entry.file["record_count"]
     )
-    return LiveFile(entry.file["file_path"], _NO_SNAPSHOT if entry.snapshot_id is None else entry.snapshot_id, extent)
+    snapshot_id = _NO_SNAPSHOT if entry.snapshot_id is None else entry.snapshot_id
+    return LiveFile(entry.file["file_path"], snapshot_id, extent, tuple(entry.file["partition"].values()))
 
 
 # --- writer.verification.file_rows ------------------------------------------------------------------------------------
