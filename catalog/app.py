@@ -16,7 +16,7 @@ from pathlib import Path
 import orjson
 from aiohttp import web
 
-from lakefeed.aio import Turns
+from lakefeed.aio import KeyedLocks
 from lakefeed.catalog.config import MEMORY_DATABASE, CatalogConfig, Warehouse
 from lakefeed.catalog.errors import BadRequest, CatalogError, MethodNotAllowed, NoSuchRoute, StoreUnusable, error_model
 from lakefeed.catalog.json_fields import JsonObject
@@ -94,7 +94,7 @@ def build_app(config: CatalogConfig, warehouse: Warehouse, *, store: Store, file
             new_uuid=lambda: str(uuid.uuid4()),
         )
 
-    commit_queues = Turns(waiting_max=config.commit_queue_max)
+    commit_queues = KeyedLocks(waiting_max=config.commit_queue_max)
     versions = build_versions(parse_document)
     idempotency = Idempotency(store, config, clock_ms=_clock_ms)
     purges = Purges(store, files, versions.files, versions.confinement, max_bytes=config.metadata_max_bytes)

@@ -1,7 +1,6 @@
-"""When a request to a store is tried again. Owns the tries, their pauses and their time limits; stores say what failed.
+"""Building blocks for asyncio: backoff, retries, single flight, keyed locks, bounded parallel calls.
 
-A few tries hide what a busy store does now and then. An outage is not waited out here: the flush that needed the
-object says so in /status, and begins again for as long as it takes.
+Standard library only: `Backoff` is also used by the pipeline on clusters.
 """
 
 from __future__ import annotations
@@ -15,21 +14,79 @@ from typing import Any, Generic, TypeVar
 
 from lakefeed.contract.errors import TooManyWaiting
 
-# --- writer.parallel --------------------------------------------------------------------------------------------------
-#
-# Several remote calls at once, with a limit. Owns nothing but the waiting.
-
-
 S = TypeVar("S")
 T = TypeVar("T")
 
+# 2**30 times any pause is beyond every maximum, and further powers would only get slower to compute.
+_DOUBLINGS_MAX = 30
+
+_REQUEST_TIMEOUT = 408
+_TOO_MANY_REQUESTS = 429
+_FIRST_SERVER_ERROR = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Exponential backoff: the pause doubles with every failed attempt, from `first_s` up to `max_s`."""
+
+    first_s: float
+    max_s: float
+
+    def limit_s(self, attempt: int) -> float:
+        """Return the longest pause after the attempt with this number, 1 for the first."""
+        return min(self.max_s, self.first_s * 2.0 ** min(attempt - 1, _DOUBLINGS_MAX))
+
+    def jittered_s(self, attempt: int) -> float:
+        """Return a random pause up to the limit, so that clients that failed together do not return together."""
+        return random.uniform(0, self.limit_s(attempt))  # noqa: S311 - spreads load, guards nothing
+
+
+# -- retries of storage requests
+
+# A few attempts hide the occasional error of a busy store: two seconds in all, unless attempts time out. An outage is
+# not waited out here; the flush that needs the object reports it in /status and starts again.
+ATTEMPTS_MAX = 5
+STORAGE_BACKOFF = Backoff(first_s=0.1, max_s=5.0)
+
+
+def is_transient_status(status: int) -> bool:
+    """Return whether the same request may succeed in a moment; a refusal (400, 403, 404) will not."""
+    return status in {_REQUEST_TIMEOUT, _TOO_MANY_REQUESTS} or status >= _FIRST_SERVER_ERROR
+
+
+async def with_retries(
+    request: Callable[[], Awaitable[T]],
+    *,
+    failures: tuple[type[Exception], ...],
+    is_transient: Callable[[Exception], bool],
+    timeout_s: float,
+) -> T:
+    """Make a request until it succeeds, fails for good, or has failed `ATTEMPTS_MAX` times.
+
+    Each attempt has `timeout_s`. Cancelling leaves the outcome of the running attempt unknown.
+
+    Raises: the error of the last attempt.
+    """
+    for attempt in range(1, ATTEMPTS_MAX + 1):
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await request()
+        except failures as error:
+            if attempt == ATTEMPTS_MAX or not is_transient(error):
+                raise
+        await asyncio.sleep(STORAGE_BACKOFF.jittered_s(attempt))
+    raise AssertionError("the last attempt returns or raises")
+
+
+# -- bounded parallel calls
+
 
 async def map_parallel(action: Callable[[S], Awaitable[T]], items: Iterable[S], *, at_once: int) -> list[T]:
-    """Do something with every item, a few at a time; results in order.
+    """Run an action on every item, at most `at_once` at a time. Return the results in order.
 
-    All have ended when this returns or raises, so that no request is left running. Cancelling it cancels them.
+    All actions have ended when this returns or raises, so that no request is left running. Cancelling cancels them.
 
-    Raises: what the first item that failed raised.
+    Raises: the error of the first item that failed.
     """
     slots = asyncio.Semaphore(at_once)
 
@@ -42,143 +99,87 @@ async def map_parallel(action: Callable[[S], Awaitable[T]], items: Iterable[S], 
 
 
 def or_raise(result: T | BaseException) -> T:
-    """Unwrap what gather collected, so that all of its parts have ended before the first failure is told."""
+    """Return a result of `gather(..., return_exceptions=True)`, or raise it if it is an error."""
     if isinstance(result, BaseException):
         raise result
     return result
 
 
-# --- catalog.shared_work ----------------------------------------------------------------------------------------------
-#
-# Work whose outcome many wait for. Owns that it is done once for all who ask at the same time, well or badly.
-#
-# Whoever comes first begins it, in a task of its own, so that it goes on when that one leaves; when the last one has
-# left, it is given up. An error goes to all who wait: were each to try again in turn, the last of n would wait n times
-# as
-# long for a store that does not answer. Who comes after the end begins anew. Who may wait is bounded by the
-# connections.
-
-
-_T = TypeVar("_T")
+# -- single flight
 
 
 @dataclass(slots=True)
-class _Running(Generic[_T]):
-    task: asyncio.Task[_T]
+class _Flight(Generic[T]):
+    task: asyncio.Task[T]
     waiting: int = 0
 
 
-class SharedWork(Generic[_T]):
-    """The work of one kind that is being done, by what it is about."""
+class SingleFlight(Generic[T]):
+    """Calls by key: callers that ask for a key while its call runs share that call and its outcome.
+
+    The call runs in a task of its own, so it survives the caller that started it; it is cancelled when no caller waits
+    any more. An error goes to all waiting callers: if each of n tried again in turn, the last one would wait n times as
+    long for a store that does not respond. Callers that come after the end start a new call.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._running: dict[Hashable, _Running[_T]] = {}
+        self._flights: dict[Hashable, _Flight[T]] = {}
 
-    async def outcome(self, about: Hashable, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Give what the work that is being done comes to, beginning it if none is. Cancelling leaves the others theirs.
+    async def run(self, key: Hashable, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return the outcome of the running call for a key, or of a new one. Cancelling leaves other callers theirs.
 
-        Raises: what the work raises.
+        Raises: what the call raises.
         """
-        running = self._running.get(about) or self._begin(about, work)
-        running.waiting += 1
+        flight = self._flights.get(key) or self._start(key, call)
+        flight.waiting += 1
         try:
-            return await asyncio.shield(running.task)
+            return await asyncio.shield(flight.task)
         finally:
-            running.waiting -= 1
-            if not running.waiting:
-                self._end(about, running)
-                running.task.cancel()
+            flight.waiting -= 1
+            if not flight.waiting:
+                self._end(key, flight)
+                flight.task.cancel()
 
-    def _begin(self, about: Hashable, work: Callable[[], Coroutine[Any, Any, _T]]) -> _Running[_T]:
-        running = self._running[about] = _Running(asyncio.create_task(work(), name=self._name))
-        running.task.add_done_callback(lambda _: self._end(about, running))
-        return running
+    def _start(self, key: Hashable, call: Callable[[], Coroutine[Any, Any, T]]) -> _Flight[T]:
+        flight = self._flights[key] = _Flight(asyncio.create_task(call(), name=self._name))
+        flight.task.add_done_callback(lambda _: self._end(key, flight))
+        return flight
 
-    def _end(self, about: Hashable, running: _Running[_T]) -> None:
-        if self._running.get(about) is running:
-            del self._running[about]
-
-
-# --- catalog.turns ----------------------------------------------------------------------------------------------------
-#
-# Turns for the commits to one table or the requests of one key: first come, first served, and a limit on who may wait.
-#
-# Waiting here is cheaper than losing the swap: the winner's document is in the cache when the next one starts. It is
-# no more than that. Other processes do not take part, so the swap in the database stays the truth.
+    def _end(self, key: Hashable, flight: _Flight[T]) -> None:
+        if self._flights.get(key) is flight:
+            del self._flights[key]
 
 
-class Turns:
-    """One lock for each thing that anybody holds or waits for."""
+# -- keyed locks
+
+
+class KeyedLocks:
+    """A lock per key, first come, first served, with at most `waiting_max` waiting callers per key.
+
+    As the commit queue of a table this only saves work: waiting is cheaper than losing the swap of the pointer. Other
+    processes do not take part, so the swap in the database decides.
+    """
 
     def __init__(self, *, waiting_max: int) -> None:
         self._waiting_max = waiting_max
         self._locks: dict[Hashable, asyncio.Lock] = {}
-        self._present: dict[Hashable, int] = {}
+        self._callers: dict[Hashable, int] = {}
 
     @asynccontextmanager
-    async def turn(self, thing: Hashable) -> AsyncIterator[None]:
-        """Wait for the turn and hold it. Cancelling a waiter gives up its place.
+    async def hold(self, key: Hashable) -> AsyncIterator[None]:
+        """Wait for the lock of a key and hold it. A cancelled caller leaves the queue.
 
         Raises: TooManyWaiting.
         """
-        present = self._present.get(thing, 0)
-        if present > self._waiting_max:
-            raise TooManyWaiting(f"Too many requests wait: {thing}")
-        self._present[thing] = present + 1
+        callers = self._callers.get(key, 0)
+        if callers > self._waiting_max:
+            raise TooManyWaiting(f"Too many requests wait: {key}")
+        self._callers[key] = callers + 1
         try:
-            async with self._locks.setdefault(thing, asyncio.Lock()):
+            async with self._locks.setdefault(key, asyncio.Lock()):
                 yield
         finally:
-            self._present[thing] -= 1
-            if not self._present[thing]:
-                del self._present[thing], self._locks[thing]
-
-
-# --- writer.storage.retries -------------------------------------------------------------------------------------------
-
-
-# With the pauses below about two seconds, unless tries time out.
-ATTEMPTS_MAX = 5
-PAUSE_FIRST_S = 0.1
-PAUSE_MAX_S = 5.0
-
-_TOO_MANY_REQUESTS = 429
-_REQUEST_TIMEOUT = 408
-_FIRST_SERVER_ERROR = 500
-
-
-def is_transient_status(status: int) -> bool:
-    """Tell whether the same request may be answered otherwise in a moment; a refusal (400, 403, 404) will not be."""
-    return status in {_REQUEST_TIMEOUT, _TOO_MANY_REQUESTS} or status >= _FIRST_SERVER_ERROR
-
-
-def longest_pause_s(tries: int) -> float:
-    """Tell the longest pause after so many tries; the true one is drawn below it, so that writers do not meet again."""
-    return float(min(PAUSE_MAX_S, PAUSE_FIRST_S * 2 ** (tries - 1)))
-
-
-async def with_retries(
-    request: Callable[[], Awaitable[T]],
-    *,
-    failures: tuple[type[Exception], ...],
-    is_transient: Callable[[Exception], bool],
-    timeout_s: float,
-) -> T:
-    """Make a request until it works, fails for good, or has failed often enough: then with its last error.
-
-    Each try has `timeout_s`. Cancelling it leaves the outcome of the running try unknown.
-    """
-    for tries in range(1, ATTEMPTS_MAX):
-        try:
-            return await _try_once(request, timeout_s)
-        except failures as error:
-            if not is_transient(error):
-                raise
-        await asyncio.sleep(random.uniform(0, longest_pause_s(tries)))  # noqa: S311 - spreads load, guards nothing
-    return await _try_once(request, timeout_s)
-
-
-async def _try_once(request: Callable[[], Awaitable[T]], timeout_s: float) -> T:
-    async with asyncio.timeout(timeout_s):
-        return await request()
+            self._callers[key] -= 1
+            if not self._callers[key]:
+                del self._callers[key], self._locks[key]

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import TypeVar
 
-from lakefeed.aio import Turns
+from lakefeed.aio import KeyedLocks
 from lakefeed.catalog.config import CatalogConfig
 from lakefeed.catalog.errors import BadRequest, CatalogError, KeyTaken, StoreFailed, Unprocessable, error_model
 from lakefeed.catalog.store.protocol import (
@@ -70,7 +70,7 @@ class Idempotency:
         self._lifetime_s = config.idempotency_lifetime_s
         self._kept_max = config.idempotency_keys_max
         self._clock_ms = clock_ms
-        self._locks = Turns(waiting_max=_WAITING_MAX)
+        self._locks = KeyedLocks(waiting_max=_WAITING_MAX)
 
     @property
     def lifetime(self) -> str:
@@ -90,7 +90,7 @@ class Idempotency:
         Raises: Unprocessable, TooManyWaiting, StoreFailed, and what `handle` and `replay` raise.
         """
         claim = KeyClaim(key, request_fingerprint, self._clock_ms())
-        async with self._locks.turn(key):
+        async with self._locks.hold(key):
             outcome = await self._find(claim)
             if outcome is None:
                 try:

@@ -26,7 +26,7 @@ from typing import Generic, TypeVar
 
 import orjson
 
-from lakefeed.aio import SharedWork
+from lakefeed.aio import SingleFlight
 from lakefeed.catalog.errors import BadRequest, FileChanged
 from lakefeed.catalog.json_fields import JsonObject
 from lakefeed.catalog.metadata.document import only_referenced_snapshots
@@ -115,7 +115,7 @@ class MetadataFiles:
         self._cached: ByteLru[_Version, StoredMetadata] = ByteLru(
             cache_bytes, size_of=lambda stored: len(stored.raw) * _MEMORY_PER_BYTE
         )
-        self._reads: SharedWork[StoredMetadata] = SharedWork("catalog-read-metadata")
+        self._reads: SingleFlight[StoredMetadata] = SingleFlight("catalog-read-metadata")
 
     async def load(self, pointer: Pointer) -> StoredMetadata:
         """Return the version that a pointer stands for. Concurrent loads of one version share one read.
@@ -126,7 +126,7 @@ class MetadataFiles:
         cached = self._cached.get(version)
         if cached is not None:
             return cached
-        return await self._reads.outcome(version, lambda: self._read_and_keep(pointer.location, pointer.digest))
+        return await self._reads.run(version, lambda: self._read_and_keep(pointer.location, pointer.digest))
 
     async def load_uncached(self, pointer: Pointer) -> StoredMetadata:
         """Return the version that a pointer stands for without adding it to the cache, for scans of many tables.
@@ -312,7 +312,7 @@ class LoadResponses:
 
     def __init__(self, *, max_bytes: int) -> None:
         self._cached: ByteLru[ResponseKey, EncodedLoad] = ByteLru(max_bytes, size_of=lambda encoded: len(encoded.data))
-        self._builds: SharedWork[EncodedLoad] = SharedWork("catalog-encode-load")
+        self._builds: SingleFlight[EncodedLoad] = SingleFlight("catalog-encode-load")
 
     async def find_or_encode(self, key: ResponseKey, load: Callable[[], Awaitable[StoredMetadata]]) -> EncodedLoad:
         """Return an encoded response from the cache, or encode it. Concurrent requests for one key share the work.
@@ -320,7 +320,7 @@ class LoadResponses:
         Raises: what `load` raises.
         """
         cached = self._cached.get(key)
-        return await self._builds.outcome(key, lambda: self._encode(key, load)) if cached is None else cached
+        return await self._builds.run(key, lambda: self._encode(key, load)) if cached is None else cached
 
     async def _encode(self, key: ResponseKey, load: Callable[[], Awaitable[StoredMetadata]]) -> EncodedLoad:
         stored = await load()

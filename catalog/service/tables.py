@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from lakefeed.aio import Turns
+from lakefeed.aio import KeyedLocks
 from lakefeed.catalog.errors import AlreadyExists, CommitFailed
 from lakefeed.catalog.json_fields import JsonObject
 from lakefeed.catalog.metadata.document import check_document
@@ -59,7 +59,7 @@ class Tables:
     """The tables of the warehouse."""
 
     def __init__(
-        self, versions: Versions, *, commit_queues: Turns, purges: Purges, clock_ms: Callable[[], int]
+        self, versions: Versions, *, commit_queues: KeyedLocks, purges: Purges, clock_ms: Callable[[], int]
     ) -> None:
         self._versions = versions
         self._purges = purges
@@ -122,7 +122,7 @@ class Tables:
 
         Raises: NoSuchTable, CommitFailed, ValidationFailed, LocationForbidden, TooManyWaiting; CommitStateUnknown.
         """
-        async with self._commit_queues.turn(table):
+        async with self._commit_queues.hold(table):
             planned, stored = await self._commit(table, commit)
         await self._versions.delete_files(planned.expired_files)
         return stored
@@ -134,7 +134,7 @@ class Tables:
         """
         async with AsyncExitStack() as held:
             for table in sorted(commits):
-                await held.enter_async_context(self._commit_queues.turn(table))
+                await held.enter_async_context(self._commit_queues.hold(table))
             planned = await self._commit_all(commits)
         await self._versions.delete_files([location for each in planned for location in each.expired_files])
 
@@ -150,7 +150,7 @@ class Tables:
         stored = await self._files.load_for_register(location)
         check_document(stored.document)
         self._versions.check_locations(stored.document)
-        async with self._commit_queues.turn(table):
+        async with self._commit_queues.hold(table):
             if overwrite:
                 await self._store.put_entry(table, stored.pointer)
             else:
@@ -162,7 +162,7 @@ class Tables:
 
         Raises: NoSuchTable, FileMissing, StorageError.
         """
-        async with self._commit_queues.turn(table):
+        async with self._commit_queues.hold(table):
             pointer = await self._store.load_pointer(table)
             if pointer is None:
                 raise no_such_entry(table)

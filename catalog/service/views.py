@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lakefeed.aio import Turns
+from lakefeed.aio import KeyedLocks
 from lakefeed.catalog.errors import CommitFailed
 from lakefeed.catalog.json_fields import JsonObject
 from lakefeed.catalog.metadata.views import (
@@ -31,7 +31,7 @@ class ViewCommit:
 class Views:
     """The views of the warehouse."""
 
-    def __init__(self, versions: Versions, *, commit_queues: Turns, clock_ms: Callable[[], int]) -> None:
+    def __init__(self, versions: Versions, *, commit_queues: KeyedLocks, clock_ms: Callable[[], int]) -> None:
         self._versions = versions
         self._store = versions.store
         self._commit_queues = commit_queues
@@ -82,7 +82,7 @@ class Views:
 
         Raises: NoSuchView, CommitFailed, ValidationFailed, LocationForbidden, TooManyWaiting; CommitStateUnknown.
         """
-        async with self._commit_queues.turn(view):
+        async with self._commit_queues.hold(view):
             for _ in range(COMMIT_ATTEMPTS):
                 committed = await self._versions.apply(await self._plan(view, commit))
                 if committed is not None:

@@ -18,8 +18,8 @@ from lakefeed.catalog.service.backup import decode_backup, encode_backup, find_p
 from lakefeed.catalog.store.protocol import Store, StoreContents
 from lakefeed.command_line import config_option, log_level_option, progress_bar, readable_errors, with_options
 from lakefeed.ingest.config import Config, load_config
-from lakefeed.ingest.logs import set_up_logging
 from lakefeed.ingest.service import DATABASE_NAME, open_own_files, run_catalog
+from lakefeed.logs import set_up_logging
 
 _catalog_options = with_options(
     config_option(), click.option("--data-dir", help="Directory of the catalog's SQLite file  [data]")

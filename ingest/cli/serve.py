@@ -15,8 +15,8 @@ from rich.console import Console
 from lakefeed.command_line import config_option, log_level_option, readable_errors
 from lakefeed.ingest.cli.push import DEFAULT_WS_URL
 from lakefeed.ingest.config import load_config
-from lakefeed.ingest.logs import set_up_logging
 from lakefeed.ingest.service import run_service
+from lakefeed.logs import set_up_logging
 
 
 @click.command()

@@ -17,7 +17,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore
 
-from lakefeed.aio import ATTEMPTS_MAX, PAUSE_FIRST_S, PAUSE_MAX_S
+from lakefeed.aio import ATTEMPTS_MAX, STORAGE_BACKOFF
 from lakefeed.contract.errors import FileMissing, StorageError
 from lakefeed.storage.config import StorageConfig
 
@@ -100,7 +100,7 @@ class CloudStore:
 
     async def _request(self, request: Awaitable[T], *, verb: str, location: str, requests: int = 1) -> T:
         """Await a call of the library that sends so many requests in a row, each with its retries."""
-        timeout_s = requests * ATTEMPTS_MAX * (self._config.request_timeout_s + PAUSE_MAX_S)
+        timeout_s = requests * ATTEMPTS_MAX * (self._config.request_timeout_s + STORAGE_BACKOFF.max_s)
         try:
             async with asyncio.timeout(timeout_s):
                 return await request
@@ -121,7 +121,8 @@ def _open_container(root: str, config: StorageConfig) -> Any:
 
 
 def _client_options(config: StorageConfig, endpoint: str) -> dict[str, Any]:
-    backoff = {"init_backoff": timedelta(seconds=PAUSE_FIRST_S), "max_backoff": timedelta(seconds=PAUSE_MAX_S)}
+    first, longest = timedelta(seconds=STORAGE_BACKOFF.first_s), timedelta(seconds=STORAGE_BACKOFF.max_s)
+    backoff = {"init_backoff": first, "max_backoff": longest}
     return {
         "client_options": {
             "timeout": timedelta(seconds=config.request_timeout_s),
@@ -130,7 +131,7 @@ def _client_options(config: StorageConfig, endpoint: str) -> dict[str, Any]:
         "retry_config": {
             "max_retries": ATTEMPTS_MAX - 1,
             "backoff": {**backoff, "base": 2},
-            "retry_timeout": timedelta(seconds=ATTEMPTS_MAX * (config.request_timeout_s + PAUSE_MAX_S)),
+            "retry_timeout": timedelta(seconds=ATTEMPTS_MAX * (config.request_timeout_s + STORAGE_BACKOFF.max_s)),
         },
     }
 

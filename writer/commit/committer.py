@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from lakefeed.aio import or_raise
+from lakefeed.aio import Backoff, or_raise
 from lakefeed.contract.changes import TableName
 from lakefeed.contract.errors import (
     CatalogError,
@@ -65,8 +65,7 @@ _log = logging.getLogger(__name__)
 
 # Tries of one commit: with the pauses below about half a minute, after which the caller has better things to do.
 ATTEMPTS_MAX = 10
-PAUSE_FIRST_S = 0.05
-PAUSE_MAX_S = 5.0
+BACKOFF = Backoff(first_s=0.1, max_s=5.0)
 
 # Rows must not wait for tidiness: what is not done by then is done next time, or left to orphan removal.
 EXPIRY_MAX_S = 30.0
@@ -313,7 +312,7 @@ class Committer:
     async def _pause(self, number: int) -> None:
         """Wait before another try, at random, so that writers who met once do not meet again."""
         if number:
-            await asyncio.sleep(self._random.uniform(0, min(PAUSE_MAX_S, PAUSE_FIRST_S * 2**number)))
+            await asyncio.sleep(self._random.uniform(0, BACKOFF.limit_s(number)))
 
 
 def _facts(pendings: Sequence[_Pending]) -> dict[str, str]:

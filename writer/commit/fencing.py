@@ -22,6 +22,7 @@ import random
 import time
 from collections.abc import Callable
 
+from lakefeed.aio import Backoff
 from lakefeed.contract.errors import CatalogError, CatalogUnavailable, CommitUnknown, Fenced, TableMissing
 from lakefeed.contract.progress import Progress
 from lakefeed.writer.commit.rest_catalog import CatalogClient
@@ -152,8 +153,7 @@ def _fenced(node: str, *, ours: int, found: int) -> Fenced:
 
 # With the pauses about a minute, as long as services of one machine take to come up; then whoever started us decides.
 ATTEMPTS_MAX = 10
-PAUSE_FIRST_S = 0.25
-PAUSE_MAX_S = 15.0
+BACKOFF = Backoff(first_s=0.5, max_s=15.0)
 
 
 async def join_catalog(catalog: CatalogClient, fence: Fence) -> None:
@@ -170,7 +170,7 @@ async def join_catalog(catalog: CatalogClient, fence: Fence) -> None:
         except (CatalogUnavailable, CommitUnknown) as error:
             if attempt == ATTEMPTS_MAX:
                 raise
-            pause_s = min(PAUSE_MAX_S, PAUSE_FIRST_S * 2**attempt)
+            pause_s = BACKOFF.limit_s(attempt)
             _log.warning("catalog_not_reached", extra={"reason": str(error), "attempt": attempt, "retry_s": pause_s})
             await asyncio.sleep(pause_s)
         else:

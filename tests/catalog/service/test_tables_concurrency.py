@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 
-from lakefeed.aio import Turns
 from lakefeed.catalog.app import build_app
 from lakefeed.catalog.config import CatalogConfig, Warehouse
 from lakefeed.catalog.errors import StoreFailed
 from lakefeed.catalog.names import Pointer, TableId
 from lakefeed.catalog.store.sqlite import SqliteStore
-from lakefeed.contract.errors import TooManyWaiting
 from tests.catalog.conftest import Client, Server
 from tests.catalog.documents import append, create_body, require_main
 from tests.catalog.local_files import LocalFiles
@@ -169,26 +167,3 @@ def test_swap_of_unknown_outcome_is_said_to_be_unknown_and_its_file_is_kept(trou
     answer = error_of(commit(troubled, set_property("a", "1")))
     assert answer[:2] == (500, "CommitStateUnknownException")
     assert len(list(directory.iterdir())) == 2
-
-
-async def test_waiting_for_a_turn_is_bounded_and_given_up_on_cancel():
-    turns = Turns(waiting_max=1)
-    table, order = TableId(("db",), "t"), []
-    release = asyncio.Event()
-
-    async def work(name: str) -> None:
-        async with turns.turn(table):
-            order.append(name)
-            await release.wait()
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(work("first"))
-        second = group.create_task(work("second"))
-        await asyncio.sleep(0)
-        with pytest.raises(TooManyWaiting):
-            await work("third")
-        second.cancel()
-        await asyncio.sleep(0)
-        group.create_task(work("fourth"))
-        release.set()
-    assert order == ["first", "fourth"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lakefeed.aio import ATTEMPTS_MAX, PAUSE_MAX_S, is_transient_status, longest_pause_s
+from lakefeed.aio import ATTEMPTS_MAX, is_transient_status
 from lakefeed.contract.errors import StorageError
 from lakefeed.settings import MIB
 from lakefeed.storage import s3
@@ -191,10 +191,6 @@ async def test_a_session_token_is_sent_with_its_keys(s3_server, bucket, proxy):
         with contextlib.suppress(StorageError):  # the server knows no temporary keys
             await store.write(f"s3://{bucket}/x", b"abc")
     assert passed.last_headers["x-amz-security-token"] == "temporary"
-
-
-def test_pauses_grow_up_to_their_bound():
-    assert [longest_pause_s(tries) for tries in (1, 2, 3, 100)] == [0.1, 0.2, 0.4, PAUSE_MAX_S]
 
 
 @pytest.mark.parametrize(("status", "expected"), [(400, False), (403, False), (404, False), (409, False)])

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from lakefeed.aio import Backoff
 from lakefeed.contract.changes import Position, SourceId, Span, TableName
 from lakefeed.contract.errors import ColumnsChanged, CommitConflict, RowsAlreadyCommitted, TableMissing
 from lakefeed.writer.commit.committer import ATTEMPTS_MAX
@@ -18,7 +19,7 @@ NAMES = [TableName(("default",), name) for name in ("orders", "lines", "payments
 
 @pytest.fixture
 async def bench(local_lake, monkeypatch):
-    monkeypatch.setattr("lakefeed.writer.commit.committer.PAUSE_MAX_S", 0.01)
+    monkeypatch.setattr("lakefeed.writer.commit.committer.BACKOFF", Backoff(0.01, 0.01))
     async with open_bench(local_lake) as opened:
         yield opened
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
+from lakefeed.aio import Backoff
 from lakefeed.contract.changes import Position, SourceId, Span
 from lakefeed.contract.errors import (
     CommitConflict,
@@ -26,7 +27,7 @@ from tests.writer.examples import nested_rows
 
 @pytest.fixture
 async def bench(local_lake, monkeypatch):
-    monkeypatch.setattr("lakefeed.writer.commit.committer.PAUSE_MAX_S", 0.01)
+    monkeypatch.setattr("lakefeed.writer.commit.committer.BACKOFF", Backoff(0.01, 0.01))
     async with open_bench(local_lake) as opened:
         yield opened
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lakefeed.aio import Backoff
 from lakefeed.contract.errors import StorageError
 from lakefeed.storage.local import local_path
 from tests.fakes import CatalogFault
@@ -18,7 +19,7 @@ SNAPSHOTS_MAX = 60
 
 @pytest.fixture
 async def bench(local_lake, monkeypatch):
-    monkeypatch.setattr("lakefeed.writer.commit.committer.PAUSE_MAX_S", 0.01)
+    monkeypatch.setattr("lakefeed.writer.commit.committer.BACKOFF", Backoff(0.01, 0.01))
     monkeypatch.setattr("lakefeed.writer.commit.expiry.LOOK_EVERY_SNAPSHOTS", 20)
     monkeypatch.setattr("lakefeed.writer.commit.manifests.MIN_COUNT_DEFAULT", 10)
     upkeep = {"lakefeed.snapshots-max": str(SNAPSHOTS_MAX), "write.metadata.previous-versions-max": "5"}

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from lakefeed.aio import Backoff
 from lakefeed.contract.changes import Position
 from lakefeed.contract.errors import CatalogUnavailable, CommitUnknown, Fenced
 from lakefeed.contract.progress import Progress
@@ -20,7 +21,7 @@ NAMESPACE = ("default",)
 
 @pytest.fixture
 async def bench(local_lake, monkeypatch):
-    monkeypatch.setattr("lakefeed.writer.commit.committer.PAUSE_MAX_S", 0.01)
+    monkeypatch.setattr("lakefeed.writer.commit.committer.BACKOFF", Backoff(0.01, 0.01))
     monkeypatch.setattr("lakefeed.writer.commit.fencing.CHECK_INTERVAL_S", 0.01)
     async with open_bench(local_lake) as opened:
         yield opened
@@ -126,7 +127,7 @@ async def test_a_catalog_that_keeps_no_properties_leaves_the_fence_to_the_tables
 
 
 async def test_a_start_waits_for_a_catalog_that_is_not_up_yet(monkeypatch):
-    monkeypatch.setattr("lakefeed.writer.commit.fencing.PAUSE_FIRST_S", 0.001)
+    monkeypatch.setattr("lakefeed.writer.commit.fencing.BACKOFF", Backoff(0.001, 1.0))
     answers = []
 
     async def slow_start(request: web.Request) -> web.Response:

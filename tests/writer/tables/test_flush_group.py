@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pyiceberg.types import StringType
 
+from lakefeed.aio import Backoff
 from lakefeed.contract.changes import Position
 from lakefeed.writer.rows.groups import JsonGroup
 from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
@@ -33,7 +34,7 @@ NOTHING_SPLIT: dict[str, float] = {}
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch):
-    monkeypatch.setattr("lakefeed.writer.commit.committer.PAUSE_MAX_S", 0.01)
+    monkeypatch.setattr("lakefeed.writer.commit.committer.BACKOFF", Backoff(0.01, 0.01))
     _short_retries(monkeypatch)
 
 

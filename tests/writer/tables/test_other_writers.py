@@ -11,6 +11,7 @@ from decimal import Decimal
 import pytest
 from pyiceberg.types import DecimalType, StringType
 
+from lakefeed.aio import Backoff
 from lakefeed.contract.changes import Position, SourceId, Span
 from lakefeed.contract.errors import CommitConflict, CommitUnknown, RowsAlreadyCommitted
 from lakefeed.iceberg.manifests import ListHeader, encode_manifest_list
@@ -25,7 +26,7 @@ from tests.writer.feeding import read_sequences, running_feed, shop
 
 @pytest.fixture
 async def bench(local_lake, monkeypatch):
-    monkeypatch.setattr("lakefeed.writer.commit.committer.PAUSE_MAX_S", 0.02)
+    monkeypatch.setattr("lakefeed.writer.commit.committer.BACKOFF", Backoff(0.02, 0.02))
     async with open_bench(local_lake) as opened:
         yield opened
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lakefeed.aio import Backoff
 from lakefeed.writer.commit import committer, expiry
 from tests.fakes import CatalogFault, FlakyCatalog
 from tests.writer.conftest import Lake
@@ -18,8 +19,7 @@ from tests.writer.feeding import read_sequences, running_feed, shop, wait_for
 async def test_a_commit_that_is_tried_again_is_told_with_its_reason_before_it_has_failed(
     tmp_path: Path, local_lake: Lake, fault: CatalogFault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(committer, "PAUSE_FIRST_S", 3600.0)
-    monkeypatch.setattr(committer, "PAUSE_MAX_S", 3600.0)
+    monkeypatch.setattr(committer, "BACKOFF", Backoff(3600.0, 3600.0))
     async with (
         FlakyCatalog(local_lake.catalog_url) as catalog,
         running_feed(tmp_path, local_lake, catalog_url=catalog.url) as running,

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lakefeed.ingest.logs import JsonFormatter, TerminalFormatter, set_up_logging
+from lakefeed.logs import LineFormatter, set_up_logging
+
+JSON, TERMINAL = LineFormatter(as_json=True), LineFormatter(as_json=False)
 
 
 def record(message: str = "flush_committed", level: int = logging.INFO, **fields: object) -> logging.LogRecord:
@@ -28,7 +30,7 @@ def failed_record() -> logging.LogRecord:
 
 
 def test_json_line_has_time_level_logger_event_and_fields():
-    line = json.loads(JsonFormatter().format(record(table="orders", rows=5000)))
+    line = json.loads(JSON.format(record(table="orders", rows=5000)))
     assert line == {
         "time": "2025-11-16T00:00:00.250+00:00",
         "level": "info",
@@ -40,23 +42,21 @@ def test_json_line_has_time_level_logger_event_and_fields():
 
 
 def test_json_line_is_one_line_with_the_traceback_inside():
-    text = JsonFormatter().format(failed_record())
+    text = JSON.format(failed_record())
     assert "\n" not in text
     assert 'int("broken")' in json.loads(text)["traceback"]
 
 
 @pytest.mark.parametrize("value", [2**70, "caf\udce9", Path("/tmp"), {1: {2}}, {(1, 2): 3}, float("nan"), object()])
 def test_no_value_keeps_a_line_from_being_written(value):
-    line = json.loads(JsonFormatter().format(record(odd=value)))
+    line = json.loads(JSON.format(record(odd=value)))
     assert line["event"] == "flush_committed"
     assert "odd" in line
 
 
 def test_terminal_line_is_for_people():
-    assert TerminalFormatter().format(record(table="orders", rows=5)) == (
-        "00:00:00 info    flush_committed table=orders rows=5"
-    )
-    assert TerminalFormatter().format(failed_record()).endswith("with base 10: 'broken'")
+    assert TERMINAL.format(record(table="orders", rows=5)) == ("00:00:00 info    flush_committed table=orders rows=5")
+    assert TERMINAL.format(failed_record()).endswith("with base 10: 'broken'")
 
 
 def test_lines_go_to_standard_error_as_json_where_nobody_watches(monkeypatch):
