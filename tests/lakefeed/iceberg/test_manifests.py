@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import random
 from dataclasses import replace
 from typing import Any
@@ -44,10 +43,12 @@ from lakefeed.iceberg.manifests import (
 )
 from lakefeed.writer.config import WriterConfig
 from lakefeed.writer.files.parquet import write_data_file
+from tests.seeds import choose_count, choose_seed
 from tests.writer.examples import NESTED, nested_rows
 
 IO = PyArrowFileIO()
-DAMAGED_FILES = int(os.environ.get("DAMAGED_FILES", "1000"))
+DAMAGED_FILES = choose_count("DAMAGED_FILES", 1000)
+DAMAGED_FILES_SEED = choose_seed("DAMAGED_FILES_SEED", 1)
 
 
 def make_files(spec, rows=10):
@@ -268,15 +269,15 @@ def test_damaged_files_raise_one_error_or_are_read(compressed):
         (listed, lambda data: manifest_paths(data, "list.avro")),
     ]
     refused = 0
-    for seed in range(DAMAGED_FILES):
-        rng = random.Random(seed)
+    for number in range(DAMAGED_FILES):
+        rng = random.Random(f"{DAMAGED_FILES_SEED}/{number}")
         data, read = rng.choice(readers)
         try:
             read(make_damaged(data, rng))
         except ManifestUnreadable:
             refused += 1
         except BaseException as error:
-            raise AssertionError(f"seed={seed} compressed={compressed}") from error
+            raise AssertionError(f"DAMAGED_FILES_SEED={DAMAGED_FILES_SEED} file number {number}") from error
     assert refused > DAMAGED_FILES // 4
 
 
