@@ -10,12 +10,12 @@ class PipelineError(LakefeedError):
 
 
 class SparkUnavailable(PipelineError):
-    """Spark cannot start on this machine: a person has to install what the message names."""
+    """Spark cannot start on this machine: the user has to install what the message names."""
 
 
 class SparkFailed(PipelineError):
-    """Spark refused a statement or failed in it; the message is Spark's own, without its Java frames."""
+    """Spark rejected a statement or failed while running it; the message is Spark's own, without Java frames."""
 
 
 class CatalogUnavailable(PipelineError):
-    """The catalog does not answer, or not to us: a person has to start it, or to give its address and token."""
+    """The catalog does not answer or rejects the request: the user has to start it, or to set its address and token."""

@@ -37,12 +37,12 @@ class Cluster:
     master_url: str
     console_url: str
 
-    def submit(self, job: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    def submit(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a job to its end as an operator would, with deploy/spark/submit and its variables."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("LAKEFEED_")}
         environ = {**_with_java(inherited), "SPARK_HOME": str(SPARK_HOME), "MASTER": self.master_url, **variables}
         return subprocess.run(
-            [str(SUBMIT), job, *arguments], capture_output=True, text=True, check=False, timeout=240, env=environ
+            [str(SUBMIT), *arguments], capture_output=True, text=True, check=False, timeout=240, env=environ
         )
 
     def finished_applications(self) -> list[dict[str, object]]:

@@ -25,7 +25,7 @@ COMMANDS = {
     "wal": _Place("lakefeed.ingest.cli.wal", "wal", "Inspect the write-ahead log, and repair a damaged one."),
     "quarantine": _Place("lakefeed.ingest.cli.quarantine", "quarantine", "List, replay or drop refused changes."),
     "verify": _Place("lakefeed.ingest.cli.verify", "verify", "Check that a table holds exactly the recorded rows."),
-    "spark": _Place("lakefeed.pipeline.spark.conf", "spark", "Query the tables with Spark, or print its settings."),
+    "spark": _Place("lakefeed.pipeline.spark.commands", "spark", "Query the tables with Spark, or print its settings."),
     "mirror": _Place("lakefeed.pipeline.mirrors.commands", "mirror", "Keep current-state mirrors of change tables."),
     "maintain": _Place("lakefeed.pipeline.maintenance.commands", "maintain", "Compact tables and expire snapshots."),
     "consumers": _Place("lakefeed.pipeline.consumers.commands", "consumers", "List and remove consumers of tables."),

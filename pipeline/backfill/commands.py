@@ -1,4 +1,4 @@
-"""`lakefeed backfill`. Owns arguments, help and what is printed; runner.py does the work."""
+"""`lakefeed backfill`: options, progress, and what is printed."""
 
 from __future__ import annotations
 
@@ -19,62 +19,61 @@ from lakefeed.pipeline.backfill.inputs import (
     FileInput,
     Input,
     JdbcInput,
-    check_options,
-    parse_read_as,
-    shown,
+    parse_options,
 )
+from lakefeed.pipeline.backfill.positions import parse_position, position_text
 from lakefeed.pipeline.backfill.settings import BackfillConfig
 from lakefeed.pipeline.spark.options import opened_session, spark_options
 from lakefeed.pipeline.spark.settings import JobKind
-from lakefeed.pipeline.spark.tables import TableName, catalog_of
+from lakefeed.pipeline.spark.tables import TableIdentifier, catalog_of
 from lakefeed.settings import SettingsError, load_section
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from lakefeed.pipeline.backfill.runner import Outcome, Prepared, Request
-    from lakefeed.pipeline.backfill.target import Target
+    from lakefeed.pipeline.backfill.runner import BackfillRequest, BackfillResult, PreparedRun
+    from lakefeed.pipeline.backfill.target import TargetTable
 
 
 JDBC = "jdbc"
 PASSWORD_VARIABLE = "LAKEFEED_JDBC_PASSWORD"  # noqa: S105 - the name of a variable, not what is in it
 
-# Chunks that a plan shows.
+# Maximum number of chunks that a plan prints.
 SHOWN_MAX = 20
 
 
 @click.command()
 @click.argument("table")
 @click.argument("address", metavar="PATH|URL")
-@click.option("--from", "kind", required=True, type=click.Choice([*FILE_FORMATS, JDBC]), help="What is read.")
-@click.option("--source", required=True, help="The source whose changes come to the table, now or later.")
-@click.option("--key", "keys", multiple=True, required=True, help="Column that names a row; repeat it for several.")
+@click.option("--from", "kind", required=True, type=click.Choice([*FILE_FORMATS, JDBC]), help="Format of the input.")
+@click.option("--source", required=True, help="Source whose changes the table gets, now or later.")
+@click.option("--key", "keys", multiple=True, required=True, help="Key column; can be repeated.")
 @click.option(
     "--position",
     metavar="mark|start|EPOCH:SEQUENCE",
-    help="As of when rows are: earlier changes lose against them, later ones win  [jdbc: mark, files: start]",
+    help="Position of the rows: earlier changes lose against them, later ones win  [jdbc: mark, files: start]",
 )
-@click.option("--run", help="Name of the run, to go on with one or to start another  [from source, table and input]")
+@click.option("--run", help="Name of the run, to resume it or to start another  [by source, table and input]")
 @click.option("--option", "reader_options", multiple=True, metavar="NAME=VALUE", help="Option of Spark's reader.")
 @click.option("--schema", "schema_ddl", help="csv, jsonl: types of the columns, as `id BIGINT, name STRING`.")
 @click.option("--dbtable", help="jdbc: the table, or a query in brackets.")
 @click.option("--user", help="jdbc: user of the database.")
 @click.option(
-    "--password", envvar=PASSWORD_VARIABLE, show_envvar=True, help="jdbc: password; better as a variable than here."
+    "--password", envvar=PASSWORD_VARIABLE, show_envvar=True, help="jdbc: password; better set as a variable."
 )
-@click.option("--driver", help="jdbc: class of the driver, if it is not found by the URL.")
-@click.option("--split-by", help="jdbc: column of whole numbers by which chunks are cut  [--key, if it is one]")
-@click.option("--chunk-rows", type=int, help="jdbc: rows of a chunk  [pipeline.backfill.chunk_max_rows]")
+@click.option("--driver", help="jdbc: class of the driver, if it is not known by the URL.")
+@click.option("--split-by", help="jdbc: integer column that divides the table into chunks  [--key, if it is one]")
+@click.option("--chunk-rows", type=int, help="jdbc: maximum rows of a chunk  [pipeline.backfill.chunk_max_rows]")
 @click.option("--ledger/--no-ledger", default=None, help="Record the rows for `lakefeed verify`.")
-@click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and change nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @spark_options
 def backfill(table: str, *, address: str, dry_run: bool, as_json: bool, **options: Any) -> None:
-    """Fill TABLE with rows that are there already: files under PATH, or a table of the database at URL.
+    """Fill TABLE with existing rows: from files under PATH, or from a table of the database at URL.
 
-    Each row becomes a change with the operation READ, as of a position of the source: changes that came later win
-    over it, also while the backfill runs. Rows are committed in chunks; the same command again, after whatever
-    has ended it, goes on with the chunk that is next. The table is created if it is missing.
+    Each row becomes a change with the operation READ, as of a position of the source: later changes win over it, also
+    while the backfill runs. Rows are committed in chunks. After any failure the same command resumes with the next
+    chunk. The table is created if it does not exist.
 
     \b
       lakefeed backfill sales.orders s3a://exports/orders/ --from parquet --source shop --key id
@@ -84,14 +83,14 @@ def backfill(table: str, *, address: str, dry_run: bool, as_json: bool, **option
           --source shop --key id --packages org.postgresql:postgresql:42.7.8
     """
     config = _config(options)
-    read_as = parse_read_as(options["position"] or ("mark" if options["kind"] == JDBC else "start"))
+    position = parse_position(options["position"] or ("mark" if options["kind"] == JDBC else "start"))
     with opened_session(options, job_kind=JobKind.LONG, app_name=f"lakefeed backfill {table}") as spark:
-        from lakefeed.pipeline.backfill.runner import Backfill, Request  # noqa: PLC0415 - as all that needs Spark
-        from lakefeed.pipeline.backfill.target import Target  # noqa: PLC0415
+        from lakefeed.pipeline.backfill.runner import Backfill, BackfillRequest  # noqa: PLC0415 - optional, as all of Spark
+        from lakefeed.pipeline.backfill.target import TargetTable  # noqa: PLC0415
 
-        target = Target(spark, catalog_of(spark), TableName.parse(table))
-        request = Request(
-            source=options["source"], key=options["keys"], read_as=read_as, run=options["run"] or "", config=config
+        target = TargetTable(spark, catalog_of(spark), TableIdentifier.parse(table))
+        request = BackfillRequest(
+            source=options["source"], key=options["keys"], position=position, run=options["run"] or "", config=config
         )
         source_input = make_input(spark, address, options)
         if dry_run:
@@ -115,17 +114,17 @@ def make_input(spark: SparkSession, address: str, options: dict[str, Any]) -> In
 
     Raises: SettingsError.
     """
-    reader_options = check_options(options["reader_options"])
+    reader_options = parse_options(options["reader_options"])
     is_jdbc = options["kind"] == JDBC
     for name in ("dbtable", "user", "driver", "split_by", "chunk_rows"):
         if options[name] is not None and not is_jdbc:
-            raise SettingsError(f"--{name.replace('_', '-')} is for --from jdbc")
+            raise SettingsError(f"--{name.replace('_', '-')} needs --from jdbc")
     if is_jdbc:
         return _jdbc_input(address, options, reader_options)
     declared = options["schema_ddl"]
     if declared and options["kind"] == "parquet":
-        raise SettingsError("--schema is for csv and jsonl: Parquet has types of its own")
-    # Spark's own paths are URLs; a path of this machine is told from here.
+        raise SettingsError("--schema is for csv and jsonl, Parquet has types of its own")
+    # Spark takes URLs; a path of this machine is made absolute.
     path = address if "://" in address else str(Path(address).absolute())
     return FileInput(
         format=options["kind"],
@@ -139,7 +138,7 @@ def _jdbc_input(address: str, options: dict[str, Any], reader_options: dict[str,
     if not options["dbtable"]:
         raise SettingsError("--from jdbc needs --dbtable")
     if options["schema_ddl"]:
-        raise SettingsError("--schema is for csv and jsonl: a database has types of its own")
+        raise SettingsError("--schema is for csv and jsonl, a database has types of its own")
     keys = options["keys"]
     login = {name: options[name] for name in ("user", "password", "driver") if options[name]}
     column = options["split_by"] or (keys[0] if len(keys) == 1 else "")
@@ -156,17 +155,17 @@ def _parse_schema(spark: SparkSession, text: str) -> Any:
     try:
         return spark.createDataFrame([], text).schema
     except Exception as error:
-        raise SettingsError(f"--schema is no list of columns and types: {text}") from error
+        raise SettingsError(f"--schema must be a list of columns and types: {text}") from error
 
 
-# -- what is shown
+# -- output
 
 
-def _run(target: Target, source_input: Input, request: Request, *, show: bool) -> Outcome:
-    from lakefeed.pipeline.backfill.runner import Backfill  # noqa: PLC0415 - as all that needs Spark
+def _run(target: TargetTable, source_input: Input, request: BackfillRequest, *, show: bool) -> BackfillResult:
+    from lakefeed.pipeline.backfill.runner import Backfill  # noqa: PLC0415 - as above
 
     with _bar(show=show) as (begin, advance):
-        work: Backfill = Backfill(target, source_input, request, on_chunk=advance)
+        work = Backfill(target, source_input, request, on_chunk=advance)
         prepared = work.prepare()
         begin(len(prepared.plan.chunks))
         return work.run(prepared)
@@ -174,7 +173,7 @@ def _run(target: Target, source_input: Input, request: Request, *, show: bool) -
 
 @contextmanager
 def _bar(*, show: bool) -> Iterator[tuple[Callable[[int], None], Callable[[int, int], None]]]:
-    """Show chunks and rows, on a terminal; nothing elsewhere."""
+    """Show chunks and rows, on a terminal only."""
     console = Console(stderr=True)
     columns = (
         *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("chunks")),
@@ -195,7 +194,7 @@ def _bar(*, show: bool) -> Iterator[tuple[Callable[[int], None], Callable[[int, 
         yield begin, advance
 
 
-def _show_plan(target: Target, prepared: Prepared, request: Request, *, as_json: bool) -> None:
+def _show_plan(target: TargetTable, prepared: PreparedRun, request: BackfillRequest, *, as_json: bool) -> None:
     mark = None if prepared.is_new_table else target.mark(request.source)
     done = prepared.record.next if prepared.record else 0
     document = {
@@ -203,9 +202,9 @@ def _show_plan(target: Target, prepared: Prepared, request: Request, *, as_json:
         "table": str(target.name),
         "isNewTable": prepared.is_new_table,
         "changes": list(prepared.fitting.changes),
-        "mark": shown(mark),
-        "position": shown(request.read_as.position_for(mark)),
-        "chunks": [chunk.shown for chunk in prepared.plan.chunks],
+        "mark": position_text(mark),
+        "position": position_text(request.position.resolve(mark)),
+        "chunks": [chunk.description for chunk in prepared.plan.chunks],
         "done": done,
     }
     if as_json:
@@ -217,12 +216,12 @@ def _show_plan(target: Target, prepared: Prepared, request: Request, *, as_json:
         click.echo(f"  {change}")
     click.echo(f"  mark of {request.source}: {document['mark']}, rows are as of {document['position']}")
     for chunk in prepared.plan.chunks[:SHOWN_MAX]:
-        click.echo(f"  chunk {chunk.number}: {chunk.shown}")
+        click.echo(f"  chunk {chunk.number}: {chunk.description}")
     if len(prepared.plan.chunks) > SHOWN_MAX:
         click.echo(f"  and {len(prepared.plan.chunks) - SHOWN_MAX:,} more")
 
 
-def _show_outcome(table: str, outcome: Outcome, *, as_json: bool) -> None:
+def _show_outcome(table: str, outcome: BackfillResult, *, as_json: bool) -> None:
     if as_json:
         document = {"run": outcome.run, "table": table, "rows": outcome.rows, "chunks": outcome.chunks}
         own = {"newRows": outcome.own_rows, "newChunks": outcome.own_chunks}

@@ -1,19 +1,19 @@
-"""One run of a backfill, from the plan to the last chunk. Owns the order of its steps.
+"""One run of a backfill, from the plan to the last chunk.
 
 Before the first chunk:
 
-    1. plan         the input is cut into chunks, its columns are fitted to the table's: errors end it here
-    2. look         what an earlier process has committed of the run is found out (target.py)
-    3. table        it is created, or its columns are changed
+    1. plan          divide the input into chunks, fit its columns to the table's: errors end the run here
+    2. find          find what an earlier process of the run has committed (records.py)
+    3. table         create it, or change its columns
 
-Then, chunk by chunk, and a crash after each step leaves:
+Then for each chunk; a crash after the step leaves:
 
-    4. remember     chunk, position of main, moment            nothing: the next process does the chunk
-    5. take mark    and read the chunk, count it               nothing
-    6. append       one snapshot that names run and chunk      the chunk, which the next process finds by 4
-    7. go on        the next chunk's step 4 says so            nothing
+    4. record        chunk, newest snapshot, time              nothing: the next process writes the chunk
+    5. take mark     then read the chunk and count its rows    nothing
+    6. append        one snapshot that names run and chunk     the chunk, which the next process finds by step 4
+    7. next          step 4 of the next chunk records it       nothing
 
-An append that fails may have been committed all the same: it is looked for before it is tried again.
+An append that fails may be committed nevertheless: it is searched for before it is retried.
 """
 
 from __future__ import annotations
@@ -26,71 +26,65 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lakefeed.contract.ledger import ChunkMark
-from lakefeed.pipeline.backfill.inputs import BEFORE_ALL, Chunk, Input, InputUnreadable, Plan, ReadAs, default_run
-from lakefeed.pipeline.backfill.rows import Reading, key_columns
+from lakefeed.pipeline.backfill.chunks import ChunkWriter, CommittedChunk, StagedChunk
+from lakefeed.pipeline.backfill.inputs import ChunkPlan, Input, InputChunk, InputUnreadable, default_run
+from lakefeed.pipeline.backfill.positions import BEFORE_ALL, ReadPosition, position_text
+from lakefeed.pipeline.backfill.records import ChunkState, RunRecord, find_chunk
+from lakefeed.pipeline.backfill.rows import ReadContext, key_columns
 from lakefeed.pipeline.backfill.settings import BackfillConfig
-from lakefeed.pipeline.backfill.target import (
-    ChunkWriter,
-    Fate,
-    Looked,
-    RunRecord,
-    Staged,
-    Target,
-    Written,
-    check_forms,
-    look_for_chunk,
-)
-from lakefeed.pipeline.backfill.types import Fitting, fit_columns, type_sql
+from lakefeed.pipeline.backfill.target import TargetTable, check_row_ids
+from lakefeed.pipeline.backfill.types import SchemaFit, fit_columns
 from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.spark import tables
 from lakefeed.pipeline.spark.failures import is_spark_error, message_of, root_cause_of
-from lakefeed.pipeline.spark.tables import current_fields
+from lakefeed.pipeline.spark.metadata import current_fields
+from lakefeed.pipeline.spark.sql import type_sql
 from lakefeed.settings import SettingsError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
-# Appends of one chunk: each is looked for before the next, so that more than one failure in a row is a reason to stop.
+# Attempts to append a chunk; each is searched for before the next one, so that repeated failures are a reason to stop.
 ATTEMPTS_MAX = 3
-PAUSE_S = 2.0
+RETRY_DELAY_S = 2.0
 
 _US_PER_S = 1_000_000
 
 
-class NotFitting(PipelineError):
+class SchemaMismatch(PipelineError):
     """Columns of the input do not fit the table: nothing was written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What is asked for."""
+class BackfillRequest:
+    """What the user asked for."""
 
     source: str
     key: Sequence[str]
-    read_as: ReadAs
+    position: ReadPosition
     run: str = ""
     config: BackfillConfig = field(default_factory=BackfillConfig)
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A run before its first step: its chunks, what the table has to change, what was done of it, the input's key."""
+class PreparedRun:
+    """A run before its first step: its chunks, the changes that the table needs, what is done, and the key."""
 
     run: str
-    plan: Plan
+    plan: ChunkPlan
     given: StructType
-    fitting: Fitting
+    fitting: SchemaFit
     record: RunRecord | None
     is_new_table: bool
     key: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """A finished run: rows in all, and those of this process."""
+class BackfillResult:
+    """A finished run: all rows, and those of this process."""
 
     run: str
     rows: int
@@ -100,13 +94,13 @@ class Outcome:
 
 
 class Backfill:
-    """One input, one table. `on_chunk` hears of every chunk that is done, with its number and rows."""
+    """One input into one table. `on_chunk` is called after every chunk, with its number and rows."""
 
     def __init__(
         self,
-        target: Target,
+        target: TargetTable,
         source_input: Input,
-        request: Request,
+        request: BackfillRequest,
         *,
         clock: Callable[[], float] = time.time,
         on_chunk: Callable[[int, int], object] = lambda _number, _rows: None,
@@ -118,13 +112,13 @@ class Backfill:
         self._on_chunk = on_chunk
         self._owner = uuid.uuid4().hex
 
-    def prepare(self) -> Prepared:
+    def prepare(self) -> PreparedRun:
         """Plan the run and check that it can work. Nothing is changed.
 
         Raises:
-            InputUnreadable: the input is not what it was said to be.
-            NotFitting: its columns do not fit the table.
-            SettingsError: what was asked for cannot be done.
+            InputUnreadable: the input cannot be read as described.
+            SchemaMismatch: its columns do not fit the table.
+            SettingsError: the request cannot be fulfilled.
         """
         target, request = self._target, self._request
         is_new = not target.exists()
@@ -133,54 +127,55 @@ class Backfill:
         run = request.run or default_run(table=str(target.name), source=request.source, address=self._input.address)
         record = None if is_new else target.load_record(run)
         if record is not None and record.source != request.source:
-            raise SettingsError(f"the run is of another source, give it another name: run={run} source={record.source}")
+            raise SettingsError(
+                f"the run belongs to another source, choose another name with --run: run={run} source={record.source}"
+            )
         facts = None if record is None else record.facts
         plan = self._input.plan(target.spark, request.config, facts)
         given = self._input.columns(target.spark, plan)
         fitting = self._fit(given, is_new=is_new)
         key = self._check_key(fitting, record, is_new=is_new)
         self._check_position(is_new=is_new)
-        return Prepared(run, plan, given, fitting, record, is_new, key)
+        return PreparedRun(run, plan, given, fitting, record, is_new, key)
 
-    def _fit(self, given: StructType, *, is_new: bool) -> Fitting:
-        from pyspark.sql.types import StructType  # noqa: PLC0415 - at the top it would be needed for --help
+    def _fit(self, given: StructType, *, is_new: bool) -> SchemaFit:
+        from pyspark.sql.types import StructType  # noqa: PLC0415 - not needed for --help
 
         known = StructType() if is_new else self._target.columns()
-        uuids = set() if is_new else _uuids_of(self._target.document())
+        uuids = set() if is_new else _uuids_of(self._target.metadata())
         fitting = fit_columns(given, known, uuids=uuids, declared=self._input.declared)
         if fitting.problems:
-            raise NotFitting("nothing was written: " + "; ".join(fitting.problems))
+            raise SchemaMismatch("nothing was written: " + "; ".join(fitting.problems))
         return fitting
 
-    def _check_key(self, fitting: Fitting, record: RunRecord | None, *, is_new: bool) -> tuple[str, ...]:
-        """Check that rows have the ids that live changes have, and that the run began with; gives the key's columns."""
+    def _check_key(self, fitting: SchemaFit, record: RunRecord | None, *, is_new: bool) -> tuple[str, ...]:
+        """Return the key's columns, if their row ids are those of live changes and of the run's start."""
         key = key_columns(fitting.columns, self._request.key)
         names = tuple(column.given for column in key)
-        if record is not None and record.key not in (None, names):
+        if record is not None and record.key != names:
             raise SettingsError(
-                "the run was begun with another key, so that its rows have other ids: name that one, or start another"
-                f" run with --run: run={record.run} begun_with={','.join(record.key or ())} key={','.join(names)}"
+                "the run was started with another key, so its rows have other ids: use that key, or start another run"
+                f" with --run: run={record.run} started_with={','.join(record.key)} key={','.join(names)}"
             )
         if not is_new:
-            check_forms(self._target, key)
+            check_row_ids(self._target, key)
         return names
 
     def _check_position(self, *, is_new: bool) -> None:
-        read_as = self._request.read_as
         mark = None if is_new else self._target.mark(self._request.source)
-        position = read_as.position_for(mark)
+        position = self._request.position.resolve(mark)
         if position == BEFORE_ALL and mark is not None and self._target.has_truncates(self._request.source):
             raise SettingsError(
-                "the source has truncated the table, which would take away rows from before all changes: say with"
-                f" --position when the input was read: mark={mark.epoch}:{mark.sequence}"
+                "the source has truncated the table, which would delete rows from before all changes: set --position to"
+                f" where the input was read: mark={position_text(mark)}"
             )
 
-    def run(self, prepared: Prepared) -> Outcome:
-        """Do all chunks that are not done.
+    def run(self, prepared: PreparedRun) -> BackfillResult:
+        """Write all chunks that are not committed yet.
 
         Raises:
             SettingsError: another process has taken over the run.
-            PipelineError: a chunk could not be committed; running it again goes on with it.
+            PipelineError: a chunk could not be committed; the same command resumes with it.
         """
         record = self._begin(prepared)
         before = record
@@ -191,15 +186,15 @@ class Backfill:
             self._alter(prepared)
             writer = ChunkWriter(self._target, prepared.fitting.columns, with_ledger=self._request.config.ledger)
             for chunk in chunks[record.next :]:
-                record = self._do_chunk(chunk, prepared, record, writer)
-            self._target.check_own(record)
+                record = self._write_chunk(chunk, prepared, record, writer)
+            self._target.check_owner(record)
             record = replace(record, is_done=True, after=None)
             self._target.save_record(record)
         own = record.next - before.next
-        return Outcome(record.run, record.rows, len(chunks), record.rows - before.rows, own)
+        return BackfillResult(record.run, record.rows, len(chunks), record.rows - before.rows, own)
 
-    def _begin(self, prepared: Prepared) -> RunRecord:
-        """Take the run over, and find out what is committed of the chunk that an earlier process was at."""
+    def _begin(self, prepared: PreparedRun) -> RunRecord:
+        """Take over the run, and find out whether the chunk of an earlier process is committed."""
         record = prepared.record
         if record is None:
             checksum = 0 if self._request.config.ledger else None
@@ -214,89 +209,96 @@ class Backfill:
         record = replace(record, owner=self._owner)
         if record.is_done:
             return record
-        # From here on an earlier process that still lives stops before its next chunk. What a dead one has sent may
-        # still be under way: the JVM of a killed Python lives a moment longer.
+        # From here on an earlier process that is still alive stops before its next chunk. A dead one may still have a
+        # request in flight: the JVM of a killed Python lives a moment longer.
         self._target.save_record(record)
-        time.sleep(PAUSE_S)
-        found = self._look(record)
-        return record if found is None else record.counting(found.rows, found.checksum)
+        time.sleep(RETRY_DELAY_S)
+        found = self._find(record)
+        return record if found is None else record.after_chunk(found.rows, found.checksum)
 
-    def _alter(self, prepared: Prepared) -> None:
+    def _alter(self, prepared: PreparedRun) -> None:
         if prepared.is_new_table:
             self._target.create(prepared.fitting.columns, self._request.key)
         else:
             self._target.alter(prepared.fitting.changes)
-        # As text: types of nested fields are unlike if only their comments are.
+        # Compared as text: types of nested fields differ if only their comments do.
         known = {each.name: type_sql(each.dataType) for each in self._target.columns().fields}
         if others := [each.name for each in prepared.fitting.columns if known.get(each.name) != type_sql(each.type)]:
-            raise NotFitting(
-                "the table's columns have changed since they were looked at, run it again:"
+            raise SchemaMismatch(
+                "the table's columns have changed during the planning, run the command again:"
                 f" table={self._target.name} columns={','.join(others)}"
             )
 
     # -- one chunk
 
-    def _do_chunk(self, chunk: Chunk, prepared: Prepared, record: RunRecord, writer: ChunkWriter) -> RunRecord:
-        record = self._remember(record)
+    def _write_chunk(
+        self, chunk: InputChunk, prepared: PreparedRun, record: RunRecord, writer: ChunkWriter
+    ) -> RunRecord:
+        record = self._save_intent(record)
         written = self._append(chunk, prepared, record, writer)
         self._on_chunk(chunk.number, written.rows)
         facts = {"table": str(self._target.name), "run": record.run, "chunk": chunk.number, "rows": written.rows}
-        logger.info("chunk_committed", extra=facts)
-        return record.counting(written.rows, written.checksum)
+        _log.info("backfill_chunk_committed", extra=facts)
+        return record.after_chunk(written.rows, written.checksum)
 
-    def _remember(self, record: RunRecord) -> RunRecord:
-        """Write down what is about to be done, so that whoever comes next knows where to look for it."""
-        self._target.check_own(record)
+    def _save_intent(self, record: RunRecord) -> RunRecord:
+        """Record what is about to be written, so that a later process can find it."""
+        self._target.check_owner(record)
         head = tables.current_snapshot(self._target.spark, self._target.sql)
         record = replace(
             record,
             after=None if head is None else head.snapshot_id,
-            # Chunks are told apart by it, so that two never have the same.
+            # Rows of a chunk are identified by it, so no two chunks may share it.
             at_us=max(int(self._clock() * _US_PER_S), record.at_us + 1),
         )
         self._target.save_record(record)
         return record
 
-    def _append(self, chunk: Chunk, prepared: Prepared, record: RunRecord, writer: ChunkWriter) -> Written:
-        # The mark first: what is committed between it and the reading wins over what is read.
-        position = self._request.read_as.position_for(self._target.mark(self._request.source))
-        reading = Reading(source=self._request.source, key=self._request.key, position=position, at_us=record.at_us)
-        staged = self._stage(chunk, prepared, reading, writer)
+    def _append(
+        self, chunk: InputChunk, prepared: PreparedRun, record: RunRecord, writer: ChunkWriter
+    ) -> CommittedChunk:
+        # The mark first: changes committed between the mark and the read win over the rows.
+        position = self._request.position.resolve(self._target.mark(self._request.source))
+        context = ReadContext(source=self._request.source, key=self._request.key, position=position, at_us=record.at_us)
+        staged = self._stage(chunk, prepared, context, writer)
         mark = ChunkMark(record.run, chunk.number, len(prepared.plan.chunks))
         for _ in range(ATTEMPTS_MAX):
-            # Reading takes its time, in which another process may have taken over.
-            self._target.check_own(record)
+            # Another process may have taken over during the read.
+            self._target.check_owner(record)
             try:
                 written = writer.commit(staged, mark)
             except Exception as error:
                 if not is_spark_error(error):
                     raise
                 reason = message_of(error)
-                logger.warning("append_failed", extra={"chunk": chunk.number, "reason": reason})
+                _log.warning("backfill_append_failed", extra={"chunk": chunk.number, "reason": reason})
             else:
-                self._look(record)  # an append has no condition: another process may have done the same chunk
+                self._find(record)  # an append has no condition: another process may have written the same chunk
                 return written
-            time.sleep(PAUSE_S)  # a request that is still under way comes to its end
-            found = self._look(record)
+            time.sleep(RETRY_DELAY_S)  # a request that is still in flight ends
+            found = self._find(record)
             if found is not None:
                 return found
         raise PipelineError(
-            f"a chunk could not be committed, run it again to go on: run={record.run} chunk={chunk.number}: {reason}"
+            "a chunk could not be committed, run the same command again to resume:"
+            f" run={record.run} chunk={chunk.number}: {reason}"
         )
 
-    def _stage(self, chunk: Chunk, prepared: Prepared, reading: Reading, writer: ChunkWriter) -> Staged:
+    def _stage(
+        self, chunk: InputChunk, prepared: PreparedRun, context: ReadContext, writer: ChunkWriter
+    ) -> StagedChunk:
         try:
-            return writer.stage(self._input.read(self._target.spark, chunk, prepared.given), reading)
+            return writer.stage(self._input.read(self._target.spark, chunk, prepared.given), context)
         except Exception as error:
             if not is_spark_error(error):
                 raise
             raise InputUnreadable(f"a chunk cannot be read: chunk={chunk.number}: {root_cause_of(error)}") from error
 
-    def _look(self, record: RunRecord) -> Written | None:
-        """Find out whether the record's next chunk is committed, and what it holds; None if it is not."""
+    def _find(self, record: RunRecord) -> CommittedChunk | None:
+        """Return what the record's next chunk contains; None if it is not committed."""
         spark, table = self._target.spark, self._target.sql
         head = tables.current_snapshot(spark, table)
-        looked: Looked = look_for_chunk(
+        found = find_chunk(
             tables.snapshots(spark, table),
             None if head is None else head.snapshot_id,
             run=record.run,
@@ -304,14 +306,14 @@ class Backfill:
             after=record.after,
         )
         writer = ChunkWriter(self._target, (), with_ledger=record.checksum is not None)
-        if looked.fate is Fate.COMMITTED:
-            if len(looked.snapshots) > 1:
-                ids = ",".join(str(each.snapshot_id) for each in looked.snapshots)
+        if found.state is ChunkState.COMMITTED:
+            if len(found.snapshots) > 1:
+                ids = ",".join(str(each.snapshot_id) for each in found.snapshots)
                 raise PipelineError(
-                    f"two processes have committed one chunk: run={record.run} chunk={record.next} snapshots={ids}"
+                    f"two processes have committed the same chunk: run={record.run} chunk={record.next} snapshots={ids}"
                 )
-            return writer.recorded_in(looked.snapshots[0])
-        if looked.fate is Fate.UNKNOWN and record.at_us:
+            return writer.recorded_in(found.snapshots[0])
+        if found.state is ChunkState.UNKNOWN and record.at_us:
             return writer.found_in_rows(record.source, record.at_us)
         return None
 

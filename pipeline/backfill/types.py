@@ -1,6 +1,14 @@
-"""Types of an input in types of a table, at any depth. Owns which fits into which, and how values get there.
+"""Columns of an input in the columns of a table: which type fits into which, and what the table has to change. Pure.
 
-A fit never changes a value: what the table's type does not hold exactly is widened, as Iceberg allows it, or a problem.
+    same type, or one that the table's represents exactly    stored as it is
+    one that Iceberg can widen the table's to                the column is widened first: int to long, float to double,
+                                                             decimal to more digits
+    text, where the table has numbers, dates ...             each value exactly (texts.py), or the text is rescued
+    no column of this name, now or formerly                  the column is added
+    anything else                                            an error that names the column, before anything is written
+
+A fit never changes a value. Names are matched as Spark does, without case. A former name of a column matches that
+column, as in live rows, unless another column has the name now. Columns that the input lacks are unchanged by it.
 """
 
 from __future__ import annotations
@@ -12,13 +20,23 @@ from pyspark.sql import Column, types
 from pyspark.sql import functions as sql
 
 from lakefeed.contract.changes import RESERVED_PREFIX
-from lakefeed.pipeline.mirrors.table import former_names
-from lakefeed.pipeline.spark.tables import quoted
+from lakefeed.pipeline.backfill.texts import is_readable_from_text
+from lakefeed.pipeline.mirrors.layout import former_names
+from lakefeed.pipeline.spark.sql import quoted, type_sql
 
-# --- pipeline.backfill.type_fits --------------------------------------------------------------------------------------
+# Iceberg's metadata columns, which Spark rejects as names; the writer has the same list.
+_ICEBERG_NAMES = frozenset(
+    (
+        *("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number"),
+        *("_change_type", "_change_ordinal", "_commit_snapshot_id"),
+    )
+)
+_NAME_MAX_CHARS = 255
 
+# Metadata of Spark's JDBC reader for a time of day that it read as a timestamp, without its fraction.
+_SPARK_TIME = "logical_time_type"
 
-# Digits that each type of whole numbers may have.
+# Maximum digits of each integer type.
 _DIGITS: dict[type[types.DataType], int] = {
     types.ByteType: 3,
     types.ShortType: 5,
@@ -34,13 +52,129 @@ _PLAIN = (
 
 Convert = Callable[[Column], Column]
 
-# Where the path of a column stands in a change of it.
+# Placeholder for the path of a column in a change of it.
 PATH = "\N{WHITE SQUARE}"
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """How a type gets into another: what is stored in the end, (path, change) pairs before, and why it does not."""
+class FittedColumn:
+    """A column of the input: its name there, its name and type in the table, and how its values are converted.
+
+    `is_text` marks text that is read as another type, where some values may not fit.
+    """
+
+    given: str
+    name: str
+    type: types.DataType
+    given_type: types.DataType
+    convert: Convert | None = None
+    is_text: bool = False
+
+
+@dataclass(slots=True)
+class SchemaFit:
+    """All columns of an input, the changes that the table needs (SQL after ALTER TABLE), and what does not fit."""
+
+    columns: list[FittedColumn] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def fit_columns(
+    given: types.StructType,
+    known: types.StructType,
+    *,
+    uuids: Collection[str] = (),
+    declared: types.StructType | None = None,
+) -> SchemaFit:
+    """Fit an input into the columns of a table, which may have none.
+
+    `uuids` are columns of the table that look like text to Spark; `declared` are types for new text columns.
+    """
+    wanted = {each.name.lower(): each.dataType for each in declared or ()}
+    fitting = SchemaFit()
+    by_name = columns_by_name(known)
+    seen: set[str] = set()
+    matched: dict[str, str] = {}
+    for each in given.fields:
+        folded = each.name.lower()
+        if (problem := _name_problem(each.name) or _time_problem(each)) or folded in seen:
+            fitting.problems.append(problem or f"two columns have the same name: column={each.name}")
+            continue
+        seen.add(folded)
+        column = by_name.get(folded)
+        if column is None:
+            _add(fitting, each, wanted.get(folded))
+        elif (other := matched.setdefault(column.name, each.name)) != each.name:
+            facts = f"columns={other},{each.name} table_column={column.name}"
+            fitting.problems.append(f"two columns match one, by its name and by a former name: {facts}")
+        elif isinstance(each.dataType, types.StringType) and (
+            column.name in uuids or is_readable_from_text(column.dataType)
+        ):
+            fitting.columns.append(_fitted(each, column.name, column.dataType, is_text=True))
+        else:
+            _match(fitting, each, column)
+    return fitting
+
+
+def _fitted(
+    given: types.StructField,
+    name: str,
+    stored: types.DataType,
+    convert: Convert | None = None,
+    *,
+    is_text: bool = False,
+) -> FittedColumn:
+    return FittedColumn(given.name, name, stored, given.dataType, convert, is_text=is_text)
+
+
+def _add(fitting: SchemaFit, given: types.StructField, declared: types.DataType | None) -> None:
+    stored = stored_type(declared or given.dataType)
+    if stored is None:
+        shown = (declared or given.dataType).simpleString()
+        fitting.problems.append(f"type is not supported: column={given.name} type={shown}")
+        return
+    fitting.changes.append(f"ADD COLUMN {quoted(given.name)} {type_sql(stored)}")
+    is_text = isinstance(given.dataType, types.StringType) and is_readable_from_text(stored)
+    convert = None if is_text else fit_type(given.dataType, stored).convert
+    fitting.columns.append(_fitted(given, given.name, stored, convert, is_text=is_text))
+
+
+def _match(fitting: SchemaFit, given: types.StructField, known: types.StructField) -> None:
+    fit = fit_type(given.dataType, known.dataType)
+    if fit.problems:
+        facts = f"type={given.dataType.simpleString()} table_type={known.dataType.simpleString()}"
+        inner = "; ".join(fit.problems)
+        fitting.problems.append(f"type does not fit the table: column={given.name} {facts}: {inner}")
+        return
+    path = quoted(known.name)
+    fitting.changes += [change.replace(PATH, path + inner) for inner, change in fit.changes]
+    fitting.columns.append(_fitted(given, known.name, fit.stored, fit.convert))
+
+
+def _time_problem(given: types.StructField) -> str | None:
+    if not (given.metadata or {}).get(_SPARK_TIME):
+        return None
+    return (
+        f"a time of day would become a timestamp without fraction, select it as text with a query: column={given.name}"
+    )
+
+
+def _name_problem(name: str) -> str | None:
+    folded = name.lower()
+    if not 0 < len(name) <= _NAME_MAX_CHARS or min(name) < " ":
+        return f"invalid column name, rename it: column={name!r}"
+    if folded.startswith(RESERVED_PREFIX) or folded in _ICEBERG_NAMES:
+        return f"column name is reserved, rename it: column={name}"
+    return None
+
+
+# -- types, at any depth
+
+
+@dataclass(frozen=True, slots=True)
+class TypeFit:
+    """How values of a type are stored in another: the stored type, its (path, change) pairs, and what prevents it."""
 
     stored: types.DataType
     convert: Convert | None = None
@@ -49,7 +183,7 @@ class Fit:
 
 
 def stored_type(type_: types.DataType) -> types.DataType | None:
-    """Give the type of a new column for values of a type; None if there is none."""
+    """Return the type of a new column for values of a type; None if there is none."""
     if isinstance(type_, types.ByteType | types.ShortType):
         return types.IntegerType()
     if isinstance(type_, types.CharType | types.VarcharType):
@@ -70,39 +204,39 @@ def stored_type(type_: types.DataType) -> types.DataType | None:
 
 
 def columns_by_name(known: types.StructType) -> dict[str, types.StructField]:
-    """Give columns, or fields of a struct, by their names in lower case, and by former ones that none has now."""
+    """Return columns, or fields of a struct, by lower-case name, and by former names that no other column has now."""
     former = {name.lower(): each for each in reversed(known.fields) for name in former_names(each)}
     return former | {each.name.lower(): each for each in known.fields}
 
 
-def fit_type(given: types.DataType, known: types.DataType) -> Fit:
-    """Fit a type into another one."""
+def fit_type(given: types.DataType, known: types.DataType) -> TypeFit:
+    """Fit a given type into a known one."""
     match given, known:
         case types.StructType(), types.StructType():
             return _fit_struct(given, known)
         case types.ArrayType(), types.ArrayType():
             inner = fit_type(given.elementType, known.elementType)
             convert = None if inner.convert is None else _over_elements(inner.convert)
-            return Fit(types.ArrayType(inner.stored), convert, _below(".element", inner.changes), inner.problems)
+            return TypeFit(types.ArrayType(inner.stored), convert, _below(".element", inner.changes), inner.problems)
         case types.MapType(), types.MapType():
             return _fit_map(given, known)
     return _fit_plain(given, known)
 
 
-def _fit_plain(given: types.DataType, known: types.DataType) -> Fit:
+def _fit_plain(given: types.DataType, known: types.DataType) -> TypeFit:
     stored = stored_type(given)
     if known in (given, stored):
-        return Fit(known, None if given == known else _cast(known))
+        return TypeFit(known, None if given == known else _cast(known))
     if _holds(known, given):
-        return Fit(known, _cast(known))
+        return TypeFit(known, _cast(known))
     wider = _widened(known, given)
     if wider is not None:
-        return Fit(wider, _cast(wider), (("", f"ALTER COLUMN {PATH} TYPE {type_sql(wider)}"),))
-    return Fit(known, problems=(f"{type_text(given)} is no {type_text(known)}",))
+        return TypeFit(wider, _cast(wider), (("", f"ALTER COLUMN {PATH} TYPE {type_sql(wider)}"),))
+    return TypeFit(known, problems=(f"{given.simpleString()} does not fit {known.simpleString()}",))
 
 
 def _holds(known: types.DataType, given: types.DataType) -> bool:
-    """Tell whether a type holds every value of another exactly."""
+    """Return whether a type represents every value of another one exactly."""
     digits = _DIGITS.get(type(given))
     match known:
         case types.IntegerType() | types.LongType():
@@ -120,7 +254,7 @@ def _holds(known: types.DataType, given: types.DataType) -> bool:
 
 
 def _widened(known: types.DataType, given: types.DataType) -> types.DataType | None:
-    """Give the type that a table's column can be widened to, so that it holds another."""
+    """Return the type to which a table's column can be widened to represent another one; None if there is none."""
     match known, given:
         case types.IntegerType(), types.LongType():
             return types.LongType()
@@ -135,53 +269,53 @@ def _widened(known: types.DataType, given: types.DataType) -> types.DataType | N
 
 
 def _whole_and_scale(given: types.DataType) -> tuple[int, int]:
-    """Count the digits before and behind the point; of what is no exact number, more than there can be."""
+    """Return the digits before and after the point; more than possible for types that are not exact numbers."""
     if isinstance(given, types.DecimalType):
         return given.precision - given.scale, given.scale
     digits = _DIGITS.get(type(given))
     return (99, 99) if digits is None else (digits, 0)
 
 
-def _fit_map(given: types.MapType, known: types.MapType) -> Fit:
+def _fit_map(given: types.MapType, known: types.MapType) -> TypeFit:
     key, value = fit_type(given.keyType, known.keyType), fit_type(given.valueType, known.valueType)
     problems = (*key.problems, *value.problems)
     if key.changes:
-        problems = (*problems, "keys of a map cannot be changed")
+        problems = (*problems, "the key type of a map cannot be changed")
     convert = None
     if key.convert is not None or value.convert is not None:
         convert = _over_entries(key.convert or _as_is, value.convert or _as_is)
-    return Fit(types.MapType(key.stored, value.stored), convert, _below(".value", value.changes), problems)
+    return TypeFit(types.MapType(key.stored, value.stored), convert, _below(".value", value.changes), problems)
 
 
-def _fit_struct(given: types.StructType, known: types.StructType) -> Fit:
-    """Fit field by field; the result has the table's fields in its order, and new ones behind them."""
+def _fit_struct(given: types.StructType, known: types.StructType) -> TypeFit:
+    """Fit field by field; the result has the table's fields in its order, then new ones."""
     by_name = columns_by_name(known)
     own_fields: dict[str, types.StructField] = {}
     problems: list[str] = []
     for own in given.fields:
         name = by_name[own.name.lower()].name if own.name.lower() in by_name else own.name.lower()
         if own_fields.setdefault(name, own) is not own:
-            problems.append(f"two fields are meant for one: fields={own_fields[name].name},{own.name}")
-    parts: list[tuple[str, str | None, Fit]] = []
+            problems.append(f"two fields match one: fields={own_fields[name].name},{own.name}")
+    parts: list[tuple[str, str | None, TypeFit]] = []
     for field_ in known.fields:
         found = own_fields.pop(field_.name, None)
-        fit = Fit(field_.dataType) if found is None else fit_type(found.dataType, field_.dataType)
+        fit = TypeFit(field_.dataType) if found is None else fit_type(found.dataType, field_.dataType)
         parts.append((field_.name, None if found is None else found.name, fit))
     problems += [problem for _, _, fit in parts for problem in fit.problems]
     changes = [change for name, _, fit in parts for change in _below(f".{quoted(name)}", fit.changes)]
     for own in own_fields.values():
         stored = stored_type(own.dataType)
         if stored is None or not own.name:
-            problems.append(f"no field can have this type: field={own.name} type={type_text(own.dataType)}")
+            problems.append(f"type is not supported: field={own.name} type={own.dataType.simpleString()}")
             continue
         changes.append((f".{quoted(own.name)}", f"ADD COLUMN {PATH} {type_sql(stored)}"))
         parts.append((own.name, own.name, fit_type(own.dataType, stored)))
     stored_struct = types.StructType([types.StructField(name, fit.stored) for name, _, fit in parts])
     is_same = [name for name, _, _ in parts] == given.names and all(fit.convert is None for _, _, fit in parts)
-    return Fit(stored_struct, None if is_same else _rebuilt(parts), tuple(changes), tuple(problems))
+    return TypeFit(stored_struct, None if is_same else _rebuilt(parts), tuple(changes), tuple(problems))
 
 
-def _rebuilt(parts: Sequence[tuple[str, str | None, Fit]]) -> Convert:
+def _rebuilt(parts: Sequence[tuple[str, str | None, TypeFit]]) -> Convert:
     def convert(value: Column) -> Column:
         fields = [
             sql.lit(None).cast(fit.stored).alias(name)
@@ -215,237 +349,3 @@ def _cast(type_: types.DataType) -> Convert:
 
 def _as_is(value: Column) -> Column:
     return value
-
-
-def type_text(type_: types.DataType) -> str:
-    """Write a type for people."""
-    return str(type_.simpleString())
-
-
-def type_sql(type_: types.DataType) -> str:
-    """Write a type in SQL, its names quoted."""
-    match type_:
-        case types.ArrayType():
-            return f"ARRAY<{type_sql(type_.elementType)}>"
-        case types.MapType():
-            return f"MAP<{type_sql(type_.keyType)}, {type_sql(type_.valueType)}>"
-        case types.StructType():
-            return f"STRUCT<{', '.join(f'{quoted(each.name)}: {type_sql(each.dataType)}' for each in type_.fields)}>"
-    return type_text(type_)
-
-
-# --- pipeline.backfill.texts ------------------------------------------------------------------------------------------
-#
-# Text as values of a column's type, in Spark, and which text is none. Owns the forms; docs/schemas.md has them.
-#
-# Spark's casts cut `1.5` down to 1, round decimals and take `2026` for a date. Nothing is rounded, cut off or guessed
-# here: text that is not exactly a value of the type gives null, and the caller keeps the text.
-
-
-_INTEGER = r"[+-]?\d+"
-_REAL = r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?"
-_DATE = r"\d{4}-\d\d-\d\d"
-_TIME = r"[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?"
-_ZONE = r"(Z|[+-]\d\d(:?\d\d)?)"
-_UUID = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
-_NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity", "infinity": "Infinity", "-infinity": "-Infinity"}
-
-_CASTS: dict[type[types.DataType], str] = {
-    types.ByteType: _INTEGER,
-    types.ShortType: _INTEGER,
-    types.IntegerType: _INTEGER,
-    types.LongType: _INTEGER,
-    types.DateType: _DATE,
-    types.TimestampType: _DATE + _TIME + _ZONE,
-    types.TimestampNTZType: _DATE + _TIME,
-}
-
-
-def can_be_text(type_: types.DataType) -> bool:
-    """Tell whether values of a type can be read from text."""
-    others = (types.BooleanType, types.FloatType, types.DoubleType, types.DecimalType, types.BinaryType)
-    return isinstance(type_, (*_CASTS, *others))
-
-
-def read_text(column: str, type_: types.DataType) -> Column:
-    """Read a text column, whose name is quoted, as values of a type; null is what is none.
-
-    Text in a column of text is a uuid: to Spark, these are no type of their own.
-    """
-    text = sql.expr(column)
-    match type_:
-        case types.StringType():
-            return sql.when(_is(text, _UUID), sql.lower(text))
-        case types.BooleanType():
-            return sql.when(_is(text, "(?i)true|t"), True).when(_is(text, "(?i)false|f"), False)
-        case types.FloatType() | types.DoubleType():
-            return _real(column, type_)
-        case types.DecimalType():
-            return sql.when(_is(text, _decimal(type_)), _texts_cast(column, type_))
-        case types.BinaryType():
-            data = sql.unbase64(text)
-            again = sql.regexp_replace(sql.base64(data), r"\s", "")
-            return sql.when(_is(text, "[A-Za-z0-9+/]*={0,2}") & (again == text), data)
-    return sql.when(_is(text, _CASTS[type(type_)]), _texts_cast(column, type_))
-
-
-def _is(text: Column, pattern: str) -> Column:
-    return text.rlike(f"^(?:{pattern})$") & ~text.endswith("\n")
-
-
-def _texts_cast(column: str, type_: types.DataType) -> Column:
-    return sql.expr(f"try_cast({column} AS {type_.simpleString()})")
-
-
-def _real(column: str, type_: types.DataType) -> Column:
-    """Read a number; one that is too large for the type is none, and so is text such as `1d` that Java takes."""
-    text, number = sql.expr(column), _texts_cast(column, type_)
-    is_finite = ~sql.isnan(number) & (sql.abs(number) < sql.lit(float("inf")))
-    found = sql.when(_is(text, _REAL) & is_finite, number)
-    for name, value in _NOT_FINITE.items():
-        found = found.when(sql.lower(text) == name, sql.lit(value).cast(type_))
-    return found
-
-
-def _decimal(type_: types.DecimalType) -> str:
-    whole, fraction = type_.precision - type_.scale, type_.scale
-    return rf"[+-]?0*\d{{0,{whole}}}(\.\d{{0,{fraction}}}0*)?"
-
-
-# --- pipeline.backfill.fitting ----------------------------------------------------------------------------------------
-#
-# Columns of an input in the columns of a table. Owns which type fits into which, and what the table has to change.
-#
-#     same type, or one that the table's holds exactly      goes in as it is
-#     one that Iceberg can widen the table's to             the column is widened first: int to long, float to double,
-#                                                           decimal to more digits
-#     text, where the table has numbers, dates ...          each value exactly (texts.py), or it is rescued
-#     no column of this name, now or formerly               it is added
-#     anything else                                         an error that names the column, before anything is written
-#
-# Names are matched as Spark does: by case if nothing else. A name that a column had before is meant for that column, as
-# it is in live rows, unless another has it now. Columns that the input lacks are unchanged by it.
-
-
-# As the writer has it: Iceberg's metadata columns, which Spark refuses as names.
-_ICEBERG_NAMES = frozenset(
-    (
-        *("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number"),
-        *("_change_type", "_change_ordinal", "_commit_snapshot_id"),
-    )
-)
-_NAME_MAX_CHARS = 255
-
-# How Spark's JDBC reader notes that a timestamp is a time of day, of which it has lost the fraction.
-_SPARK_TIME = "logical_time_type"
-
-
-@dataclass(frozen=True, slots=True)
-class FittedColumn:
-    """A column of the input: its name there, its name and type in the table, and how values get from one to the other.
-
-    Text that is to become something else is marked: not every value may fit.
-    """
-
-    given: str
-    name: str
-    type: types.DataType
-    given_type: types.DataType
-    convert: Convert | None = None
-    is_text: bool = False
-
-
-@dataclass(slots=True)
-class Fitting:
-    """All columns of an input; what the table has to change first, as SQL behind ALTER TABLE; what does not fit."""
-
-    columns: list[FittedColumn] = field(default_factory=list)
-    changes: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-
-
-def fit_columns(
-    given: types.StructType,
-    known: types.StructType,
-    *,
-    uuids: Collection[str] = (),
-    declared: types.StructType | None = None,
-) -> Fitting:
-    """Fit an input into a table's columns, or into none.
-
-    `uuids` are columns of the table that only look like text; `declared` are types for columns of text that are new.
-    """
-    wanted = {each.name.lower(): each.dataType for each in declared or ()}
-    fitting = Fitting()
-    by_name = columns_by_name(known)
-    seen: set[str] = set()
-    meant: dict[str, str] = {}
-    for each in given.fields:
-        folded = each.name.lower()
-        if (problem := _name_problem(each.name) or _time_problem(each)) or folded in seen:
-            fitting.problems.append(problem or f"two columns have one name: column={each.name}")
-            continue
-        seen.add(folded)
-        column = by_name.get(folded)
-        if column is None:
-            _add(fitting, each, wanted.get(folded))
-        elif (other := meant.setdefault(column.name, each.name)) != each.name:
-            facts = f"columns={other},{each.name} table_column={column.name}"
-            fitting.problems.append(f"two columns are meant for one, by its name and by a former one: {facts}")
-        elif isinstance(each.dataType, types.StringType) and (column.name in uuids or can_be_text(column.dataType)):
-            fitting.columns.append(_fitted(each, column.name, column.dataType, is_text=True))
-        else:
-            _match(fitting, each, column)
-    return fitting
-
-
-def _fitted(
-    given: types.StructField,
-    name: str,
-    stored: types.DataType,
-    convert: Convert | None = None,
-    *,
-    is_text: bool = False,
-) -> FittedColumn:
-    return FittedColumn(given.name, name, stored, given.dataType, convert, is_text=is_text)
-
-
-def _add(fitting: Fitting, given: types.StructField, declared: types.DataType | None) -> None:
-    stored = stored_type(declared or given.dataType)
-    if stored is None:
-        shown = type_text(declared or given.dataType)
-        fitting.problems.append(f"no column can have this type: column={given.name} type={shown}")
-        return
-    fitting.changes.append(f"ADD COLUMN {quoted(given.name)} {type_sql(stored)}")
-    is_text = isinstance(given.dataType, types.StringType) and can_be_text(stored)
-    convert = None if is_text else fit_type(given.dataType, stored).convert
-    fitting.columns.append(_fitted(given, given.name, stored, convert, is_text=is_text))
-
-
-def _match(fitting: Fitting, given: types.StructField, known: types.StructField) -> None:
-    fit = fit_type(given.dataType, known.dataType)
-    if fit.problems:
-        facts = f"type={type_text(given.dataType)} table_type={type_text(known.dataType)}"
-        inner = "; ".join(fit.problems)
-        fitting.problems.append(f"type does not fit the table's: column={given.name} {facts}: {inner}")
-        return
-    path = quoted(known.name)
-    fitting.changes += [change.replace(PATH, path + inner) for inner, change in fit.changes]
-    fitting.columns.append(_fitted(given, known.name, fit.stored, fit.convert))
-
-
-def _time_problem(given: types.StructField) -> str | None:
-    if not (given.metadata or {}).get(_SPARK_TIME):
-        return None
-    return (
-        f"a time of day would lose its fraction and become a timestamp, read it as text by a query: column={given.name}"
-    )
-
-
-def _name_problem(name: str) -> str | None:
-    folded = name.lower()
-    if not 0 < len(name) <= _NAME_MAX_CHARS or min(name) < " ":
-        return f"no column can have this name, rename it: column={name!r}"
-    if folded.startswith(RESERVED_PREFIX) or folded in _ICEBERG_NAMES:
-        return f"name is not free, rename it: column={name}"
-    return None

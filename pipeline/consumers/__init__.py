@@ -1,20 +1,28 @@
-"""Consumers: readers of a table that have said how far they have come, so that expiry does not pass them.
+"""Consumers: streaming readers of a table that are registered as tags, so that expiry keeps what they still need.
 
-from pipeline.consumers import follow
+    query ---progress---> following ---snapshot---> registry ---CREATE OR REPLACE TAG---> table
+                                                                                            |
+    maintenance, /status <-------- lakefeed.contract.consumers: History, Consumer <---------+
 
-query = spark.readStream.table("lake.sales.orders").writeStream.foreachBatch(...).start()
-with follow(query, spark=spark, table="lake.sales.orders", name="dashboard"):
-    query.awaitTermination()
+For users:
+
+    from lakefeed.pipeline.consumers import follow
+
+    query = spark.readStream.table("lake.sales.orders").writeStream.foreachBatch(...).start()
+    with follow(query, spark=spark, table="lake.sales.orders", name="dashboard"):
+        query.awaitTermination()
+
+Imported by maintenance and mirrors; imports spark.
 """
 
 from lakefeed.contract.consumers import MAX_AGE_DEFAULT, Consumer
-from lakefeed.pipeline.consumers.following import Follower, finished_snapshot, follow
+from lakefeed.pipeline.consumers.following import QueryFollower, finished_snapshot, follow
 from lakefeed.pipeline.consumers.registry import consumers, drop, hold, register
 
 __all__ = [
     "MAX_AGE_DEFAULT",
     "Consumer",
-    "Follower",
+    "QueryFollower",
     "consumers",
     "drop",
     "finished_snapshot",

@@ -1,4 +1,4 @@
-"""`lakefeed consumers`: who reads a table and how far each has come. Owns options and what is printed."""
+"""`lakefeed consumers`: list the consumers of tables, and drop one."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from lakefeed.pipeline.consumers.registry import consumers as load_consumers
 from lakefeed.pipeline.consumers.registry import drop as drop_consumer
 from lakefeed.pipeline.spark.options import opened_session, spark_options
 from lakefeed.pipeline.spark.settings import JobKind
-from lakefeed.pipeline.spark.tables import TableName, all_tables, catalog_of
-from lakefeed.settings import SettingsError
+from lakefeed.pipeline.spark.tables import TableIdentifier, all_tables, catalog_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,18 +25,18 @@ if TYPE_CHECKING:
 
 @click.group()
 def consumers() -> None:
-    """Show the registered readers of tables, and forget one that will not come back.
+    """List the registered readers of tables, and drop one that will not come back.
 
-    A consumer keeps the snapshots that it has not read yet from expiring, for some days after it was last heard of.
+    Snapshots that a consumer has not read yet do not expire, for some days after its last registration.
     """
 
 
 @consumers.command("list")
 @click.argument("tables", nargs=-1)
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @spark_options
 def list_consumers(tables: Sequence[str], *, as_json: bool, **options: Any) -> None:
-    """List consumers with how far they are behind; of all tables, or of those named.
+    """List consumers and how far behind they are, for all tables or the given ones.
 
     The service's /status has the same without Spark.
 
@@ -46,9 +45,9 @@ def list_consumers(tables: Sequence[str], *, as_json: bool, **options: Any) -> N
       lakefeed consumers list
       lakefeed consumers list sales.orders --json
     """
-    names = [_table_name(text) for text in tables]
+    names = [TableIdentifier.parse(text) for text in tables]
     with opened_session(options, job_kind=JobKind.SHORT, app_name="lakefeed-consumers") as spark:
-        found = _described(spark, names)
+        found = _describe(spark, names)
     if as_json:
         click.echo(json.dumps({"consumers": found}, indent=2))
         return
@@ -58,34 +57,14 @@ def list_consumers(tables: Sequence[str], *, as_json: bool, **options: Any) -> N
     table = Table("table", "consumer", "snapshots behind", "seconds behind", "kept for hours", "snapshot")
     for each in found:
         kept_s = each["keptForSeconds"]
-        kept = "passed over" if each["isPassedOver"] else "for ever" if kept_s is None else f"{kept_s / 3600:.1f}"
-        behind = "gone" if each["snapshotsBehind"] is None else str(each["snapshotsBehind"])
+        kept = "expired" if each["isPassedOver"] else "for ever" if kept_s is None else f"{kept_s / 3600:.1f}"
+        behind = "unknown" if each["snapshotsBehind"] is None else str(each["snapshotsBehind"])
         table.add_row(each["table"], each["name"], behind, str(each["secondsBehind"]), kept, str(each["snapshotId"]))
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
-@consumers.command("drop")
-@click.argument("table")
-@click.argument("name")
-@spark_options
-def drop_command(table: str, name: str, **options: Any) -> None:
-    """Forget a consumer of a table, so that snapshots which it has not read may expire.
-
-    A reader that still runs registers again by itself.
-
-    \b
-    Example:
-      lakefeed consumers drop sales.orders dashboard
-    """
-    parsed = _table_name(table)
-    with opened_session(options, job_kind=JobKind.SHORT, app_name="lakefeed-consumers") as spark:
-        if not drop_consumer(spark, parsed.sql(catalog_of(spark)), name):
-            raise ConsumerError(f"no such consumer: table={table} name={name}")
-    click.echo(f"dropped {name} of {table}")
-
-
-def _described(spark: SparkSession, names: Sequence[TableName]) -> list[dict[str, Any]]:
-    """Describe consumers in the words of /status."""
+def _describe(spark: SparkSession, names: Sequence[TableIdentifier]) -> list[dict[str, Any]]:
+    """Describe consumers with the keys of /status."""
     catalog, now_ms = catalog_of(spark), int(time.time() * 1000)
     chosen = names or [name for name, own in all_tables(spark, catalog).items() if own]
     return [
@@ -105,8 +84,21 @@ def _described(spark: SparkSession, names: Sequence[TableName]) -> list[dict[str
     ]
 
 
-def _table_name(text: str) -> TableName:
-    try:
-        return TableName.parse(text)
-    except ValueError as error:
-        raise SettingsError(str(error)) from error
+@consumers.command("drop")
+@click.argument("table")
+@click.argument("name")
+@spark_options
+def drop_command(table: str, name: str, **options: Any) -> None:
+    """Drop a consumer of a table, so that snapshots which it has not read may expire.
+
+    A reader that is still running registers itself again.
+
+    \b
+    Example:
+      lakefeed consumers drop sales.orders dashboard
+    """
+    identifier = TableIdentifier.parse(table)
+    with opened_session(options, job_kind=JobKind.SHORT, app_name="lakefeed-consumers") as spark:
+        if not drop_consumer(spark, identifier.sql(catalog_of(spark)), name):
+            raise ConsumerError(f"no such consumer: table={table} name={name}")
+    click.echo(f"dropped {name} of {table}")

@@ -1,7 +1,7 @@
-"""Registering consumers and finding them, through Spark SQL. Owns the statements; what they mean is tags.py's.
+"""Registry of consumers: set, find and drop their tags by Spark SQL. lakefeed.contract.consumers defines the tags.
 
-A tag is a commit to the table's metadata that leaves `main` alone, so it never disturbs the writer. Spark refuses to
-set one if the table moves while it does so, whatever moved: then it is tried again.
+Setting a tag is a commit to the table's metadata that leaves `main` unchanged, so it never disturbs the writer. Spark
+rejects it if any other commit comes in between; it is then retried.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from lakefeed.contract.consumers import (
     tag_of,
 )
 from lakefeed.contract.errors import ConsumerError
-from lakefeed.pipeline.spark.failures import repeat_on_conflict
-from lakefeed.pipeline.spark.tables import quoted
+from lakefeed.pipeline.spark.failures import retry_on_conflict
+from lakefeed.pipeline.spark.sql import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# Each takes some tenths of a second, in which a busy table may move.
+# An attempt takes some tenths of a second, in which a busy table may get another commit.
 ATTEMPTS_MAX = 8
 
 
@@ -41,20 +41,22 @@ def register(
     max_age: timedelta = MAX_AGE_DEFAULT,
     may_go_back: bool = False,
 ) -> bool:
-    """Say that a consumer has finished a snapshot of a table; tell whether anything was set.
+    """Record that a consumer has finished a snapshot of a table, and return whether the tag was set.
 
-    Expiry keeps that snapshot and all later ones for `max_age` from now on. A consumer never goes back to an earlier
-    snapshot unless that is allowed. Calling it again with the same snapshot is cheap, and keeps a consumer alive.
+    Expiry keeps this snapshot and all later ones for `max_age` from now on. A consumer moves back to an earlier
+    snapshot only if `may_go_back`. Repeated calls with the same snapshot are cheap, and renew the registration.
 
     Raises:
-        ConsumerError: the table has no such snapshot any more, or the name cannot be a tag's.
+        ConsumerError: the table no longer has the snapshot, or the name is not valid for a tag.
     """
     tag = tag_of(name)
     present = {ref.name: ref for ref in _load_refs(spark, table)}.get(tag)
     wanted = {snapshot_id, *([present.snapshot_id] if present else [])}
     moments = {moment.snapshot_id: moment.committed_ms for moment in _load_moments(spark, table, only=wanted)}
     if snapshot_id not in moments:
-        raise ConsumerError(f"the table has no such snapshot, it may be expired: table={table} snapshot={snapshot_id}")
+        raise ConsumerError(
+            f"the table has no such snapshot, it may have expired: table={table} snapshot={snapshot_id}"
+        )
     at_ms, now_ms = moments[snapshot_id], int(time.time() * 1000)
     if present is not None and present.snapshot_id in moments:
         if moments[present.snapshot_id] > at_ms and not may_go_back:
@@ -65,18 +67,18 @@ def register(
     minutes = retain_minutes(snapshot_ms=at_ms, now_ms=now_ms, max_age=max_age)
     version = f"AS OF VERSION {snapshot_id} RETAIN {minutes} MINUTES"
     statement = f"ALTER TABLE {table} CREATE OR REPLACE TAG {quoted(tag)} {version}"
-    repeat_on_conflict(lambda: spark.sql(statement), what=f"register {name} of {table}", attempts_max=ATTEMPTS_MAX)
+    retry_on_conflict(lambda: spark.sql(statement), what=f"register {name} of {table}", attempts_max=ATTEMPTS_MAX)
     return True
 
 
 def hold(spark: SparkSession, table: str, name: str, *, max_age: timedelta = MAX_AGE_DEFAULT) -> bool:
-    """Register a consumer that is new at the oldest snapshot there is, where a stream without a checkpoint begins.
+    """Register a new consumer at the table's oldest snapshot, where a stream without a checkpoint begins.
 
-    Called before the query starts, it keeps everything that the query will read. One that is registered stays where it
-    is. Tells whether anything was set.
+    Call it before the query starts, so that everything which the query will read is kept. A consumer that is already
+    registered is not moved. Return whether the tag was set.
 
     Raises:
-        ConsumerError: snapshots expire faster than they can be held, or the name cannot be a tag's.
+        ConsumerError: snapshots expire faster than they can be tagged, or the name is not valid for a tag.
     """
     tag = tag_of(name)
     for is_last in (False, False, True):
@@ -86,29 +88,29 @@ def hold(spark: SparkSession, table: str, name: str, *, max_age: timedelta = MAX
             return False
         try:
             return register(spark, table, name, chain[-1].snapshot_id, max_age=max_age)
-        except ConsumerError:  # it has expired meanwhile
+        except ConsumerError:  # the snapshot has expired in between
             if is_last:
                 raise
     raise AssertionError("the last attempt returns or raises")
 
 
 def consumers(spark: SparkSession, table: str) -> list[Consumer]:
-    """List the consumers of a table, by name, with how far each is behind."""
+    """Return the consumers of a table, by name, with how far behind each one is."""
     return load_history(spark, table).consumers()
 
 
 def drop(spark: SparkSession, table: str, name: str) -> bool:
-    """Forget a consumer, as of a reader that was given up; tell whether there was one."""
+    """Drop a consumer, and return whether it existed."""
     tag = tag_of(name)
     if not any(ref.name == tag for ref in _load_refs(spark, table)):
         return False
     statement = f"ALTER TABLE {table} DROP TAG IF EXISTS {quoted(tag)}"
-    repeat_on_conflict(lambda: spark.sql(statement), what=f"drop {name} of {table}", attempts_max=ATTEMPTS_MAX)
+    retry_on_conflict(lambda: spark.sql(statement), what=f"drop {name} of {table}", attempts_max=ATTEMPTS_MAX)
     return True
 
 
 def load_history(spark: SparkSession, table: str) -> History:
-    """Load a table's refs and when each of its snapshots was committed."""
+    """Load a table's refs and the commit times of its snapshots."""
     return History(_load_refs(spark, table), _load_moments(spark, table))
 
 
@@ -119,7 +121,7 @@ def _load_refs(spark: SparkSession, table: str) -> list[Ref]:
 
 
 def _load_moments(spark: SparkSession, table: str, *, only: set[int] | None = None) -> list[Moment]:
-    """Load snapshots; their times as numbers, because Spark would turn others into the driver's own zone."""
+    # Times as numbers, because PySpark would convert timestamps to the driver's zone.
     which = "" if only is None else f" WHERE snapshot_id IN ({', '.join(map(str, sorted(only)))})"
     columns = "snapshot_id, parent_id, unix_millis(committed_at), operation"
     return [Moment(*row) for row in spark.sql(f"SELECT {columns} FROM {table}.snapshots{which}").collect()]

@@ -1,10 +1,9 @@
-"""Maintenance: small files made large, old snapshots and orphans removed, beside writers and readers.
+"""Maintenance: compaction, expiry of snapshots and removal of orphan files, beside running writers and readers.
 
-    commands -> runner -> steps -> (planning, statements) -> Spark
+    commands -> runner --facts--> table in numbers --plan--> what is worth doing --steps--> Iceberg's procedures
 
-plan.py reads what a table is made of, plan.py decides what is worth doing, steps.py spells it for Iceberg's
-procedures, steps.py runs them. `compact` and `expire` are for whoever owns a table and sees to it between writes of its
-own.
+`plan` and `locations` are pure. `compact` and `expire` are for jobs that own a table and maintain it between their own
+writes, as mirrors do. Imported by mirrors; imports consumers and spark.
 """
 
 from lakefeed.pipeline.maintenance.steps import Compacted, compact, expire

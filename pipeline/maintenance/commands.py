@@ -1,10 +1,11 @@
-"""`lakefeed maintain`. Owns options, progress and exit codes; runner.py does the work, report.py prints.
+"""`lakefeed maintain`: options, progress, and the report as a table or as JSON.
 
-Exit codes: 0 all was done, 1 something failed (the rest was done), 2 wrong use.
+Exit codes: 0 everything was done, 1 something failed and the rest was done, 2 wrong use.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -15,32 +16,39 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from lakefeed.pipeline.maintenance.settings import MaintenanceConfig, Step
 from lakefeed.pipeline.spark.options import opened_session, spark_options
 from lakefeed.pipeline.spark.settings import JobKind
-from lakefeed.pipeline.spark.tables import TableName, catalog_of, exists
+from lakefeed.pipeline.spark.tables import TableIdentifier, catalog_of, exists
 from lakefeed.settings import SettingsError, load_section
 
 if TYPE_CHECKING:
-    from lakefeed.pipeline.maintenance.runner import Maintenance, OnStep, TableReport
+    from lakefeed.pipeline.maintenance.facts import TableSizes
+    from lakefeed.pipeline.maintenance.plan import TablePlan
+    from lakefeed.pipeline.maintenance.runner import OnStep, TableReport
+    from lakefeed.pipeline.maintenance.steps import StepResult
 
 
 FAILED = 1
 
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
 
 @click.command()
 @click.argument("tables", nargs=-1)
-@click.option("--only", help=f"Only these steps, by commas: {', '.join(step.value for step in Step)}")
-@click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
+@click.option("--only", help=f"Only these steps, separated by commas: {', '.join(step.value for step in Step)}")
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @spark_options
 def maintain(tables: Sequence[str], *, only: str | None, dry_run: bool, as_json: bool, **options: Any) -> None:
-    """Rewrite small files, expire snapshots, remove orphans: of change tables and mirrors, beside writers and readers.
+    """Compact small files, expire snapshots and remove orphan files of change tables and mirrors.
 
-    Without TABLE all of them are maintained. No snapshot goes that a registered consumer still needs, unless it was
-    last heard of three days ago (its max_age) or is 10,000 snapshots behind (lakefeed.consumer-snapshots-max of the
-    table); and no file that a write may be about to name. A running stream or writer is not disturbed.
+    Without TABLE all of them are maintained. Snapshots that a registered consumer still needs are kept, unless its
+    last registration is three days old (its max_age) or it is 10,000 snapshots behind (the table property
+    lakefeed.consumer-snapshots-max). Files that a running write may still reference are kept. Running streams and
+    writers are not disturbed.
 
     \b
     Examples:
@@ -49,23 +57,31 @@ def maintain(tables: Sequence[str], *, only: str | None, dry_run: bool, as_json:
       lakefeed maintain --json | jq '.tables[].problems'
     """
     config = load_section(options.get("config_path"), os.environ, "pipeline.maintenance", MaintenanceConfig)
-    steps = read_steps(only)
-    named = [_table_name(text) for text in tables]
+    steps = parse_steps(only)
+    named = [TableIdentifier.parse(text) for text in tables]
     with opened_session(options, job_kind=JobKind.LONG, app_name="lakefeed-maintain") as spark:
-        from lakefeed.pipeline.maintenance.runner import Maintenance  # noqa: PLC0415 - what help does not need
+        from lakefeed.pipeline.maintenance.runner import Maintenance  # noqa: PLC0415 - not needed for --help
 
         catalog = catalog_of(spark)
         for name in named:
             if not exists(spark, name.sql(catalog)):
                 raise SettingsError(f"no such table: {name}")
         maintenance = Maintenance(spark, catalog, config, only=steps, is_dry_run=dry_run)
-        reports = _run(maintenance, named or maintenance.choose_tables())
-    _show(reports, as_json=as_json, is_dry_run=dry_run)
+        chosen = named or maintenance.choose_tables()
+        with _progress(sum(len(maintenance.settings_of(name).run) for name in chosen)) as on_step:
+            reports = maintenance.run(chosen, on_step=on_step)
+    if as_json:
+        document = {"dryRun": dry_run, "tables": [_table_to_json(report) for report in reports]}
+        click.echo(json.dumps(document, indent=2))
+    elif not reports:
+        click.echo("no tables to maintain")
+    else:
+        _print_reports(reports, is_dry_run=dry_run)
     if any(report.problems for report in reports):
         sys.exit(FAILED)
 
 
-def read_steps(text: str | None) -> frozenset[Step]:
+def parse_steps(text: str | None) -> frozenset[Step]:
     """Read the steps that --only names; all without it.
 
     Raises: SettingsError.
@@ -74,22 +90,9 @@ def read_steps(text: str | None) -> frozenset[Step]:
         return frozenset(Step)
     known = {step.value: step for step in Step}
     names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in known]
-    if unknown or not names:
+    if not names or not known.keys() >= set(names):
         raise SettingsError(f"--only takes {', '.join(known)}: {text}")
     return frozenset(known[name] for name in names)
-
-
-def _table_name(text: str) -> TableName:
-    try:
-        return TableName.parse(text)
-    except ValueError as error:
-        raise SettingsError(str(error)) from error
-
-
-def _run(maintenance: Maintenance, names: Sequence[TableName]) -> list[TableReport]:
-    with _progress(sum(len(maintenance.settings_of(name).run) for name in names)) as on_step:
-        return maintenance.run(names, on_step=on_step)
 
 
 @contextmanager
@@ -99,21 +102,117 @@ def _progress(steps: int) -> Iterator[OnStep]:
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=steps)
-        begun = iter(range(steps + 1))
+        started = iter(range(steps + 1))
 
-        def on_step(name: TableName, step: Step) -> None:
-            progress.update(task, description=f"{name}: {step.value}", completed=next(begun))
+        def on_step(name: TableIdentifier, step: Step) -> None:
+            progress.update(task, description=f"{name}: {step.value}", completed=next(started))
 
         yield on_step
         progress.update(task, completed=steps)
 
 
-def _show(reports: Sequence[TableReport], *, as_json: bool, is_dry_run: bool) -> None:
-    from lakefeed.pipeline.maintenance.report import print_reports, report_to_json  # noqa: PLC0415 - what help does not need
+# -- the report as JSON
 
-    if as_json:
-        click.echo(json.dumps(report_to_json(reports, is_dry_run=is_dry_run), indent=2))
-    elif not reports:
-        click.echo("no tables to maintain")
-    else:
-        print_reports(reports, Console(width=None if sys.stdout.isatty() else 160), is_dry_run=is_dry_run)
+
+def _table_to_json(report: TableReport) -> dict[str, Any]:
+    return {
+        "table": str(report.table),
+        "plan": _plan_to_json(report.plan) if report.plan else None,
+        "before": report.before.to_json() if report.before else None,
+        "after": report.after.to_json() if report.after else None,
+        "steps": {
+            result.step.value: {"seconds": round(result.seconds, 3), **result.counts, "problem": result.problem}
+            for result in report.results
+        },
+        "problems": report.problems,
+    }
+
+
+def _plan_to_json(plan: TablePlan) -> dict[str, Any]:
+    return {
+        "compact": dataclasses.asdict(plan.compaction) if plan.compaction else None,
+        "deletes": plan.deletes,
+        "manifests": plan.manifests,
+        "expire": dataclasses.asdict(plan.expiry) if plan.expiry else None,
+        "orphansBefore": plan.orphans_before_ms,
+        "skipped": {step.value: reason for step, reason in (plan.skipped or {}).items()},
+    }
+
+
+# -- the report as text
+
+
+def _print_reports(reports: Sequence[TableReport], *, is_dry_run: bool) -> None:
+    """Print each table before and after, what was done, and what went wrong."""
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    table = Table(
+        "table", "data files", "small", "size", "deletes", "manifests", "snapshots", "to do" if is_dry_run else "done"
+    )
+    for report in reports:
+        if report.before and report.after:
+            lines = _planned_lines(report) if is_dry_run else [_done_line(result) for result in report.results]
+            table.add_row(str(report.table), *_changes(report.before, report.after), "\n".join(lines) or "nothing")
+    console.print(table)
+    for report in reports:
+        for note in _notes(report):
+            console.print(f"{report.table}: {note}", style="yellow", highlight=False, markup=False)
+        for problem in report.problems:
+            console.print(f"{report.table}: {problem}", style="red", highlight=False, markup=False)
+
+
+def _changes(before: TableSizes, after: TableSizes) -> Iterator[str]:
+    for name in ("data_files", "small_files", "data_bytes", "delete_files", "manifests", "snapshots"):
+        shown = [
+            size_text(getattr(sizes, name)) if name == "data_bytes" else f"{getattr(sizes, name):,}"
+            for sizes in (before, after)
+        ]
+        yield " -> ".join(dict.fromkeys(shown))
+
+
+def _planned_lines(report: TableReport) -> list[str]:
+    plan = report.plan
+    if plan is None:
+        return []
+    lines = []
+    if plan.compaction:
+        files = f"{plan.compaction.files:,} files, {size_text(plan.compaction.bytes)}"
+        lines.append(f"compact: {files} -> about {plan.compaction.files_after:,} files")
+    lines += ["deletes: rewrite position deletes"] if plan.deletes else []
+    lines += ["manifests: rewrite"] if plan.manifests else []
+    lines += [f"expire: about {plan.expiry.snapshots:,} snapshots"] if plan.expiry else []
+    return [*lines, *(f"orphans: {result.counts.get('orphans', 0):,} files" for result in report.results)]
+
+
+def _done_line(result: StepResult) -> str:
+    counts = (
+        f"{size_text(value) if name.startswith('bytes') else format(value, ',')}"
+        f" {name.removeprefix('bytes_').replace('_', ' ')}"
+        for name, value in result.counts.items()
+        if value
+    )
+    done = "failed" if result.problem else ", ".join(counts) or "nothing"
+    return f"{result.step.value}: {done} in {result.seconds:.1f} s"
+
+
+def _notes(report: TableReport) -> Iterator[str]:
+    plan = report.plan
+    if plan is None:
+        return
+    for step, reason in (plan.skipped or {}).items():
+        yield f"{step.value} skipped: {reason}"
+    if plan.expiry and plan.expiry.held_by:
+        yield f"snapshots kept for consumers: {', '.join(plan.expiry.held_by)}"
+    if plan.expiry and plan.expiry.expired_consumers:
+        yield f"consumers ignored, their registration has expired: {', '.join(plan.expiry.expired_consumers)}"
+    orphans = next((result.counts.get("orphans", 0) for result in report.results if result.step is Step.ORPHANS), 0)
+    if orphans:
+        yield f"{orphans:,} orphan files"
+
+
+def size_text(count: float) -> str:
+    """Write a number of bytes with its unit."""
+    for unit in _UNITS:
+        if count < 1024 or unit == _UNITS[-1]:  # noqa: PLR2004 - from one unit to the next
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("the last unit takes all")

@@ -1,87 +1,29 @@
-"""What of a table's maintenance is worth doing, and where it must stop. Core: facts in, plan out.
+"""What is worth doing to a table, and where it must stop. Pure: facts in, plan out.
 
     compact      partitions with enough files of a wrong size, by the rule of Iceberg's own planner; files with deletes
-    deletes      position deletes of a format 2 table, when there are some
-    manifests    when there are several times as many as would do
-    expire       what is older than the age or beyond the largest number, but see below
-    orphans      always looked for
+    deletes      position deletes of a format 2 table, if there are enough
+    manifests    if there are several times as many as needed
+    expire       snapshots beyond the maximum age or number, within the limits below
+    orphans      always searched for
 
-Expiry stops at the oldest of these on `main`, and keeps all that follow:
+Expiry keeps the oldest of these on `main`, and everything after it:
 
-    the snapshot that the slowest consumer has finished (unless it was last heard of too long ago)
-    the newest snapshot that wrote rows: jobs keep in its summary how far they have come
-    the newest `history.expire.min-snapshots-to-keep`, which Iceberg sees to itself
+    the snapshot that the slowest consumer has finished, unless its registration has expired
+    the newest snapshot that wrote rows: jobs record their progress in its summary
+    the newest `history.expire.min-snapshots-to-keep`, which Iceberg keeps by itself
 
-Where `main` has an age of its own (`max-snapshot-age-ms` of the branch), Iceberg goes by that and by nothing that it is
-told, so it could not be stopped: such a table's snapshots are left alone.
+If the branch `main` has a `max-snapshot-age-ms` of its own, Iceberg follows that and ignores what the procedure is
+told. Expiry is skipped for such a table, because nothing could stop it at a consumer.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import posixpath
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
 
-from lakefeed.contract.consumers import MAIN, History, Moment
-from lakefeed.pipeline.consumers.registry import load_history
-from lakefeed.pipeline.errors import PipelineError
+from lakefeed.contract.consumers import MAIN, Moment
+from lakefeed.pipeline.maintenance.facts import LARGE_SHARE, TableFacts
 from lakefeed.pipeline.maintenance.settings import MaintenanceSettings, Step
-from lakefeed.pipeline.spark.tables import properties
-
-if TYPE_CHECKING:
-    from pyspark.sql import Row, SparkSession
-
-
-# --- pipeline.maintenance.sizes ---------------------------------------------------------------------------------------
-#
-# What a plan knows of a table, as plain values. Core: facts.py reads them.
-
-
-# As Iceberg's own planner has it: a file of this share of the target size is neither small nor large.
-SMALL_SHARE = 0.75
-LARGE_SHARE = 1.8
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionFiles:
-    """The data files of a partition whose size is wrong: those too small, and those too large."""
-
-    count: int
-    bytes: int
-    largest_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """A table in numbers, to be held against those from before."""
-
-    data_files: int
-    data_bytes: int
-    small_files: int
-    delete_files: int
-    manifests: int
-    snapshots: int
-
-    def to_json(self) -> dict[str, int]:
-        """Give the numbers by name."""
-        return dataclasses.asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class TableFacts:
-    """All that a plan needs to know of a table."""
-
-    properties: Mapping[str, str]
-    sizes: Sizes
-    wrong_sizes: Sequence[PartitionFiles]
-    position_deletes: int
-    history: History
-
-
-# --- pipeline.maintenance.planning ------------------------------------------------------------------------------------
-
 
 GC_ENABLED = "gc.enabled"
 FORMAT_VERSION = "format-version"
@@ -95,20 +37,19 @@ _MAX_AGE_DEFAULT_MS = 5 * 86_400_000
 _MIN_SNAPSHOTS_DEFAULT = 1
 _CONSUMER_SNAPSHOTS_MAX_DEFAULT = 10_000
 
-# Formats from here on have deletion vectors, which belong to one data file each: nothing is to be joined.
+# From this format on deletes are deletion vectors, one per data file: there is nothing to merge.
 _FORMAT_WITHOUT_POSITION_DELETES = 3
-# Manifests are kept at about this size, so that so many entries share one.
+# Entries of a manifest at its usual size.
 _FILES_PER_MANIFEST = 10_000
 _MANIFESTS_TOO_MANY = 4
 
-
-# What Iceberg calls a snapshot that only puts rows into other files.
+# Iceberg's word for a snapshot that only moves rows into other files.
 _REWRITE = "replace"
 
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """Files that are to be rewritten, and about how many will be in their place."""
+    """Files to rewrite, and about how many replace them."""
 
     files: int
     bytes: int
@@ -117,27 +58,31 @@ class Compaction:
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """Snapshots before `older_than_ms` go, about so many. `held_by`: consumers that keep more than the limits would."""
+    """Snapshots to remove: those before `older_than_ms`, about this many.
+
+    `held_by` are the consumers for which more is kept than the limits ask for, `expired_consumers` those that are
+    ignored.
+    """
 
     older_than_ms: int
     snapshots: int
     held_by: Sequence[str] = ()
-    passed_over: Sequence[str] = ()
+    expired_consumers: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """What is to be done; None, False: nothing is worth it. `left_out` gives the reason of steps that must not be."""
+    """What to do; None or False where nothing is worth it. `skipped` has the reasons why steps must not run."""
 
     compaction: Compaction | None = None
     deletes: bool = False
     manifests: bool = False
     expiry: Expiry | None = None
     orphans_before_ms: int | None = None
-    left_out: Mapping[Step, str] | None = None
+    skipped: Mapping[Step, str] | None = None
 
     def has(self, step: Step) -> bool:
-        """Tell whether a step has something to do."""
+        """Return whether a step has something to do."""
         return {
             Step.COMPACT: self.compaction is not None,
             Step.DELETES: self.deletes,
@@ -150,32 +95,32 @@ class TablePlan:
 def plan_table(facts: TableFacts, settings: MaintenanceSettings, *, now_ms: int) -> TablePlan:
     """Plan the maintenance of one table."""
     steps = set(settings.run)
-    left_out = {step: reason for step, reason in _forbidden(facts).items() if step in steps}
-    steps -= left_out.keys()
+    skipped = {step: reason for step, reason in _forbidden(facts).items() if step in steps}
+    steps -= skipped.keys()
     return TablePlan(
         compaction=plan_compaction(facts, settings) if Step.COMPACT in steps else None,
         deletes=Step.DELETES in steps and _has_position_deletes(facts, settings),
         manifests=Step.MANIFESTS in steps and _has_many_manifests(facts, settings),
         expiry=plan_expiry(facts, settings, now_ms=now_ms) if Step.EXPIRE in steps else None,
         orphans_before_ms=now_ms - int(settings.orphan_age_s * 1000) if Step.ORPHANS in steps else None,
-        left_out=left_out,
+        skipped=skipped,
     )
 
 
 def _forbidden(facts: TableFacts) -> dict[Step, str]:
-    """Find the steps that must not be, with the reason."""
+    """Return the steps that must not run, with the reason."""
     if facts.properties.get(GC_ENABLED, "true").lower() == "false":
-        reason = f"the table's {GC_ENABLED} is false"
+        reason = f"the table has {GC_ENABLED}=false"
         return {Step.EXPIRE: reason, Step.ORPHANS: reason}
     own_ms = next((ref.max_snapshot_age_ms for ref in facts.history.refs if ref.name == MAIN), None)
     if own_ms is not None:
-        reason = f"branch {MAIN} has an age of its own, by which Iceberg goes whoever still reads: {own_ms} ms"
+        reason = f"branch {MAIN} has its own max-snapshot-age-ms, by which Iceberg ignores consumers: {own_ms}"
         return {Step.EXPIRE: reason}
     return {}
 
 
 def plan_compaction(facts: TableFacts, settings: MaintenanceSettings) -> Compaction | None:
-    """Add up the partitions that are worth a rewrite; None if none is."""
+    """Sum up the partitions that are worth a rewrite; None if none is."""
     target = settings.target_file_bytes
     chosen = [
         files
@@ -183,7 +128,7 @@ def plan_compaction(facts: TableFacts, settings: MaintenanceSettings) -> Compact
         if files.largest_bytes > target * LARGE_SHARE
         or (files.count > 1 and (files.count >= settings.min_input_files or files.bytes > target))
     ]
-    if not chosen and not facts.sizes.delete_files:  # which files have many deletes, only Iceberg's planner can tell
+    if not chosen and not facts.sizes.delete_files:  # only Iceberg's planner knows which files have many deletes
         return None
     return Compaction(
         files=sum(files.count for files in chosen),
@@ -210,26 +155,26 @@ def plan_expiry(facts: TableFacts, settings: MaintenanceSettings, *, now_ms: int
         return None
     limit_ms = _limit_ms(chain, facts.properties, settings, now_ms)
     most = _number(facts.properties, CONSUMER_SNAPSHOTS_MAX, _CONSUMER_SNAPSHOTS_MAX_DEFAULT)
-    holders, passed_over, cut_ms = [], [], limit_ms
+    holders, expired_consumers, cut_ms = [], [], limit_ms
     for consumer in facts.history.consumers():
         depth = consumer.snapshots_behind
         if depth is None or depth >= most or consumer.is_over(now_ms):
-            passed_over.append(consumer.name)
+            expired_consumers.append(consumer.name)
         elif (since_ms := _oldest_ms(chain[: depth + 1])) < limit_ms:
             holders.append(consumer.name)
             cut_ms = min(cut_ms, since_ms)
     depth = next((position for position, moment in enumerate(chain) if moment.operation != _REWRITE), 0)
     cut_ms = min(cut_ms, _oldest_ms(chain[: depth + 1]))
     expired = _count_expired(facts, chain, cut_ms)
-    return Expiry(cut_ms, expired, tuple(holders), tuple(passed_over)) if expired else None
+    return Expiry(cut_ms, expired, tuple(holders), tuple(expired_consumers)) if expired else None
 
 
 def _limit_ms(
     chain: Sequence[Moment], properties: Mapping[str, str], settings: MaintenanceSettings, now_ms: int
 ) -> int:
-    """Find where history ends by the table's limits: by age and, as the writer does it, by number.
+    """Return where history ends by the table's limits: by age and, as in the writer, by number.
 
-    A snapshot's age counts from when the next one took its place: somebody may have begun to read it until then.
+    A snapshot's age counts from the commit of the next one, because readers may open it until then.
     """
     age_ms = int(settings.history_s * 1000) or _number(properties, MAX_AGE_MS, _MAX_AGE_DEFAULT_MS)
     most = _number(properties, SNAPSHOTS_MAX, 0)
@@ -240,12 +185,12 @@ def _limit_ms(
 
 
 def _oldest_ms(chain: Sequence[Moment]) -> int:
-    """Give the earliest time: it may go back a little from one snapshot to the next."""
+    """Return the earliest commit time; clocks may run back a little from one snapshot to the next."""
     return min(moment.committed_ms for moment in chain)
 
 
 def _count_expired(facts: TableFacts, chain: Sequence[Moment], cut_ms: int) -> int:
-    """Count the snapshots that Iceberg will remove; of other branches all are taken to stay."""
+    """Count the snapshots that Iceberg will remove, assuming that other branches keep theirs."""
     least = max(1, _number(facts.properties, MIN_SNAPSHOTS, _MIN_SNAPSHOTS_DEFAULT))
     held = {ref.snapshot_id for ref in facts.history.refs if ref.name != MAIN}
     for position, moment in enumerate(chain):
@@ -256,123 +201,6 @@ def _count_expired(facts: TableFacts, chain: Sequence[Moment], cut_ms: int) -> i
 
 
 def _number(properties: Mapping[str, str], name: str, default: int) -> int:
-    """Read a whole number; what is none counts as not set."""
+    """Return a property as a whole number; anything else counts as not set."""
     text = properties.get(name, "")
     return int(text) if text.isascii() and text.isdecimal() else default
-
-
-# --- pipeline.maintenance.locations -----------------------------------------------------------------------------------
-#
-# Where tables lie. Core: owns telling whether a table has its directory for itself.
-#
-# Orphan removal takes every file below a table's location that this table does not name. Where two tables share one, by
-# two names of one table, by a location inside another or by a path for new files that leads there, the files of one are
-# orphans to the other. Where it is not known of all tables where they lie, none can be said to be alone.
-
-
-# Where a table's new files go, if not below its location. The last two are old names of the first.
-WRITE_PATHS = ("write.data.path", "write.metadata.path", "write.object-storage.path", "write.folder-storage.path")
-
-# Schemes of one and the same store, by the name that they get here.
-_SAME_STORE = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "wasb"}
-_FILE = "file"
-
-_NAMED_MAX = 10
-
-_Name = TypeVar("_Name", bound=Hashable)
-
-
-class SharedLocation(PipelineError):
-    """Files of another table lie below this one's location, or may: nothing there may be taken for an orphan."""
-
-
-def places_of(location: str, properties: Mapping[str, str]) -> tuple[str, ...]:
-    """List the directories of a table: its location, and where else it puts new files."""
-    return (location, *(properties[key] for key in WRITE_PATHS if properties.get(key)))
-
-
-def check_location_is_own(name: _Name, places: Mapping[_Name, Sequence[str]]) -> str:
-    """Give a table's location. `places` has the directories of all tables, the location first, none if not known.
-
-    Raises: SharedLocation.
-    """
-    unknown = [each for each, at in places.items() if not at]
-    if unknown or name not in places:
-        raise SharedLocation(f"not removed, it is not known where all tables lie: tables={_listed(unknown or [name])}")
-    own = _directory(places[name][0])
-    shared = [
-        each for each, at in places.items() if each != name and any(_directory(place).startswith(own) for place in at)
-    ]
-    if shared:
-        raise SharedLocation(f"not removed, files of other tables lie there: location={own} tables={_listed(shared)}")
-    return places[name][0]
-
-
-def _listed(names: Sequence[object]) -> str:
-    shown = sorted(map(str, names))
-    return ", ".join(shown[:_NAMED_MAX]) + (" ..." if len(shown) > _NAMED_MAX else "")
-
-
-def _directory(location: str) -> str:
-    """Spell a location so that one is a prefix of another exactly if it contains it.
-
-    `file:///x`, `file:/x` and `/x` are one; so are `s3://b/x`, `s3a://b/x` and `s3n://b/x`.
-    """
-    scheme, colon, path = location.partition(":")
-    if not colon or "/" in scheme:
-        scheme, path = _FILE, location
-    scheme = scheme.lower()
-    if scheme == _FILE:
-        path = posixpath.normpath(f"/{path.removeprefix('//localhost').strip('/')}")
-    return f"{_SAME_STORE.get(scheme, scheme)}:{path.rstrip('/')}/"
-
-
-# --- pipeline.maintenance.facts ---------------------------------------------------------------------------------------
-#
-# What a table is made of: its files by partition, manifests, snapshots, properties. Owns reading it through Spark.
-#
-# Iceberg's metadata tables only: no data file is opened.
-
-
-_DATA = 0
-_POSITION_DELETES = 1
-
-
-def load_facts(spark: SparkSession, table: str, *, target_file_bytes: int) -> TableFacts:
-    """Read a table's facts. `table` is its name as SQL has it."""
-    history = load_history(spark, table)
-    partitions = _load_partitions(spark, table, target_file_bytes)
-    data = [row for row in partitions if row["content"] == _DATA]
-    sizes = Sizes(
-        data_files=sum(row["files"] for row in data),
-        data_bytes=sum(row["bytes"] for row in data),
-        small_files=sum(row["small_files"] for row in data),
-        delete_files=sum(row["files"] for row in partitions if row["content"] != _DATA),
-        manifests=spark.sql(f"SELECT count(*) FROM {table}.manifests").collect()[0][0],
-        snapshots=len(history.moments),
-    )
-    return TableFacts(
-        properties=properties(spark, table),
-        sizes=sizes,
-        wrong_sizes=[
-            PartitionFiles(row["wrong_files"], row["wrong_bytes"], row["wrong_largest"])
-            for row in data
-            if row["wrong_files"]
-        ],
-        position_deletes=sum(row["files"] for row in partitions if row["content"] == _POSITION_DELETES),
-        history=history,
-    )
-
-
-def _load_partitions(spark: SparkSession, table: str, target_file_bytes: int) -> list[Row]:
-    """Count the files of each partition: all, the small ones, and those that a rewrite would take up."""
-    least, most = int(target_file_bytes * SMALL_SHARE), int(target_file_bytes * LARGE_SHARE)
-    # A table that was never partitioned has no such column.
-    is_partitioned = "partition" in spark.table(f"{table}.files").columns
-    key = "content, spec_id, cast(partition AS string)" if is_partitioned else "content, spec_id"
-    size, is_wrong = "file_size_in_bytes", f"(file_size_in_bytes < {least} OR file_size_in_bytes > {most})"
-    return spark.sql(
-        f"SELECT content, count(*) AS files, sum({size}) AS bytes, count_if({size} < {least}) AS small_files, "
-        f"count_if({is_wrong}) AS wrong_files, sum(if({is_wrong}, {size}, 0)) AS wrong_bytes, "
-        f"max(if({is_wrong}, {size}, 0)) AS wrong_largest FROM {table}.files GROUP BY {key}"
-    ).collect()

@@ -1,7 +1,7 @@
-"""Maintenance of many tables, one after the other. Owns the order, and looking again between the steps.
+"""One maintenance run over the tables of a catalog: table by table, step by step.
 
-Each step is planned on what the table is when its turn comes: a rewrite can take hours, in which consumers register and
-writers commit. A step or table that fails is told, and the others go on.
+Each step is planned just before it runs: a rewrite can take hours, in which consumers register and writers commit. A
+step or table that fails is reported, and the others go on.
 """
 
 from __future__ import annotations
@@ -12,20 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from lakefeed.pipeline.maintenance.plan import (
-    SharedLocation,
-    Sizes,
-    TableFacts,
-    TablePlan,
-    check_location_is_own,
-    load_facts,
-    places_of,
-    plan_table,
-)
+from lakefeed.pipeline.maintenance.facts import TableFacts, TableSizes, load_facts
+from lakefeed.pipeline.maintenance.locations import SharedLocation, check_location_is_own, directories_of
+from lakefeed.pipeline.maintenance.plan import TablePlan, plan_table
 from lakefeed.pipeline.maintenance.settings import MaintenanceConfig, MaintenanceSettings, Step
 from lakefeed.pipeline.maintenance.steps import StepResult, run_step
-from lakefeed.pipeline.spark.failures import is_spark_error, message_of
-from lakefeed.pipeline.spark.tables import TableName, all_tables, location_of, properties, table_names
+from lakefeed.pipeline.spark.failures import first_line, is_spark_error
+from lakefeed.pipeline.spark.sql import property_pairs
+from lakefeed.pipeline.spark.tables import TableIdentifier, all_tables, location_of, properties, table_names
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,36 +27,37 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_OURS = "lakefeed."
+# Tables with a property of this prefix are ours: change tables, the quarantine, mirrors.
+_OWN_PREFIX = "lakefeed."
 
-# What the writer gives to new tables too: Iceberg's own four tries are soon used up.
+# The writer sets the same on new tables: Iceberg's default of four retries is soon used up beside a busy writer.
 COMMIT_RETRIES = "commit.retry.num-retries"
-PATIENCE = {COMMIT_RETRIES: "30", "commit.retry.max-wait-ms": "1000"}
+COMMIT_RETRY_PROPERTIES = {COMMIT_RETRIES: "30", "commit.retry.max-wait-ms": "1000"}
 
-OnStep = Callable[[TableName, Step], object]
+OnStep = Callable[[TableIdentifier, Step], object]
 
 
 @dataclass(frozen=True, slots=True)
 class TableReport:
-    """What was found of a table, planned and done; `problem` if not even that could be found out."""
+    """What was found, planned and done for a table; `problem` if its facts could not be loaded."""
 
-    table: TableName
+    table: TableIdentifier
     plan: TablePlan | None = None
-    before: Sizes | None = None
-    after: Sizes | None = None
+    before: TableSizes | None = None
+    after: TableSizes | None = None
     results: Sequence[StepResult] = ()
     problem: str | None = None
 
     @property
     def problems(self) -> list[str]:
-        """List what went wrong."""
+        """Return everything that went wrong."""
         found = [f"{result.step.value}: {result.problem}" for result in self.results if result.problem]
         return [*([self.problem] if self.problem else []), *found]
 
 
 @dataclass(slots=True)
 class Maintenance:
-    """One run over the tables of a catalog."""
+    """One run."""
 
     spark: SparkSession
     catalog: str
@@ -70,80 +65,85 @@ class Maintenance:
     only: frozenset[Step] = frozenset(Step)
     is_dry_run: bool = False
     clock: Callable[[], float] = time.time
-    _places: dict[TableName, Sequence[str]] = field(default_factory=dict, init=False)
+    _directories: dict[TableIdentifier, Sequence[str]] = field(default_factory=dict, init=False)
 
-    def choose_tables(self) -> list[TableName]:
-        """Pick the tables of ours: change tables, the quarantine, mirrors; without those that are set to be skipped."""
+    def choose_tables(self) -> list[TableIdentifier]:
+        """Return our tables: change tables, the quarantine and mirrors, without those that settings skip."""
         return [
             name
             for name, own in all_tables(self.spark, self.catalog).items()
-            if any(key.startswith(_OURS) for key in own) and not self.config.settings_of(str(name)).skip
+            if any(key.startswith(_OWN_PREFIX) for key in own) and not self.config.settings_of(str(name)).skip
         ]
 
-    def settings_of(self, name: TableName) -> MaintenanceSettings:
-        """Give a table's settings, with the steps of this run only."""
+    def settings_of(self, name: TableIdentifier) -> MaintenanceSettings:
+        """Return a table's settings, limited to the steps of this run."""
         settings = self.config.settings_of(str(name))
         return replace(settings, run=tuple(step for step in Step if step in settings.run and step in self.only))
 
-    def run(self, names: Iterable[TableName], *, on_step: OnStep = lambda *_: None) -> list[TableReport]:
+    def run(self, names: Iterable[TableIdentifier], *, on_step: OnStep = lambda *_: None) -> list[TableReport]:
         """Maintain tables, one by one."""
         return [self._maintain(name, on_step) for name in names]
 
-    def _maintain(self, name: TableName, on_step: OnStep) -> TableReport:
+    def _maintain(self, name: TableIdentifier, on_step: OnStep) -> TableReport:
         try:
             return self._run_steps(name, on_step)
         except Exception as error:
             if not is_spark_error(error):
                 raise
-            return TableReport(name, problem=_log_failed(name, error))
+            return TableReport(name, problem=_log_failure(name, error))
 
-    def _run_steps(self, name: TableName, on_step: OnStep) -> TableReport:
+    def _run_steps(self, name: TableIdentifier, on_step: OnStep) -> TableReport:
         settings = self.settings_of(name)
         first_plan, facts = self._plan(name, settings)
-        if not self.is_dry_run:
-            self._ensure_patience(name, facts.properties)
+        if not self.is_dry_run and COMMIT_RETRIES not in facts.properties:
+            pairs = property_pairs(COMMIT_RETRY_PROPERTIES)
+            self.spark.sql(f"ALTER TABLE {name.sql(self.catalog)} SET TBLPROPERTIES ({pairs})")
         before, plan = facts.sizes, first_plan
         results: list[StepResult] = []
         for step in settings.run:
             on_step(name, step)
             try:
-                if results and not self.is_dry_run and step is not Step.ORPHANS:  # which go by their age alone
+                if results and not self.is_dry_run and step is not Step.ORPHANS:  # orphans depend on their age alone
                     plan, facts = self._plan(name, settings)
                 result = self._run_step(name, step, plan=plan, facts=facts) if plan.has(step) else None
             except Exception as error:
                 if not is_spark_error(error):
                     raise
-                result = StepResult(step, problem=_log_failed(name, error, step=step.value))
+                result = StepResult(step, problem=_log_failure(name, error, step=step.value))
             results += [result] if result is not None else []
-        after, problem = (before, None) if self.is_dry_run or not results else self._look_again(name, settings)
-        _log_done(name, before, after, results)
+        after, problem = (before, None) if self.is_dry_run or not results else self._sizes_after(name, settings)
+        _log.info(
+            "table_maintained",
+            extra={
+                "table": str(name),
+                "before": before.to_json(),
+                "after": after.to_json() if after else None,
+                "steps": {result.step.value: dict(result.counts) for result in results},
+            },
+        )
         return TableReport(name, first_plan, before, after, results, problem)
 
-    def _look_again(self, name: TableName, settings: MaintenanceSettings) -> tuple[Sizes | None, str | None]:
-        """Give what a table is now, or why that cannot be told; what was done is told in either case."""
+    def _sizes_after(
+        self, name: TableIdentifier, settings: MaintenanceSettings
+    ) -> tuple[TableSizes | None, str | None]:
+        """Return a table's sizes after the run, or why they are unknown; what was done is reported either way."""
         try:
             return self._plan(name, settings)[1].sizes, None
         except Exception as error:
             if not is_spark_error(error):
                 raise
-            return None, _log_failed(name, error)
+            return None, _log_failure(name, error)
 
-    def _ensure_patience(self, name: TableName, own: Mapping[str, str]) -> None:
-        """Let commits be tried often enough to get through beside a busy writer, unless the table has a say in it."""
-        if COMMIT_RETRIES not in own:
-            patience = ", ".join(f"'{key}' = '{value}'" for key, value in PATIENCE.items())
-            self.spark.sql(f"ALTER TABLE {name.sql(self.catalog)} SET TBLPROPERTIES ({patience})")
-
-    def _plan(self, name: TableName, settings: MaintenanceSettings) -> tuple[TablePlan, TableFacts]:
+    def _plan(self, name: TableIdentifier, settings: MaintenanceSettings) -> tuple[TablePlan, TableFacts]:
         facts = load_facts(self.spark, name.sql(self.catalog), target_file_bytes=settings.target_file_bytes)
         return plan_table(facts, settings, now_ms=int(self.clock() * 1000)), facts
 
-    def _run_step(self, name: TableName, step: Step, *, plan: TablePlan, facts: TableFacts) -> StepResult | None:
-        """Run a step; a dry run only looks for orphans, which nothing else can count."""
+    def _run_step(self, name: TableIdentifier, step: Step, *, plan: TablePlan, facts: TableFacts) -> StepResult | None:
+        """Run a step. A dry run only searches for orphans, which nothing else can count."""
         location = ""
         if step is Step.ORPHANS:
             try:
-                location = check_location_is_own(name, self._load_places())
+                location = check_location_is_own(name, self._load_directories())
             except SharedLocation as error:
                 return StepResult(step, problem=str(error))
         elif self.is_dry_run:
@@ -159,32 +159,24 @@ class Maintenance:
             is_dry_run=self.is_dry_run,
         )
 
-    def _load_places(self) -> Mapping[TableName, Sequence[str]]:
-        """Find out where the tables lie that there are now; of those that were found before, nothing is read again."""
+    def _load_directories(self) -> Mapping[TableIdentifier, Sequence[str]]:
+        """Load the directories of all tables that exist now; those known from an earlier call are not read again."""
         names = table_names(self.spark, self.catalog)
-        self._places = {name: self._places.get(name) or self._places_of(name) for name in names}
-        return self._places
+        self._directories = {name: self._directories.get(name) or self._directories_of(name) for name in names}
+        return self._directories
 
-    def _places_of(self, name: TableName) -> Sequence[str]:
+    def _directories_of(self, name: TableIdentifier) -> Sequence[str]:
         table = name.sql(self.catalog)
         try:
-            return places_of(location_of(self.spark, table), properties(self.spark, table))
+            return directories_of(location_of(self.spark, table), properties(self.spark, table))
         except Exception as error:
             if not is_spark_error(error):
                 raise
-            reason = message_of(error).partition("\n")[0]
-            _log.warning("location_unknown", extra={"table": str(name), "reason": reason})
+            _log.warning("table_location_unknown", extra={"table": str(name), "reason": first_line(error)})
             return ()
 
 
-def _log_failed(name: TableName, error: BaseException, **facts: str) -> str:
-    problem = message_of(error).partition("\n")[0] or type(error).__name__
+def _log_failure(name: TableIdentifier, error: BaseException, **facts: Any) -> str:
+    problem = first_line(error)
     _log.error("maintenance_failed", extra={"table": str(name), **facts, "reason": problem})
     return problem
-
-
-def _log_done(name: TableName, before: Sizes, after: Sizes | None, results: Sequence[StepResult]) -> None:
-    steps: dict[str, Any] = {result.step.value: dict(result.told) for result in results}
-    sizes = {"before": before.to_json(), "after": after.to_json() if after else None}
-    facts = {"table": str(name), **sizes, "steps": steps}
-    _log.info("table_maintained", extra=facts)

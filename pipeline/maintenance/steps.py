@@ -1,8 +1,11 @@
-"""Runs the steps of a plan in Spark. Owns what each one tells of itself, and what is tried again.
+"""Iceberg's procedures: their SQL, their runs and retries, and what they report.
 
-A rewrite that meets another writer's commit is refused whole and changes nothing: Iceberg tries the commit itself a few
-times, then the step is run again. A commit whose outcome is unknown is left alone, because trying again could do it
-twice; the next run finds what there is then.
+A rewrite that conflicts with another commit is rejected as a whole and changes nothing: Iceberg retries the commit a
+few times, then the step runs again. A commit with an unknown outcome is not retried, because it could happen twice; the
+next run plans on what it finds.
+
+Tables are names in SQL with the catalog first: `lake`.`sales`.`orders`. Timestamps carry their zone, because Spark
+would read them in the session's own.
 """
 
 from __future__ import annotations
@@ -15,108 +18,27 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from lakefeed.pipeline.consumers.registry import load_history
-from lakefeed.pipeline.maintenance.plan import Sizes, TableFacts, TablePlan, load_facts, plan_compaction, plan_table
+from lakefeed.pipeline.maintenance.facts import TableFacts, TableSizes, load_facts
+from lakefeed.pipeline.maintenance.plan import TablePlan, plan_compaction, plan_table
 from lakefeed.pipeline.maintenance.settings import MaintenanceSettings, Step
-from lakefeed.pipeline.spark.failures import message_of, repeat_on_conflict
+from lakefeed.pipeline.spark.failures import first_line, retry_on_conflict
+from lakefeed.pipeline.spark.sql import text_literal
 from lakefeed.pipeline.spark.tables import properties
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
 
 
-# --- pipeline.maintenance.statements ----------------------------------------------------------------------------------
-#
-# Iceberg's procedures as SQL. Core: owns their names, arguments and quoting.
-#
-# A table is given as SQL has it, with its catalog first: `lake`.`sales`.`orders`. Moments carry their zone, because
-# Spark
-# would read them in the session's own.
-
+_log = logging.getLogger(__name__)
 
 SORT_ORDER = "sort-order"
 
-# A rewrite of more than this is committed in parts, so that a failure does not lose all of it.
+# A larger rewrite is committed in parts, so that a failure does not lose all of it.
 PARTS_FROM_BYTES = 8 << 30
 PARTS_MAX = 10
 
-
-def rewrite_data_files(table: str, settings: MaintenanceSettings, facts: TableFacts, *, rewrite_bytes: int) -> str:
-    """Spell a compaction: in the order that is set, else in the table's own, else as the rows come."""
-    arguments = {"table": literal(table)}
-    if settings.zorder:
-        arguments |= {"strategy": "'sort'", "sort_order": literal(f"zorder({', '.join(settings.zorder)})")}
-    elif settings.sort:
-        arguments |= {"strategy": "'sort'", "sort_order": literal(settings.sort)}
-    elif SORT_ORDER in facts.properties:
-        arguments |= {"strategy": "'sort'"}
-    options = {
-        "target-file-size-bytes": str(settings.target_file_bytes),
-        "min-input-files": str(settings.min_input_files),
-    }
-    if facts.sizes.delete_files:
-        options["remove-dangling-deletes"] = "true"
-    if rewrite_bytes > PARTS_FROM_BYTES:
-        options |= {"partial-progress.enabled": "true", "partial-progress.max-commits": str(PARTS_MAX)}
-    return call(table, "rewrite_data_files", {**arguments, "options": _map(options)})
-
-
-def rewrite_position_delete_files(table: str, settings: MaintenanceSettings) -> str:
-    """Spell the joining of small position-delete files."""
-    options = {"min-input-files": str(settings.min_input_files)}
-    return call(table, "rewrite_position_delete_files", {"table": literal(table), "options": _map(options)})
-
-
-def rewrite_manifests(table: str) -> str:
-    """Spell the joining of small manifests. Without the cache: it would hold all entries in memory."""
-    return call(table, "rewrite_manifests", {"table": literal(table), "use_caching": "false"})
-
-
-def expire_snapshots(table: str, *, older_than_ms: int) -> str:
-    """Spell the expiry of snapshots; how many stay however old they are, is the table's own setting."""
-    arguments = {"table": literal(table), "older_than": moment(older_than_ms), "stream_results": "true"}
-    return call(table, "expire_snapshots", arguments)
-
-
-def remove_orphan_files(table: str, *, older_than_ms: int, location: str, is_dry_run: bool) -> str:
-    """Spell the removal of files that nothing names. Object stores are listed by the table's own access to them."""
-    arguments = {
-        "table": literal(table),
-        "older_than": moment(older_than_ms),
-        "dry_run": str(is_dry_run).lower(),
-        "prefix_listing": str(not location.startswith(("file:", "hdfs:", "/"))).lower(),
-    }
-    return call(table, "remove_orphan_files", arguments)
-
-
-def call(table: str, procedure: str, arguments: Mapping[str, str]) -> str:
-    """Spell a call of a procedure of the catalog that has the table."""
-    catalog = table.partition(".")[0]
-    return f"CALL {catalog}.system.{procedure}({', '.join(f'{key} => {value}' for key, value in arguments.items())})"
-
-
-def literal(text: str) -> str:
-    """Quote text for SQL. Spark would put a variable's value where it finds `${name}`."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("$", "\\u0024")
-    return f"'{escaped}'"
-
-
-def moment(ms: int) -> str:
-    """Spell a moment, down to the millisecond."""
-    at = datetime.fromtimestamp(ms // 1000, UTC)
-    return f"TIMESTAMP '{at:%Y-%m-%d %H:%M:%S}.{ms % 1000:03d} UTC'"
-
-
-def _map(options: Mapping[str, str]) -> str:
-    return f"map({', '.join(f'{literal(key)}, {literal(value)}' for key, value in options.items())})"
-
-
-# --- pipeline.maintenance.steps ---------------------------------------------------------------------------------------
-
-
-_log = logging.getLogger(__name__)
-
-# The columns of a procedure's answer that are worth telling, by the names that they get here.
-_TOLD: Mapping[Step, Mapping[str, str]] = {
+# Columns of a procedure's result that are reported, and their names in the report.
+_REPORTED: Mapping[Step, Mapping[str, str]] = {
     Step.COMPACT: {
         "rewritten_data_files_count": "files_rewritten",
         "added_data_files_count": "files_added",
@@ -138,15 +60,31 @@ _TOLD: Mapping[Step, Mapping[str, str]] = {
     },
 }
 
+_DEFAULTS = MaintenanceSettings()
+_EXPIRY_ONLY = MaintenanceSettings(run=(Step.EXPIRE,))
+# Expiry is planned by snapshots alone, without the files.
+_NO_SIZES = TableSizes(data_files=0, data_bytes=0, small_files=0, delete_files=0, manifests=0, snapshots=0)
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step did; `problem` tells why it did not."""
+    """What a step did: its counts, or the problem that stopped it."""
 
     step: Step
     seconds: float = 0.0
-    told: Mapping[str, Any] = field(default_factory=dict)
+    counts: Mapping[str, Any] = field(default_factory=dict)
     problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What a compaction did."""
+
+    files_rewritten: int
+    files_added: int
+
+
+# -- one step of a run
 
 
 def run_step(
@@ -160,16 +98,18 @@ def run_step(
     location: str,
     is_dry_run: bool = False,
 ) -> StepResult:
-    """Run one step that the plan has. A failure is told, not raised."""
-    statement = _statement(table, step, plan=plan, facts=facts, settings=settings, location=location, dry=is_dry_run)
+    """Run one step of the plan. A failure is part of the result, so that other steps and tables go on."""
+    statement = _statement(
+        table, step, plan=plan, facts=facts, settings=settings, location=location, is_dry_run=is_dry_run
+    )
     started = time.monotonic()
     try:
-        rows = repeat_on_conflict(lambda: spark.sql(statement).collect(), what=f"{step.value} {table}")
-    except Exception as error:  # noqa: BLE001 - one step or table that fails must not keep the others from being done
-        problem = message_of(error).partition("\n")[0] or type(error).__name__
+        rows = retry_on_conflict(lambda: spark.sql(statement).collect(), what=f"{step.value} {table}")
+    except Exception as error:  # noqa: BLE001 - a step's boundary
+        problem = first_line(error)
         _log.error("maintenance_failed", extra={"table": table, "step": step.value, "reason": problem})
         return StepResult(step, time.monotonic() - started, problem=problem)
-    return StepResult(step, time.monotonic() - started, _told(step, rows))
+    return StepResult(step, time.monotonic() - started, _counts(step, rows))
 
 
 def _statement(
@@ -180,81 +120,127 @@ def _statement(
     facts: TableFacts,
     settings: MaintenanceSettings,
     location: str,
-    dry: bool,
+    is_dry_run: bool,
 ) -> str:
-    if step is Step.COMPACT:
-        assert plan.compaction is not None
-        return rewrite_data_files(table, settings, facts, rewrite_bytes=plan.compaction.bytes)
-    if step is Step.DELETES:
-        return rewrite_position_delete_files(table, settings)
-    if step is Step.MANIFESTS:
-        return rewrite_manifests(table)
-    if step is Step.EXPIRE:
-        assert plan.expiry is not None
-        return expire_snapshots(table, older_than_ms=plan.expiry.older_than_ms)
-    assert plan.orphans_before_ms is not None
-    return remove_orphan_files(table, older_than_ms=plan.orphans_before_ms, location=location, is_dry_run=dry)
+    match step:
+        case Step.COMPACT:
+            assert plan.compaction is not None
+            return rewrite_data_files(table, settings, facts, rewrite_bytes=plan.compaction.bytes)
+        case Step.DELETES:
+            return rewrite_position_delete_files(table, settings)
+        case Step.MANIFESTS:
+            return rewrite_manifests(table)
+        case Step.EXPIRE:
+            assert plan.expiry is not None
+            return expire_snapshots(table, older_than_ms=plan.expiry.older_than_ms)
+        case Step.ORPHANS:
+            assert plan.orphans_before_ms is not None
+            before_ms = plan.orphans_before_ms
+            return remove_orphan_files(table, older_than_ms=before_ms, location=location, is_dry_run=is_dry_run)
 
 
-def _told(step: Step, rows: list[Row]) -> dict[str, Any]:
+def _counts(step: Step, rows: list[Row]) -> dict[str, Any]:
     if step is Step.ORPHANS:
         return {"orphans": len(rows)}
     [row] = rows
-    answer = row.asDict()
-    return {name: answer[column] for column, name in _TOLD[step].items() if column in answer}
+    result = row.asDict()
+    return {name: result[column] for column, name in _REPORTED[step].items() if column in result}
 
 
-# --- pipeline.maintenance.compaction ----------------------------------------------------------------------------------
-#
-# Compaction for whoever owns a table and writes to it: between two writes, so that neither thwarts the other.
-
-
-_DEFAULTS = MaintenanceSettings()
-
-
-@dataclass(frozen=True, slots=True)
-class Compacted:
-    """What a compaction did."""
-
-    files_rewritten: int
-    files_added: int
+# -- for jobs that own a table
 
 
 def compact(spark: SparkSession, table: str, *, settings: MaintenanceSettings = _DEFAULTS) -> Compacted | None:
-    """Join a table's small files where there are enough of them; None if there was nothing worth doing.
+    """Compact a table's small files if there are enough of them; None if nothing was worth doing.
 
-    `table` is its name as SQL has it. A MERGE that runs meanwhile fails, and has to be repeated: call this between two.
+    `table` is its name in SQL. A MERGE that runs at the same time fails and has to be repeated: call this between two.
     """
     facts = load_facts(spark, table, target_file_bytes=settings.target_file_bytes)
     plan = plan_compaction(facts, settings)
     if plan is None:
         return None
     statement = rewrite_data_files(table, settings, facts, rewrite_bytes=plan.bytes)
-    [row] = repeat_on_conflict(lambda: spark.sql(statement).collect(), what=f"compact {table}")
+    [row] = retry_on_conflict(lambda: spark.sql(statement).collect(), what=f"compact {table}")
     done = Compacted(row["rewritten_data_files_count"], row["added_data_files_count"])
     return done if done.files_rewritten else None
 
 
-# --- pipeline.maintenance.expiry --------------------------------------------------------------------------------------
-#
-# Expiry for whoever owns a table and writes to it: its old snapshots go now and then, without another process.
-
-
-_EXPIRY_ONLY = MaintenanceSettings(run=(Step.EXPIRE,))
-# An expiry is planned by snapshots alone: files are not looked at.
-_NO_SIZES = Sizes(data_files=0, data_bytes=0, small_files=0, delete_files=0, manifests=0, snapshots=0)
-
-
 def expire(spark: SparkSession, table: str, *, clock: Callable[[], float] = time.time) -> int:
-    """Remove a table's snapshots that are beyond its own limits, with the files that only they use; tell how many.
+    """Remove a table's snapshots beyond its own limits, with the files that only they use, and return their number.
 
-    `table` is its name as SQL has it. As with `lakefeed maintain`, what consumers need stays, and the newest snapshot
-    that wrote rows. Writers are not disturbed.
+    `table` is its name in SQL. As with `lakefeed maintain`, what consumers need stays, and the newest snapshot that
+    wrote rows. Writers are not disturbed.
     """
     facts = TableFacts(properties(spark, table), _NO_SIZES, (), 0, load_history(spark, table))
     plan = plan_table(facts, _EXPIRY_ONLY, now_ms=int(clock() * 1000)).expiry
     if plan is None:
         return 0
     statement = expire_snapshots(table, older_than_ms=plan.older_than_ms)
-    repeat_on_conflict(lambda: spark.sql(statement).collect(), what=f"expire {table}")
+    retry_on_conflict(lambda: spark.sql(statement).collect(), what=f"expire {table}")
     return plan.snapshots
+
+
+# -- SQL of the procedures
+
+
+def rewrite_data_files(table: str, settings: MaintenanceSettings, facts: TableFacts, *, rewrite_bytes: int) -> str:
+    """Write a compaction: in the configured order, else in the table's sort order, else unsorted."""
+    arguments = {"table": text_literal(table)}
+    if settings.zorder:
+        arguments |= {"strategy": "'sort'", "sort_order": text_literal(f"zorder({', '.join(settings.zorder)})")}
+    elif settings.sort:
+        arguments |= {"strategy": "'sort'", "sort_order": text_literal(settings.sort)}
+    elif SORT_ORDER in facts.properties:
+        arguments |= {"strategy": "'sort'"}
+    options = {
+        "target-file-size-bytes": str(settings.target_file_bytes),
+        "min-input-files": str(settings.min_input_files),
+    }
+    if facts.sizes.delete_files:
+        options["remove-dangling-deletes"] = "true"
+    if rewrite_bytes > PARTS_FROM_BYTES:
+        options |= {"partial-progress.enabled": "true", "partial-progress.max-commits": str(PARTS_MAX)}
+    return _call(table, "rewrite_data_files", {**arguments, "options": _map(options)})
+
+
+def rewrite_position_delete_files(table: str, settings: MaintenanceSettings) -> str:
+    """Write a rewrite of small position-delete files."""
+    options = {"min-input-files": str(settings.min_input_files)}
+    return _call(table, "rewrite_position_delete_files", {"table": text_literal(table), "options": _map(options)})
+
+
+def rewrite_manifests(table: str) -> str:
+    """Write a rewrite of small manifests, without the cache, which would hold all entries in memory."""
+    return _call(table, "rewrite_manifests", {"table": text_literal(table), "use_caching": "false"})
+
+
+def expire_snapshots(table: str, *, older_than_ms: int) -> str:
+    """Write an expiry of snapshots. The minimum number to keep is a property of the table."""
+    arguments = {"table": text_literal(table), "older_than": timestamp_sql(older_than_ms), "stream_results": "true"}
+    return _call(table, "expire_snapshots", arguments)
+
+
+def remove_orphan_files(table: str, *, older_than_ms: int, location: str, is_dry_run: bool) -> str:
+    """Write a removal of unreferenced files. Object stores are listed by the table's own file access."""
+    arguments = {
+        "table": text_literal(table),
+        "older_than": timestamp_sql(older_than_ms),
+        "dry_run": str(is_dry_run).lower(),
+        "prefix_listing": str(not location.startswith(("file:", "hdfs:", "/"))).lower(),
+    }
+    return _call(table, "remove_orphan_files", arguments)
+
+
+def timestamp_sql(ms: int) -> str:
+    """Write a timestamp, to the millisecond."""
+    at = datetime.fromtimestamp(ms // 1000, UTC)
+    return f"TIMESTAMP '{at:%Y-%m-%d %H:%M:%S}.{ms % 1000:03d} UTC'"
+
+
+def _call(table: str, procedure: str, arguments: Mapping[str, str]) -> str:
+    catalog = table.partition(".")[0]
+    return f"CALL {catalog}.system.{procedure}({', '.join(f'{key} => {value}' for key, value in arguments.items())})"
+
+
+def _map(options: Mapping[str, str]) -> str:
+    return f"map({', '.join(f'{text_literal(key)}, {text_literal(value)}' for key, value in options.items())})"

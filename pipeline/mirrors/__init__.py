@@ -1,7 +1,16 @@
-"""Mirrors: the current rows of a change table, or the history of each, kept by Spark.
+"""Mirrors: the current rows of a change table, or the history of each row, kept by Spark.
 
-    commands -> runner -> follower -> (windows, transforms, merging) -> Spark
+    change table --follower--> batch --fold--> last change per key --merge--> mirror, with the marker in the same commit
+                                 |                                   ^
+                                 +---- deletes, truncates ----> tombstones
 
-windows.py decides what to read next, fold.py folds it to one row per key, merge.py writes it together with the
-marker that says how far the mirror has come. All of a mirror's memory is in its own tables.
+    commands     `lakefeed mirror`                       marker       how far a mirror has merged, where it resumes
+    runner       all mirrors of one application          layout       key, columns and storage of a mirror; evolution
+    follower     one mirror: full read, stream           table        the mirror as a table: create, check, alter
+    merge        one batch into one mirror               tombstones   deleted rows that are remembered
+    merge_sql    the MERGE statement of current rows     history      versions of rows, SCD type 2
+    fold         changes to the last change per key      positions    which change, and which value, is newer
+
+All state of a mirror is in its own tables; a checkpoint only saves reading. Imported by verification and backfill;
+imports maintenance, consumers and spark.
 """

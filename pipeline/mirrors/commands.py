@@ -1,4 +1,4 @@
-"""`lakefeed mirror`: keep mirrors, and see where they stand. Owns arguments and what is printed."""
+"""`lakefeed mirror`: keep mirrors, and show how far behind they are."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.mirrors.settings import MirrorConfig
 from lakefeed.pipeline.spark.options import driver_options, opened_session, spark_options, spark_settings
 from lakefeed.pipeline.spark.settings import JobKind
-from lakefeed.pipeline.spark.tables import TableName, catalog_of, change_tables, is_change_table, properties
+from lakefeed.pipeline.spark.tables import TableIdentifier, catalog_of, change_tables, is_change_table, properties
 from lakefeed.settings import SettingsError, load_section
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from lakefeed.pipeline.mirrors.merge import Merged
+    from lakefeed.pipeline.mirrors.merge import MergeResult
     from lakefeed.pipeline.mirrors.runner import MirrorStatus
     from lakefeed.pipeline.mirrors.settings import MirrorNames
 
@@ -43,14 +43,16 @@ def mirror() -> None:
 
 @mirror.command("run")
 @click.argument("tables", nargs=-1)
-@click.option("--once", is_flag=True, help="Stop when the mirrors have what the tables have now.")
-@click.option("--checkpoints", help="Where streams keep their place: a directory, or s3a://...  [data/checkpoints]")
+@click.option("--once", is_flag=True, help="Stop when the mirrors have everything that the tables have now.")
+@click.option(
+    "--checkpoints", help="Where streams store their checkpoints: a directory, or s3a://...  [data/checkpoints]"
+)
 @driver_options
 def run_command(tables: tuple[str, ...], *, once: bool, checkpoints: str | None, **options: Any) -> None:
-    """Merge changes into mirrors: all change tables, or those named, until Ctrl-C or with --once until now.
+    """Merge changes into mirrors, of all change tables or the given ones, until Ctrl-C.
 
-    The mirror of sales.orders is sales.orders_current: one row per key, as after its last change. With --once
-    the exit code is 1 if a table failed; the others are done all the same.
+    The mirror of sales.orders is sales.orders_current: one row per key, as of its last change. With --once the exit
+    code is 1 if a table failed; the others are still merged.
 
     \b
       lakefeed mirror run                              # all tables, continuously
@@ -62,11 +64,11 @@ def run_command(tables: tuple[str, ...], *, once: bool, checkpoints: str | None,
         config = dataclasses.replace(config, checkpoints=checkpoints)
     if remote := spark_settings(options).remote:
         raise SettingsError(
-            "mirrors need a driver of their own, which Spark Connect has not, set a master and no remote in "
+            "mirrors need a driver of their own, which Spark Connect lacks, set a master and no remote in "
             f"[pipeline.spark] or use spark-submit: remote={remote}"
         )
     set_up_logging("warning" if once and sys.stderr.isatty() else "info")
-    # It shows each error of a batch with its traceback, and we tell of them ourselves.
+    # py4j logs each error of a batch with its traceback; the mirror logs them itself.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     options["conf"] = (_FAIR, *options["conf"])
     kind = JobKind.SHORT if once else JobKind.LONG
@@ -75,46 +77,48 @@ def run_command(tables: tuple[str, ...], *, once: bool, checkpoints: str | None,
     for table, reason in failures.items():
         click.echo(f"{table}: {reason}", err=True)
     if failures:
-        raise click.ClickException(f"not all mirrors could be brought up to date: failed={len(failures)}")
+        raise click.ClickException(f"some mirrors could not be brought up to date: failed={len(failures)}")
 
 
 def run_mirrors(spark: SparkSession, tables: Sequence[str], config: MirrorConfig, *, once: bool) -> Mapping[str, str]:
-    """Keep the mirrors of some tables, or of all; the tables that failed, with the reason."""
+    """Keep the mirrors of some tables, or of all, and return the tables that failed with the reason."""
     from lakefeed.pipeline.mirrors.runner import MirrorRun  # noqa: PLC0415 - Spark is optional, and slow to import
 
     catalog = catalog_of(spark)
     chosen = choose_tables(spark, catalog, tables, config)
     if not chosen:
-        raise PipelineError("there is no change table to mirror")
+        raise PipelineError("no change table to mirror")
     with _progress(len(chosen), shown=once) as on_merge:
         run = MirrorRun(spark, catalog, chosen, config, on_merge=on_merge)
         with _stopping_on_signals(run.stop):
             return run.run(once=once)
 
 
-def choose_tables(spark: SparkSession, catalog: str, names: Sequence[str], config: MirrorConfig) -> list[TableName]:
-    """Find the tables to mirror: those named, or all change tables but those that are left out.
+def choose_tables(
+    spark: SparkSession, catalog: str, names: Sequence[str], config: MirrorConfig
+) -> list[TableIdentifier]:
+    """Return the tables to mirror: the given ones, or all change tables that settings do not skip.
 
     Raises: PipelineError.
     """
     if not names:
         return [table for table in change_tables(spark, catalog) if not config.settings_of(str(table)).skip]
-    chosen = [TableName.parse(name) for name in names]
+    chosen = [TableIdentifier.parse(name) for name in names]
     for table in chosen:
         if not is_change_table(properties(spark, table.sql(catalog))):
-            raise PipelineError(f"only change tables can be mirrored, and this is none: table={table}")
+            raise PipelineError(f"not a change table, only change tables can be mirrored: table={table}")
     return chosen
 
 
 @contextmanager
 def _stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C end the batches in order; a second Ctrl-C ends at once."""
+    """Finish running batches on SIGTERM and Ctrl-C; a second Ctrl-C ends at once."""
 
-    def ask(_number: int, _frame: Any) -> None:
+    def on_signal(_number: int, _frame: Any) -> None:
         stop()
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
@@ -123,8 +127,8 @@ def _stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def _progress(tables: int, *, shown: bool) -> Iterator[Callable[[MirrorNames, Merged], None]]:
-    """Show how much was merged, on a terminal."""
+def _progress(tables: int, *, shown: bool) -> Iterator[Callable[[MirrorNames, MergeResult], None]]:
+    """Show how much was merged, on a terminal only."""
     console = Console(stderr=True)
     bars = Progress(
         SpinnerColumn(),
@@ -138,7 +142,7 @@ def _progress(tables: int, *, shown: bool) -> Iterator[Callable[[MirrorNames, Me
     with bars:
         task = bars.add_task(f"{tables} tables", total=None, keys=0)
 
-        def on_merge(names: MirrorNames, merged: Merged) -> None:
+        def on_merge(names: MirrorNames, merged: MergeResult) -> None:
             keys = bars.tasks[0].fields["keys"] + merged.keys
             bars.update(task, advance=merged.rows, keys=keys, description=str(names.table))
 
@@ -150,13 +154,13 @@ def _progress(tables: int, *, shown: bool) -> Iterator[Callable[[MirrorNames, Me
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @spark_options
 def status_command(tables: tuple[str, ...], *, as_json: bool, **options: Any) -> None:
-    """Show how far each mirror is behind its table.
+    """Show how far each mirror is behind its change table.
 
     \b
       lakefeed mirror status
       lakefeed mirror status sales.orders --json
     """
-    from lakefeed.pipeline.mirrors.runner import load_status  # noqa: PLC0415 - Spark is optional, and slow to import
+    from lakefeed.pipeline.mirrors.runner import load_status  # noqa: PLC0415 - as above
 
     config = load_section(options.get("config_path"), os.environ, "pipeline.mirror", MirrorConfig)
     with opened_session(options, job_kind=JobKind.SHORT) as spark:

@@ -1,12 +1,16 @@
-r"""One table's mirror, from wherever it stands to where the table is. Owns its stream and what ends and restarts it.
+r"""Follower of one change table: brings its mirror up to date and keeps it there.
 
-    start --> no marker, or its snapshot expired --> merge the whole table as of now --+
-      ^  \--> marker ---------------------------------------------------------------> stream, a merge per batch
-      |                                                                                    |
-      +---- columns changed (same checkpoint) / place lost (new checkpoint, from the marker)
+    start --> no marker, or its snapshot has expired --> read the whole table --+
+      ^  \--> marker ---------------------------------------------------------> stream, one merge per batch
+      |                                                                              |
+      +---- columns changed (same checkpoint) / checkpoint lost (new checkpoint, from the marker)
 
-The mirror's marker is the last word on what is in; the checkpoint only saves looking. So a checkpoint that is lost, or
-whose snapshot has expired, or that is ahead of a mirror that was rolled back, is left behind for a new one.
+The mirror's marker decides what is merged; the checkpoint only saves reading. A checkpoint that is gone, whose snapshot
+has expired, or that is ahead of a mirror which was rolled back, is replaced by a new one.
+
+While it reads, the mirror is a registered consumer of its change table. The registration made before a full read is
+renewed until the read is done, so that the snapshots after it do not expire before the stream starts. A failed
+registration is logged and does not stop the mirror.
 """
 
 from __future__ import annotations
@@ -28,24 +32,25 @@ from lakefeed.pipeline.consumers import register
 from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.maintenance import expire
 from lakefeed.pipeline.maintenance.plan import CONSUMER_SNAPSHOTS_MAX
-from lakefeed.pipeline.mirrors.marker import Follow, Marker, ReadAll, Wait, completed_snapshot, load_lineage, plan_start
+from lakefeed.pipeline.mirrors.layout import Layout, plan_layout
+from lakefeed.pipeline.mirrors.marker import (
+    Marker,
+    ReadTable,
+    StreamFrom,
+    completed_snapshot,
+    load_lineage,
+    plan_resume,
+)
 from lakefeed.pipeline.mirrors.merge import (
-    Merged,
-    Seen,
-    look_at_mirror,
+    ConcurrentMirror,
+    MergeResult,
+    MirrorState,
+    copy_marker,
+    load_state,
     merge_changes,
-    set_marker_property,
-    two_applications,
 )
 from lakefeed.pipeline.mirrors.settings import MirrorNames, MirrorSettings
-from lakefeed.pipeline.mirrors.table import (
-    Layout,
-    load_built_key,
-    load_marker,
-    load_origin,
-    plan_layout,
-    prepare_mirror,
-)
+from lakefeed.pipeline.mirrors.table import load_built_key, load_marker, load_origin, prepare_mirror
 from lakefeed.pipeline.mirrors.tombstones import Tombstones
 from lakefeed.pipeline.spark.failures import message_of
 from lakefeed.pipeline.spark.tables import read_as_of
@@ -56,76 +61,26 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-# --- pipeline.mirrors.registration ------------------------------------------------------------------------------------
-#
-# A mirror as a consumer of its change table. Owns that it is one for as long as it reads, whatever that takes.
-#
-# A registration lasts for some days. One that is made before a whole table is read is renewed until that is done, lest
-# expiry passes it, and the stream that begins there has lost its beginning. Trouble with it is logged and harms nobody:
-# a
-# mirror of a table that cannot be tagged is better than none.
-
-
 _log = logging.getLogger(__name__)
 
-# A registration is a commit to the change table: often enough for expiry to let go of what is merged.
+# A registration is a commit to the change table: often enough for merged snapshots to expire soon.
 REGISTER_EVERY_S = 60.0
-# The end waits so long for a registration that is under way.
-_JOIN_S = 60.0
-
-
-class Registration:
-    """The consumer that one mirror is."""
-
-    def __init__(self, spark: SparkSession, names: MirrorNames) -> None:
-        self._spark = spark
-        self._names = names
-
-    def note(self, snapshot: int) -> None:
-        """Say that all up to a snapshot is read; where it was said before, that the mirror is still there."""
-        try:
-            register(self._spark, self._names.table_sql, self._names.consumer, snapshot)
-        except Exception as error:  # noqa: BLE001 - see above
-            _log.warning("mirror_not_noted", extra={"table": str(self._names.table), "reason": message_of(error)})
-
-    @contextmanager
-    def kept(self, snapshot: int) -> Iterator[None]:
-        """Register at a snapshot, and again and again while the block lasts."""
-        from pyspark import InheritableThread  # noqa: PLC0415 - optional, as all of Spark
-
-        self.note(snapshot)
-        ended = threading.Event()
-
-        def renew() -> None:
-            while not ended.wait(REGISTER_EVERY_S):
-                self.note(snapshot)
-
-        thread = InheritableThread(target=renew, name=f"registration-{self._names.mirror}", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join(_JOIN_S)
-
-
-# --- pipeline.mirrors.follower ----------------------------------------------------------------------------------------
-
-
-# Old tombstones and old versions are looked for some times within the age at which they are, so that few are over it.
-_TIDY_PER_AGE = 4
-_TIDY_EVERY_LEAST_S = 60.0
-_TIDY_EVERY_MOST_S = 3600.0
-# How often the end of a stream, or a wish to stop, is looked for.
+# How long the end of a full read waits for a running registration.
+_JOIN_TIMEOUT_S = 60.0
+# Expired tombstones and snapshots are removed several times within their maximum age, so that few exceed it.
+_CLEANUPS_PER_AGE = 4
+_CLEANUP_INTERVAL_MIN_S = 60.0
+_CLEANUP_INTERVAL_MAX_S = 3600.0
+# How often the end of a stream, or a request to stop, is checked.
 _POLL_S = 0.5
-# A batch that is being merged is waited for so long when the application stops; cut off, it would be merged again.
+# How long a stop waits for a running merge; if interrupted, the batch is merged again.
 _STOP_TIMEOUT_S = 60.0
 
 
-class _End(enum.Enum):
+class _StreamEnd(enum.Enum):
     FINISHED = "finished"
     COLUMNS_CHANGED = "columns changed"
-    PLACE_LOST = "place lost"
+    CHECKPOINT_LOST = "checkpoint lost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,11 +92,11 @@ class FollowOptions:
     run: str
     slots: threading.Semaphore
     stopping: threading.Event
-    on_merge: Callable[[MirrorNames, Merged], None]
+    on_merge: Callable[[MirrorNames, MergeResult], None]
 
 
 class Follower:
-    """Keeps one mirror. Used by one thread; the stream calls back on another, one batch at a time."""
+    """Keeps one mirror. Used by one thread; the stream calls back on another one, one batch at a time."""
 
     def __init__(
         self, spark: SparkSession, names: MirrorNames, settings: MirrorSettings, options: FollowOptions
@@ -153,106 +108,124 @@ class Follower:
         self._layout: Layout | None = None
         self._tombstones: Tombstones | None = None
         self._marker: Marker | None = None
-        self._copied: Marker | None = None
+        self._copied_marker: Marker | None = None
         self._stream_id = ""
         self._merges = 0
         self._registered_at = -REGISTER_EVERY_S
-        # Mirrors of one application do not all tidy up at once, nor never where they start again too often.
-        self._tidied_at = time.monotonic() - random.uniform(0.0, tidy_every_s(settings))  # noqa: S311 - jitter
-        self._registration = Registration(spark, names)
-        self._end = _End.FINISHED
+        # At random, so that the mirrors of one application do not all clean up at once, nor never if they restart
+        # often.
+        self._cleaned_at = time.monotonic() - random.uniform(0.0, cleanup_interval_s(settings))  # noqa: S311 - jitter
+        self._end = _StreamEnd.FINISHED
         self._failure: BaseException | None = None
 
     @property
     def has_merged(self) -> bool:
-        """Whether this follower has merged anything yet."""
+        """Return whether this follower has merged anything yet."""
         return self._merges > 0
 
     def run(self, *, once: bool) -> None:
-        """Follow the table: until its present end, or until the application stops."""
-        # The stream's thread takes over the pool, so that tables share Spark by turns and not by who came first.
+        """Follow the table: until its present end if `once`, else until the application stops."""
+        # The stream's thread inherits the pool, so that tables share Spark fairly.
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", str(self._names.mirror))
         merges_when_lost = -1
         while not self._options.stopping.is_set():
-            end = self._go_on(once=once)
-            if end is _End.PLACE_LOST:
+            end = self._resume(once=once)
+            if end is _StreamEnd.CHECKPOINT_LOST:
                 merges = self._marker.merges if self._marker else 0
                 if merges == merges_when_lost and self._failure is not None:
                     raise self._failure
                 merges_when_lost = merges
                 self._stream_id = uuid.uuid4().hex
-            elif end is _End.FINISHED and once:
+            elif end is _StreamEnd.FINISHED and once:
                 break
-        self._note_progress(now=True)
+        self._report_progress(now=True)
         if once:
-            self._tidy()
+            self._clean_up()
 
-    def _go_on(self, *, once: bool) -> _End:
-        """Do the next thing from where the mirror stands."""
-        lineage = load_lineage(self._spark, self._names.table_sql)
-        self._marker = self._load_marker()
-        start = plan_start(lineage, self._marker)
-        if isinstance(start, Wait):
-            if not once:
-                self._options.stopping.wait(self._options.interval_s)
-            return _End.FINISHED
-        if isinstance(start, ReadAll):
-            self._warn_if_again()
-            self._read_all(start.snapshot)
-            return _End.COLUMNS_CHANGED  # not finished: the stream comes next
-        return self._stream(start, once=once)
+    def _resume(self, *, once: bool) -> _StreamEnd:
+        """Read the table or stream it, from the marker on."""
+        snapshots = load_lineage(self._spark, self._names.table_sql)
+        has_mirror = bool(load_built_key(self._spark, self._names))
+        self._marker = load_marker(self._spark, self._names) if has_mirror else None
+        match plan_resume(snapshots, self._marker):
+            case ReadTable(snapshot):
+                self._warn_if_repeated()
+                self._read_table(snapshot)
+                return _StreamEnd.COLUMNS_CHANGED  # not finished: the stream comes next
+            case StreamFrom() as start:
+                return self._stream(start, once=once)
+        if not once:
+            self._options.stopping.wait(self._options.interval_s)
+        return _StreamEnd.FINISHED
 
-    def _load_marker(self) -> Marker | None:
-        return load_marker(self._spark, self._names) if load_built_key(self._spark, self._names) else None
-
-    # -- the whole table
-
-    def _warn_if_again(self) -> None:
-        """Tell of a table that this application has read whole, only to find that the stream cannot begin there."""
-        if self._marker is not None and self._marker.run == self._options.run and self._marker.batch < 0:
-            reason = (
-                "its snapshot expired while the table was read as a whole: raise the table's "
-                f"{CONSUMER_SNAPSHOTS_MAX}, or have snapshots expire later"
-            )
-            facts = {"table": str(self._names.table), "snapshot": self._marker.snapshot, "reason": reason}
-            _log.warning("mirror_reads_all_again", extra=facts)
-
-    def _read_all(self, snapshot: int) -> None:
-        # What is being read must not expire meanwhile, nor what is committed behind it: the stream begins there.
-        with self._registration.kept(snapshot):
-            self._merge_all(snapshot)
-
-    def _merge_all(self, snapshot: int) -> None:
-        changes = read_as_of(self._spark, self._names.table_sql, snapshot)
-        present = self._spark.table(self._names.table_sql).schema
-        self._prepare(self._spark, changes.schema)
-        merges = self._marker.merges if self._marker else 0
-        self._stream_id = uuid.uuid4().hex
-        marker = Marker(snapshot=snapshot, stream=self._stream_id, batch=-1, run=self._options.run, merges=merges + 1)
-        _log.info("mirror_reads_all", extra={"table": str(self._names.table), "snapshot": snapshot})
-        try:
-            with self._options.slots:
-                self._merge(changes, marker, look_at_mirror(self._spark, self._names))
-        except Exception:
-            # Spark plans a statement with the columns of that moment, and fails where they no longer fit the first.
-            if not self._has_changed(self._spark, present):
-                raise
-            _log.info("mirror_reads_again", extra={"table": str(self._names.table), "reason": "columns changed"})
+    def _prepare(self, schema: StructType) -> None:
+        """Create or alter the mirror and its tombstones for the columns of the change table."""
+        layout = plan_layout(schema, self._settings, built_key=load_built_key(self._spark, self._names))
+        origin = load_origin(self._spark, self._names)
+        prepare_mirror(self._spark, self._names, layout, self._settings, origin=origin)
+        self._layout = layout
+        self._tombstones = Tombstones(self._names, layout, settings=self._settings, origin=origin)
+        self._tombstones.load(self._spark)
 
     def _has_changed(self, spark: SparkSession, schema: StructType) -> bool:
         return bool(spark.table(self._names.table_sql).schema != schema)
 
-    def _prepare(self, spark: SparkSession, schema: StructType) -> None:
-        layout = plan_layout(schema, self._settings, built_key=load_built_key(spark, self._names))
-        origin = load_origin(spark, self._names)
-        prepare_mirror(spark, self._names, layout, self._settings, origin=origin)
-        self._layout = layout
-        self._tombstones = Tombstones(self._names, layout, settings=self._settings, origin=origin)
-        self._tombstones.load(spark)
+    # -- the whole table
+
+    def _warn_if_repeated(self) -> None:
+        """Warn if this application has read the whole table, but its snapshot expired before the stream began."""
+        if self._marker is not None and self._marker.run == self._options.run and self._marker.batch < 0:
+            reason = (
+                "its snapshot expired while the whole table was read: raise the table's "
+                f"{CONSUMER_SNAPSHOTS_MAX}, or let snapshots expire later"
+            )
+            facts = {"table": str(self._names.table), "snapshot": self._marker.snapshot, "reason": reason}
+            _log.warning("mirror_full_read_repeated", extra=facts)
+
+    def _read_table(self, snapshot: int) -> None:
+        # Neither the snapshot that is read nor those after it, where the stream begins, may expire in the meantime.
+        with self._registered(snapshot):
+            changes = read_as_of(self._spark, self._names.table_sql, snapshot)
+            present = self._spark.table(self._names.table_sql).schema
+            self._prepare(changes.schema)
+            merges = self._marker.merges if self._marker else 0
+            self._stream_id = uuid.uuid4().hex
+            run = self._options.run
+            marker = Marker(snapshot=snapshot, stream=self._stream_id, batch=-1, run=run, merges=merges + 1)
+            _log.info("mirror_full_read_started", extra={"table": str(self._names.table), "snapshot": snapshot})
+            try:
+                with self._options.slots:
+                    self._merge(changes, marker, load_state(self._spark, self._names))
+            except Exception:
+                # Spark plans a statement with the columns of that moment, and fails if they no longer fit the first.
+                if not self._has_changed(self._spark, present):
+                    raise
+                facts = {"table": str(self._names.table), "reason": "columns changed"}
+                _log.info("mirror_full_read_restarted", extra=facts)
+
+    @contextmanager
+    def _registered(self, snapshot: int) -> Iterator[None]:
+        """Register the mirror at a snapshot, and renew the registration until the block ends."""
+        from pyspark import InheritableThread  # noqa: PLC0415 - optional, as all of Spark
+
+        self._register(snapshot)
+        done = threading.Event()
+
+        def renew() -> None:
+            while not done.wait(REGISTER_EVERY_S):
+                self._register(snapshot)
+
+        thread = InheritableThread(target=renew, name=f"registration-{self._names.mirror}", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join(_JOIN_TIMEOUT_S)
 
     # -- the stream
 
-    def _stream(self, start: Follow, *, once: bool) -> _End:
+    def _stream(self, start: StreamFrom, *, once: bool) -> _StreamEnd:
         assert self._marker is not None
         self._stream_id = self._stream_id or self._marker.stream
         changes = (
@@ -261,12 +234,12 @@ class Follower:
             .option("streaming-max-rows-per-micro-batch", self._settings.batch_max_rows)
             .table(self._names.table_sql)
         )
-        self._prepare(self._spark, changes.schema)
-        self._end, self._failure = _End.FINISHED, None
+        self._prepare(changes.schema)
+        self._end, self._failure = _StreamEnd.FINISHED, None
         trigger = {"availableNow": True} if once else {"processingTime": f"{self._options.interval_s} seconds"}
         writer = changes.writeStream.queryName(f"{self._names.mirror} {self._options.run}")
         query = (
-            writer.foreachBatch(lambda batch, number: self._take(batch, number, changes.schema))
+            writer.foreachBatch(lambda batch, number: self._on_batch(batch, number, changes.schema))
             .option("checkpointLocation", self._checkpoint())
             .trigger(**trigger)
             .start()
@@ -276,22 +249,22 @@ class Follower:
     def _checkpoint(self) -> str:
         return f"{self._options.checkpoints.rstrip('/')}/{self._names.mirror}/{self._stream_id}"
 
-    def _await(self, query: StreamingQuery) -> _End:
+    def _await(self, query: StreamingQuery) -> _StreamEnd:
         try:
             while not query.awaitTermination(_POLL_S):  # type: ignore[arg-type] # fractions are fine
                 if self._options.stopping.is_set():
                     self._stop(query)
-                    return _End.FINISHED
-                self._note_progress()
-        except Exception as error:  # noqa: BLE001 - whatever ended the stream, it is judged here
-            if self._end is _End.COLUMNS_CHANGED:
+                    return _StreamEnd.FINISHED
+                self._report_progress()
+        except Exception as error:  # noqa: BLE001 - whatever ended the stream is classified here
+            if self._end is _StreamEnd.COLUMNS_CHANGED:
                 return self._end
-            if self._failure is not None and self._end is _End.FINISHED:
-                raise self._failure from None  # a merge failed: what the stream says of it is only longer
+            if self._failure is not None and self._end is _StreamEnd.FINISHED:
+                raise self._failure from None  # a merge failed: the stream's own error only repeats it
             reason = message_of(error)
-            _log.warning("mirror_place_lost", extra={"table": str(self._names.table), "reason": reason})
+            _log.warning("mirror_checkpoint_lost", extra={"table": str(self._names.table), "reason": reason})
             self._failure = self._failure or error
-            return _End.PLACE_LOST
+            return _StreamEnd.CHECKPOINT_LOST
         finally:
             query.stop()
         return self._end
@@ -304,53 +277,47 @@ class Follower:
 
     # -- one batch, on the stream's thread
 
-    def _take(self, batch: DataFrame, number: int, schema: StructType) -> None:
+    def _on_batch(self, batch: DataFrame, number: int, schema: StructType) -> None:
         try:
             with self._options.slots:
                 self._merge_batch(batch, number, schema)
         except BaseException as error:
             self._failure = error
-            if self._end is _End.FINISHED and self._has_changed(batch.sparkSession, schema):
-                self._end = _End.COLUMNS_CHANGED
+            if self._end is _StreamEnd.FINISHED and self._has_changed(batch.sparkSession, schema):
+                self._end = _StreamEnd.COLUMNS_CHANGED
             raise
 
     def _merge_batch(self, batch: DataFrame, number: int, schema: StructType) -> None:
         spark = batch.sparkSession
         if self._has_changed(spark, schema):
-            # The batch was read with the columns of before, and may lack what its files have.
+            # The batch was read with the former columns, and may lack what its files have.
             raise PipelineError(f"columns changed: table={self._names.table}")
-        seen = look_at_mirror(spark, self._names)  # before the marker: what comes in between is noticed by the merge
+        state = load_state(spark, self._names)  # before the marker: the merge notices what is committed in between
         marker = load_marker(spark, self._names)
-        self._check_marker(marker, number)
-        assert marker is not None
-        snapshot = self._batch_end(spark, number, marker)
-        moved = Marker(
-            snapshot=snapshot,
+        if marker is None or (marker.stream == self._stream_id and number > marker.batch + 1):
+            # The mirror was rolled back or recreated.
+            self._end = _StreamEnd.CHECKPOINT_LOST
+            raise PipelineError(f"the checkpoint is ahead of the mirror: mirror={self._names.mirror}")
+        if self._marker is not None and marker != self._marker and marker.run != self._options.run:
+            raise ConcurrentMirror(str(self._names.mirror))
+        merged = Marker(
+            snapshot=self._last_snapshot(spark, number, marker),
             stream=self._stream_id,
             batch=number,
             run=self._options.run,
             merges=marker.merges + 1,
         )
-        self._merge(batch, moved, seen)
+        self._merge(batch, merged, state)
 
-    def _check_marker(self, marker: Marker | None, number: int) -> None:
-        known = self._marker
-        if marker is None or (marker.stream == self._stream_id and number > marker.batch + 1):
-            # The checkpoint is ahead of the mirror, which was rolled back or made anew.
-            self._end = _End.PLACE_LOST
-            raise PipelineError(f"the mirror is behind its checkpoint: mirror={self._names.mirror}")
-        if known is not None and marker != known and marker.run != self._options.run:
-            raise two_applications(str(self._names.mirror))
-
-    def _batch_end(self, spark: SparkSession, number: int, marker: Marker) -> int:
-        """Find the last snapshot that the batch completes; Spark wrote its offset down before the batch began."""
+    def _last_snapshot(self, spark: SparkSession, number: int, marker: Marker) -> int:
+        """Return the last snapshot that a batch completes, by the offset that Spark wrote before the batch began."""
         written = spark.read.text(f"{self._checkpoint()}/offsets/{number}").collect()
         offset = json.loads(written[-1][0])
-        lineage = load_lineage(spark, self._names.table_sql)
-        found = completed_snapshot(lineage, int(offset["snapshot_id"]), int(offset["position"]))
+        snapshots = load_lineage(spark, self._names.table_sql)
+        found = completed_snapshot(snapshots, int(offset["snapshot_id"]), int(offset["position"]))
         return marker.snapshot if found is None else found
 
-    def _merge(self, changes: DataFrame, marker: Marker, seen: Seen) -> None:
+    def _merge(self, changes: DataFrame, marker: Marker, state: MirrorState) -> None:
         assert self._layout is not None
         assert self._tombstones is not None
         started = time.monotonic()
@@ -361,7 +328,7 @@ class Follower:
             settings=self._settings,
             tombstones=self._tombstones,
             marker=marker,
-            seen=seen,
+            state=state,
         )
         self._marker = marker
         self._merges += 1
@@ -370,44 +337,49 @@ class Follower:
         _log.info("mirror_merged", extra={"table": str(self._names.table), **facts, "seconds": seconds})
         self._options.on_merge(self._names, merged)
 
-    # -- now and then
+    # -- from time to time
 
-    def _note_progress(self, *, now: bool = False) -> None:
-        """Register as a consumer, copy the marker and tidy up, where that is due."""
-        moment = time.monotonic()
-        if self._marker is None or (not now and moment - self._registered_at < REGISTER_EVERY_S):
+    def _report_progress(self, *, now: bool = False) -> None:
+        """Register as a consumer, copy the marker and clean up, each if it is due."""
+        time_now = time.monotonic()
+        if self._marker is None or (not now and time_now - self._registered_at < REGISTER_EVERY_S):
             return
-        self._registered_at = moment
-        self._registration.note(self._marker.snapshot)
+        self._registered_at = time_now
+        self._register(self._marker.snapshot)
         self._try("copy the marker", self._copy_marker)
-        if not now and moment - self._tidied_at >= tidy_every_s(self._settings):
-            self._maybe_tidy(moment)
-
-    def _copy_marker(self) -> None:
-        if self._marker is not None and self._marker != self._copied:
-            set_marker_property(self._spark, self._names.mirror_sql, self._marker)
-            self._copied = self._marker
-
-    def _maybe_tidy(self, moment: float) -> None:
-        """Tidy up if no merge of this or another table is kept waiting for it; else soon."""
-        if self._options.slots.acquire(blocking=False):
+        is_due = time_now - self._cleaned_at >= cleanup_interval_s(self._settings)
+        # Only if no merge of this or another table would wait for it; else soon.
+        if not now and is_due and self._options.slots.acquire(blocking=False):
             try:
-                self._tidied_at = moment
-                self._tidy()
+                self._cleaned_at = time_now
+                self._clean_up()
             finally:
                 self._options.slots.release()
 
-    def _tidy(self) -> None:
-        """Forget old tombstones, and old versions of both tables: each merge leaves one, of whole files."""
-        stones = self._tombstones
-        if stones is None or self._marker is None:
-            return
-        self._try("purge tombstones", lambda: stones.purge(self._spark, now=time.time()))
-        for table in (self._names.mirror_sql, self._names.tombstones_sql):
-            self._try(f"expire {table}", partial(self._maybe_expire, table))
+    def _register(self, snapshot: int) -> None:
+        """Record that everything up to a snapshot is merged, or renew the registration there."""
+        try:
+            register(self._spark, self._names.table_sql, self._names.consumer, snapshot)
+        except Exception as error:  # noqa: BLE001 - a mirror of a table that cannot be tagged is better than none
+            facts = {"table": str(self._names.table), "reason": message_of(error)}
+            _log.warning("mirror_registration_failed", extra=facts)
 
-    def _maybe_expire(self, table: str) -> None:
-        # One look saves the others nearly always, where a mirror is merged often.
+    def _copy_marker(self) -> None:
+        if self._marker is not None and self._marker != self._copied_marker:
+            copy_marker(self._spark, self._names, self._marker)
+            self._copied_marker = self._marker
+
+    def _clean_up(self) -> None:
+        """Remove old tombstones, and old snapshots of both tables: each merge leaves one, with whole files."""
+        tombstones = self._tombstones
+        if tombstones is None or self._marker is None:
+            return
+        self._try("purge tombstones", lambda: tombstones.purge(self._spark, now=time.time()))
+        for table in (self._names.mirror_sql, self._names.tombstones_sql):
+            self._try(f"expire {table}", partial(self._expire, table))
+
+    def _expire(self, table: str) -> None:
+        # If a mirror is merged often, this one query nearly always saves the others.
         oldest = self._spark.sql(f"SELECT unix_millis(min(committed_at)) FROM {table}.snapshots").collect()[0][0]
         if oldest is not None and time.time() - oldest / 1000 > self._settings.snapshot_age_s:
             expire(self._spark, table)
@@ -415,11 +387,11 @@ class Follower:
     def _try(self, what: str, action: Callable[[], object]) -> None:
         try:
             action()
-        except Exception as error:  # noqa: BLE001 - none of it is worth the mirror's life; it is tried again
+        except Exception as error:  # noqa: BLE001 - no cleanup is worth the mirror; it is retried
             facts = {"table": str(self._names.table), "what": what, "reason": message_of(error)}
-            _log.warning("mirror_upkeep_failed", extra=facts)
+            _log.warning("mirror_cleanup_failed", extra=facts)
 
 
-def tidy_every_s(settings: MirrorSettings) -> float:
-    """Tell how often a mirror that runs is tidied up."""
-    return max(_TIDY_EVERY_LEAST_S, min(_TIDY_EVERY_MOST_S, settings.snapshot_age_s / _TIDY_PER_AGE))
+def cleanup_interval_s(settings: MirrorSettings) -> float:
+    """Return the time between two cleanups of a running mirror."""
+    return max(_CLEANUP_INTERVAL_MIN_S, min(_CLEANUP_INTERVAL_MAX_S, settings.snapshot_age_s / _CLEANUPS_PER_AGE))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lakefeed.pipeline.spark.tables import TableName
+from lakefeed.pipeline.spark.tables import TableIdentifier
 from lakefeed.settings import Settings, check, narrowed, setting, table_settings
 
 
@@ -120,8 +120,8 @@ _CONSUMER = "mirror_"
 class MirrorNames:
     """Names without the catalog, and `sql` names with it."""
 
-    table: TableName
-    mirror: TableName
+    table: TableIdentifier
+    mirror: TableIdentifier
     catalog: str
 
     @property
@@ -135,7 +135,7 @@ class MirrorNames:
         return self.mirror.sql(self.catalog)
 
     @property
-    def tombstones(self) -> TableName:
+    def tombstones(self) -> TableIdentifier:
         """Name the table of the mirror's tombstones."""
         return self.mirror.with_name(self.mirror.name + _TOMBSTONES)
 
@@ -151,6 +151,6 @@ class MirrorNames:
         return (_CONSUMER + "".join(kept))[:100]
 
 
-def mirror_names(table: TableName, settings: MirrorSettings, catalog: str) -> MirrorNames:
+def mirror_names(table: TableIdentifier, settings: MirrorSettings, catalog: str) -> MirrorNames:
     """Name the tables of a mirror."""
     return MirrorNames(table, table.with_name(settings.target_name(table.name)), catalog)

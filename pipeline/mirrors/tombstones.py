@@ -1,11 +1,12 @@
-"""What a mirror remembers of rows that are gone. Owns the table of tombstones.
+"""Tombstones of a mirror: a table of the deletes and truncates that were merged.
 
-A deleted row has no place of its own to keep its position, so a row read before the delete and written after it, or one
-replayed from the quarantine, would come back. Each batch appends its deletes and truncates here *before* it changes the
-mirror: a crash in between leaves tombstones of rows that are still there, and the batch is merged again.
+The mirror has no row that could keep the position of a delete. Without tombstones a row that was read before the delete
+and merged after it, or replayed from the quarantine, would come back. Each batch appends its deletes and truncates here
+*before* it changes the mirror: a crash in between leaves tombstones of rows that still exist, and the batch is merged
+again.
 
-Appending costs one small file. Tombstones beyond the horizon are removed now and then, truncates are kept: the last one
-of a source stands for all its rows before it.
+An append costs one small file. Tombstones beyond the horizon are removed from time to time. Truncates are kept, because
+the last one of a source covers all its earlier rows.
 """
 
 from __future__ import annotations
@@ -14,46 +15,40 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.types import StructType
 
 from lakefeed.contract import changes
-from lakefeed.pipeline.mirrors.fold import Truncate, latest_truncates
+from lakefeed.pipeline.mirrors.layout import POSITION_COLUMNS, Layout, columns_sql, plan_evolution, retention_properties
+from lakefeed.pipeline.mirrors.positions import Truncate, latest_truncates
 from lakefeed.pipeline.mirrors.settings import MirrorNames, MirrorSettings
-from lakefeed.pipeline.mirrors.table import (
-    POSITION_COLUMNS,
-    Layout,
-    Origin,
-    check_origin,
-    columns_sql,
-    plan_evolution,
-    retention_properties,
-)
-from lakefeed.pipeline.spark.tables import exists, properties, property_pairs, quoted, text_literal
+from lakefeed.pipeline.mirrors.table import MirrorOrigin, check_origin
+from lakefeed.pipeline.spark.sql import property_pairs, quoted, text_literal
+from lakefeed.pipeline.spark.tables import exists, properties
 
 _DELETED_AT = "_cdc_deleted_at"
-# Small files beyond one a day that are worth one rewrite.
+# A rewrite is worth it above this number of files beyond one per day.
 _FILES_MAX = 64
 
 
 class Tombstones:
-    """The tombstones of one mirror. `truncates` are the last ones of each source that are known."""
+    """The tombstones of one mirror. `truncates` has the last known one of each source."""
 
     def __init__(
-        self, names: MirrorNames, layout: Layout, *, settings: MirrorSettings, origin: Origin | None = None
+        self, names: MirrorNames, layout: Layout, *, settings: MirrorSettings, origin: MirrorOrigin | None = None
     ) -> None:
         self._table = names.tombstones_sql
         self._name = str(names.tombstones)
-        self._origin = origin or Origin(str(names.table), None)
+        self._origin = origin or MirrorOrigin(str(names.table), None)
         self._settings = settings
         self._layout = layout
         self._is_empty = True
         self.truncates: tuple[Truncate, ...] = ()
 
     def load(self, spark: SparkSession) -> None:
-        """Find the table or create it, with the key's columns as they are now, and read its truncates.
+        """Create the table or alter it to the present key columns, and load its truncates.
 
-        Raises: NotAMirror, OtherChangeTable, ColumnMismatch.
+        Raises: NotAMirror, ChangeTableReplaced, ColumnMismatch.
         """
         self._prepare(spark)
         rows = spark.sql(
@@ -89,7 +84,7 @@ class Tombstones:
         return list(dict.fromkeys((*self._layout.key, *POSITION_COLUMNS)))
 
     def deletes(self, spark: SparkSession) -> DataFrame | None:
-        """Read the tombstones of single rows; None if there are none."""
+        """Return the tombstones of single rows; None if there are none."""
         return None if self._is_empty else spark.table(self._table).where(f"{changes.OPERATION} = 'DELETE'")
 
     def add(self, deletes: DataFrame, truncates: Sequence[Truncate], *, now: float) -> None:
@@ -117,28 +112,28 @@ class Tombstones:
         return spark.sql(f"SELECT {', '.join(shown)}")
 
     def purge(self, spark: SparkSession, *, now: float) -> None:
-        """Forget what is beyond the horizon, once that is a day's or the files are many, and make many files few."""
+        """Remove tombstones beyond the horizon once a whole day or many files are worth it, and compact many files."""
         if self._is_empty:
             return
         until = datetime.fromtimestamp(now, UTC) - timedelta(seconds=self._settings.tombstone_horizon_s)
-        # Whole days, because files are by the day: those of the day that the horizon lies in would be written anew
-        # each time. Somebody may have joined files, so that their number alone tells nothing.
-        days_over = f"count_if(partition.{_DELETED_AT}_day < DATE '{until.date()}')"
+        # Whole days, because files are partitioned by day: those of the horizon's own day would be rewritten each time.
+        # Their number alone is not enough, because maintenance may have compacted them.
+        old_days = f"count_if(partition.{_DELETED_AT}_day < DATE '{until.date()}')"
         joinable = "count(*) - count(DISTINCT partition)"
-        found = spark.sql(f"SELECT {joinable} > {_FILES_MAX}, {days_over} > 0 FROM {self._table}.files").collect()[0]
-        has_many_files, has_days_over = found
-        if has_many_files or (has_days_over and self._has_deletes_before(spark, until)):
-            spark.sql(f"DELETE FROM {self._table} WHERE {_beyond(until)}")
+        found = spark.sql(f"SELECT {joinable} > {_FILES_MAX}, {old_days} > 0 FROM {self._table}.files").collect()[0]
+        has_many_files, has_old_days = found
+        if has_many_files or (has_old_days and self._has_deletes_before(spark, until)):
+            spark.sql(f"DELETE FROM {self._table} WHERE {_deleted_before(until)}")
         if has_many_files:
             catalog, _, name = self._table.partition(".")
             spark.sql(f"CALL {catalog}.system.rewrite_data_files(table => {text_literal(name)})")
 
     def _has_deletes_before(self, spark: SparkSession, until: datetime) -> bool:
-        """Tell whether a file of days that are over has more than truncates, which stay."""
+        """Return whether days beyond the horizon have more than truncates, which stay."""
         first_kept = until.replace(hour=0, minute=0, second=0, microsecond=0)
-        return bool(spark.sql(f"SELECT 1 FROM {self._table} WHERE {_beyond(first_kept)} LIMIT 1").collect())
+        return bool(spark.sql(f"SELECT 1 FROM {self._table} WHERE {_deleted_before(first_kept)} LIMIT 1").collect())
 
 
-def _beyond(until: datetime) -> str:
-    """Tell whether a row is a delete from before a moment."""
+def _deleted_before(until: datetime) -> str:
+    """Return the condition that a row is a delete from before a time."""
     return f"{changes.OPERATION} = 'DELETE' AND {_DELETED_AT} < CAST('{until.isoformat()}' AS timestamp)"

@@ -117,12 +117,12 @@ def verify_all(
 
     Raises: PipelineError, WriterError; what Spark says of tables that are not there.
     """
-    from lakefeed.pipeline.spark.tables import TableName, catalog_of, change_tables  # noqa: PLC0415 - as all that needs Spark
+    from lakefeed.pipeline.spark.tables import TableIdentifier, catalog_of, change_tables  # noqa: PLC0415 - as all that needs Spark
     from lakefeed.pipeline.verification.mirrors import compare_mirror  # noqa: PLC0415
     from lakefeed.pipeline.verification.scan import verify_table  # noqa: PLC0415
 
     catalog = catalog_of(spark)
-    names = [TableName.parse(table) for table in selection.tables] or change_tables(spark, catalog)
+    names = [TableIdentifier.parse(table) for table in selection.tables] or change_tables(spark, catalog)
     reports = []
     for name in names:
         on_step(f"verifying {name}")

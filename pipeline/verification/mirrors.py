@@ -23,20 +23,22 @@ from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.mirrors.fold import (
     IS_DELETED,
     TRUNCATE,
-    Truncate,
     column,
     fold,
-    latest_truncates,
-    names_no_row,
+    lacks_key,
     prepare,
-    with_moves,
+    with_key_changes,
     without_truncated,
 )
+from lakefeed.pipeline.mirrors.layout import Layout, plan_layout
+from lakefeed.pipeline.mirrors.positions import Truncate, latest_truncates
 from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorNames, MirrorSettings, mirror_names
-from lakefeed.pipeline.mirrors.table import Layout, load_built_key, load_marker, plan_layout
+from lakefeed.pipeline.mirrors.table import load_built_key, load_marker
 from lakefeed.pipeline.spark import tables
 from lakefeed.pipeline.spark.failures import is_spark_error, message_of
-from lakefeed.pipeline.spark.tables import TableName, current_fields, fields_of, load_document, quoted, read_as_of
+from lakefeed.pipeline.spark.metadata import current_fields, fields_of, load_metadata
+from lakefeed.pipeline.spark.sql import quoted
+from lakefeed.pipeline.spark.tables import TableIdentifier, read_as_of
 from lakefeed.pipeline.verification.scan import row_hash
 from lakefeed.settings import load_section
 
@@ -165,7 +167,7 @@ def expected_mirror(
 
     `read` reads the table as of a snapshot, if that is to be done otherwise than with the columns of then.
 
-    Raises: NotAMirror, OtherChangeTable, KeyUnknown.
+    Raises: NotAMirror, ChangeTableReplaced, InvalidKey.
     """
     built_key = load_built_key(spark, names)
     marker = load_marker(spark, names) if built_key else None
@@ -178,7 +180,7 @@ def expected_mirror(
 
 def expected_rows(changes: DataFrame, layout: Layout) -> DataFrame:
     """Fold changes to the rows that are there after them, in the columns of a mirror of current rows."""
-    events = with_moves(prepare(changes, layout), layout).where(~names_no_row(layout))
+    events = with_key_changes(prepare(changes, layout), layout).where(~lacks_key(layout))
     found = events.agg(
         F.min(columns.SOURCE) != F.max(columns.SOURCE),
         F.array_distinct(F.flatten(F.collect_set(columns.UNCHANGED))),
@@ -210,7 +212,7 @@ class _Mirror:
     `fields` are the same columns of both, which differ at most in names inside of structs.
     """
 
-    name: TableName
+    name: TableIdentifier
     snapshot: int
     rows: DataFrame
     expected: Expected
@@ -219,7 +221,7 @@ class _Mirror:
 
 
 def compare_mirror(
-    spark: SparkSession, name: TableName, catalog: str, *, report: Report, options: Mapping[str, Any]
+    spark: SparkSession, name: TableIdentifier, catalog: str, *, report: Report, options: Mapping[str, Any]
 ) -> None:
     """Compare the mirror of a change table with it, if there is one, and add what was found to the table's report."""
     settings = load_section(options.get("config_path"), os.environ, "pipeline.mirror", MirrorConfig).settings_of(
@@ -279,7 +281,7 @@ def _open(spark: SparkSession, names: MirrorNames, settings: MirrorSettings) -> 
         if after is None or expected is None:
             return None
         if before.snapshot_id == after.snapshot_id:
-            document = load_document(spark, names.table_sql)
+            document = load_metadata(spark, names.table_sql)
             fields = fields_in(rows.schema, document, expected.snapshot)
             then = fields_as_of(document, expected.snapshot)
             shown = [{**old, "name": new["name"]} for old, new in zip(then, fields, strict=True)]
@@ -289,7 +291,7 @@ def _open(spark: SparkSession, names: MirrorNames, settings: MirrorSettings) -> 
 
 def _mirror_rows(spark: SparkSession, mirror_sql: str, snapshot_id: int) -> DataFrame:
     """Read a mirror as of a snapshot, under the names that its columns have now: its key is kept by these."""
-    document = load_document(spark, mirror_sql)
+    document = load_metadata(spark, mirror_sql)
     present = {field["id"]: field["name"] for field in current_fields(document)}
     names = {field["name"]: present.get(field["id"]) for field in fields_as_of(document, snapshot_id)}
     rows = tables.read_as_of(spark, mirror_sql, snapshot_id)
@@ -298,7 +300,7 @@ def _mirror_rows(spark: SparkSession, mirror_sql: str, snapshot_id: int) -> Data
 
 def _changes_of_then(spark: SparkSession, table_sql: str, mirror: StructType, snapshot_id: int) -> DataFrame:
     """Read a change table as of a snapshot, under the names that the mirror has for its columns."""
-    document = load_document(spark, table_sql)
+    document = load_metadata(spark, table_sql)
     now = spark.table(table_sql).schema
     shown = []
     for then, field in zip(fields_as_of(document, snapshot_id), fields_in(mirror, document, snapshot_id), strict=True):

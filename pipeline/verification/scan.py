@@ -37,7 +37,8 @@ from lakefeed.contract.verification import (
     plan,
 )
 from lakefeed.pipeline.spark.failures import is_spark_error, message_of
-from lakefeed.pipeline.spark.tables import TableName, current_fields, field_ids, fields_of, load_document
+from lakefeed.pipeline.spark.metadata import current_fields, field_ids, fields_of, load_metadata
+from lakefeed.pipeline.spark.tables import TableIdentifier
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,7 +79,7 @@ _DATA_FILE = re.compile(r"[a-z0-9]+:/\S+?\.parquet")
 
 def verify_table(
     spark: SparkSession,
-    name: TableName,
+    name: TableIdentifier,
     catalog: str,
     wanted: Range,
     *,
@@ -86,10 +87,10 @@ def verify_table(
 ) -> Report:
     """Verify a table as it is now. Other processes may commit to it meanwhile.
 
-    Raises: NoDocument; CatalogError if the table has no such snapshot; Spark's error if there is no such table.
+    Raises: MetadataUnavailable; CatalogError if the table has no such snapshot; Spark's error if there is no such table.
     """
     table = name.sql(catalog)
-    document = load_document(spark, table)
+    document = load_metadata(spark, table)
     on_step("comparing records")
     chosen = plan(str(name), document, wanted)
     return judge(chosen, _Scan(spark, table, document, chosen, on_step=on_step).run())

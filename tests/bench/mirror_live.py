@@ -23,7 +23,7 @@ import psutil
 import pyarrow as pa
 from websockets.sync.client import connect
 
-from lakefeed.pipeline.mirrors.marker import MARKER, read_marker
+from lakefeed.pipeline.mirrors.marker import MARKER, parse_marker
 from tests.service_process import LAKEFEED, ServiceProcess
 
 TABLE = "live"
@@ -191,7 +191,7 @@ def _merged_snapshot(service: ServiceProcess) -> int | None:
     except urllib.error.HTTPError:
         return None
     by_id = {each["snapshot-id"]: each for each in mirror.get("snapshots", [])}
-    marker = read_marker(by_id.get(mirror.get("current-snapshot-id"), {}).get("summary", {}).get(MARKER))
+    marker = parse_marker(by_id.get(mirror.get("current-snapshot-id"), {}).get("summary", {}).get(MARKER))
     return marker.snapshot if marker else None
 
 

@@ -10,26 +10,34 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
-from lakefeed.pipeline.maintenance.commands import maintain
-from lakefeed.pipeline.mirrors.commands import run_command
+from lakefeed.pipeline.cli import JOBS, main
 from lakefeed.pipeline.spark.runtime import SPARK_3_5
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy" / "spark"
-COMMANDS = {"run_mirror": run_command, "maintain_tables": maintain}
+JOB = DEPLOY / "job.py"
 
 
-def applications() -> list[tuple[str, list[str]]]:
+def applications() -> list[list[str]]:
     text = (DEPLOY / "kubernetes.yaml").read_text(encoding="utf-8")
-    jobs = re.findall(r"mainApplicationFile: local:///opt/lakefeed/jobs/(\w+)\.py", text)
-    return list(zip(jobs, map(json.loads, re.findall(r"arguments: (\[.*\])", text)), strict=True))
+    assert set(re.findall(r"mainApplicationFile: local:///opt/lakefeed/(\S+)", text)) == {JOB.name}
+    return [json.loads(arguments) for arguments in re.findall(r"arguments: (\[.*\])", text)]
 
 
-@pytest.mark.parametrize(("job", "arguments"), applications())
-def test_kubernetes_runs_jobs_that_exist_with_arguments_that_they_take(job: str, arguments: list[str]) -> None:
-    assert (ROOT / "pipeline" / "jobs" / f"{job}.py").exists()
-    assert isinstance(COMMANDS[job].make_context(job, arguments), click.Context)
+@pytest.mark.parametrize("arguments", applications(), ids=" ".join)
+def test_kubernetes_runs_commands_that_exist_with_arguments_that_they_accept(arguments: list[str]) -> None:
+    command: click.Command = main
+    while isinstance(command, click.Group):
+        name, command, arguments = command.resolve_command(click.Context(command), arguments)
+
+    assert isinstance(command.make_context(name, arguments), click.Context)
+
+
+def test_every_command_for_spark_submit_has_a_help_page() -> None:
+    for name in JOBS:
+        assert CliRunner().invoke(main, [name, "--help"]).exit_code == 0
 
 
 def test_image_has_the_jars_that_fit_spark() -> None:
@@ -57,17 +65,16 @@ def spark_home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_submit_names_master_wheel_iceberg_and_job(spark_home: Path) -> None:
-    asked = submit("run_mirror", "users", "--once", SPARK_HOME=str(spark_home), MASTER="yarn", WHEEL="/w.whl")
+def test_submit_passes_master_wheel_iceberg_and_job(spark_home: Path) -> None:
+    asked = submit("mirror", "run", "--once", SPARK_HOME=str(spark_home), MASTER="yarn", WHEEL="/w.whl")
 
     packages = f"{SPARK_3_5.iceberg_package},{SPARK_3_5.aws_package}"
     assert asked.stdout.splitlines() == [
         *("--master", "yarn", "--py-files", "/w.whl", "--packages", packages),
-        *(str(ROOT / "pipeline" / "jobs" / "run_mirror.py"), "users", "--once"),
+        *(str(JOB), "mirror", "run", "--once"),
     ]
 
 
-def test_submit_says_what_is_missing() -> None:
+def test_submit_reports_missing_arguments() -> None:
     assert "usage:" in submit().stderr
-    assert "no such job: nothing (jobs: backfill_table maintain_tables" in submit("nothing").stderr
-    assert "MASTER" in submit("run_mirror", WHEEL="/w.whl").stderr
+    assert "MASTER" in submit("mirror", "run", WHEEL="/w.whl").stderr

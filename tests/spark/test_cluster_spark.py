@@ -77,18 +77,18 @@ def test_jobs_of_the_wheel_run_on_a_standalone_cluster(
     conf = tmp_path / "spark.conf"
     conf.write_text("\n".join(f"{key} {value}" for key, value in told.items()))
 
-    def submit(job: str, *arguments: str) -> None:
+    def submit(*arguments: str) -> None:
         given = {"WHEEL": str(wheel), "ICEBERG": _iceberg(), "SUBMIT_OPTIONS": f"--properties-file {conf}"}
-        ended = cluster.submit(job, "default.users", *arguments, **given)
+        ended = cluster.submit(*arguments, "default.users", **given)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         assert FROM_THE_WHEEL in ended.stdout
 
-    submit("maintain_tables", "--only", "compact", "--json")
+    submit("maintain", "--only", "compact", "--json")
     assert _total(service, "users", "total-records") == COMMITS
     assert _total(service, "users", "total-data-files") == 1
 
     # A stream, whose batches the JVM hands to the driver's Python, and which keeps its place between two starts.
-    mirror = ("run_mirror", "--once", "--checkpoints", (tmp_path / "checkpoints").as_uri())
+    mirror = ("mirror", "run", "--once", "--checkpoints", (tmp_path / "checkpoints").as_uri())
     submit(*mirror)
     assert _total(service, "users_current", "total-records") == COMMITS
     _push(service, range(COMMITS + 1, COMMITS + 3))

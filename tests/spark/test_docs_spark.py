@@ -18,13 +18,14 @@ from pyspark.sql import SparkSession
 from websockets.sync.client import connect
 
 from lakefeed.ingest.cli.push import PushRequest, push_lines
-from lakefeed.pipeline.backfill.inputs import FileInput, parse_read_as
-from lakefeed.pipeline.backfill.runner import Backfill, Request
-from lakefeed.pipeline.backfill.target import Target
+from lakefeed.pipeline.backfill.inputs import FileInput
+from lakefeed.pipeline.backfill.positions import parse_position
+from lakefeed.pipeline.backfill.runner import Backfill, BackfillRequest
+from lakefeed.pipeline.backfill.target import TargetTable
 from lakefeed.pipeline.consumers import consumers
 from lakefeed.pipeline.spark import session
 from lakefeed.pipeline.spark.settings import SessionConfig, SparkSettings
-from lakefeed.pipeline.spark.tables import TableName
+from lakefeed.pipeline.spark.tables import TableIdentifier
 from tests.service_process import ServiceProcess, service_process
 from tests.spark.conftest import OpenSpark
 
@@ -117,8 +118,10 @@ def _cards(spark: SparkSession) -> list[tuple[int, str]]:
 def _backfill(spark: SparkSession, directory: Path, rows: list[dict[str, Any]]) -> None:
     path = directory / "old.json"
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    wanted = Request(source="shop", key=("id",), read_as=parse_read_as("mark"))
-    work = Backfill(Target(spark, "lake", TableName.parse("users")), FileInput(format="jsonl", path=str(path)), wanted)
+    wanted = BackfillRequest(source="shop", key=("id",), read_as=parse_position("mark"))
+    work = Backfill(
+        TargetTable(spark, "lake", TableIdentifier.parse("users")), FileInput(format="jsonl", path=str(path)), wanted
+    )
     assert work.run(work.prepare()).rows == len(rows)
 
 

@@ -15,10 +15,10 @@ from lakefeed.ingest.cli.main import main
 from lakefeed.pipeline.maintenance import compact
 from lakefeed.pipeline.maintenance.runner import Maintenance
 from lakefeed.pipeline.maintenance.settings import MaintenanceConfig, MaintenanceSettings, Step
-from lakefeed.pipeline.spark.tables import TableName, snapshots
+from lakefeed.pipeline.spark.tables import TableIdentifier, snapshots
 from tests.spark.conftest import OpenSpark
 
-NAME = TableName(("default",), "users_current")
+NAME = TableIdentifier(("default",), "users_current")
 EAGER = MaintenanceConfig(min_input_files=2, min_manifests=2)
 AS_SHORT_AS_CAN_BE = "'history.expire.max-snapshot-age-ms' = '1', 'history.expire.min-snapshots-to-keep' = '1'"
 
@@ -113,7 +113,7 @@ def test_the_command_shows_a_plan_then_does_it_and_its_exit_code_tells_of_failur
     assert planned.exit_code == 0, planned.output
     [told] = json.loads(planned.stdout)["tables"]
     assert told["plan"]["compact"] | {"bytes": 0} == {"files": 5, "bytes": 0, "files_after": 1}
-    assert set(told["plan"]["leftOut"]) == {"expire", "orphans"}
+    assert set(told["plan"]["skipped"]) == {"expire", "orphans"}
     assert (told["before"], told["steps"], len(snapshots(spark, table))) == (told["after"], {}, count)
     done = CliRunner().invoke(main, ["maintain", "default.users_current", "--only", "compact"])
     assert (done.exit_code, "5 -> 1" in done.stdout) == (0, True), done.output

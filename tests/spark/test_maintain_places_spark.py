@@ -11,11 +11,11 @@ from pyspark.sql import SparkSession
 
 from lakefeed.pipeline.maintenance.runner import Maintenance, TableReport
 from lakefeed.pipeline.maintenance.settings import MaintenanceConfig, Step
-from lakefeed.pipeline.spark.tables import TableName, snapshots
+from lakefeed.pipeline.spark.tables import TableIdentifier, snapshots
 from tests.clients import open_pyiceberg
 from tests.spark.conftest import OpenSpark
 
-A, B, C = (TableName(("sales",), name) for name in "abc")
+A, B, C = (TableIdentifier(("sales",), name) for name in "abc")
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_table_that_goes_while_others_are_maintained_stops_only_itself(spark: 
     names = maintenance.choose_tables()
     assert names == [A, B, C]
 
-    def drop_another(name: TableName, _: Step) -> None:
+    def drop_another(name: TableIdentifier, _: Step) -> None:
         if name == A:
             spark.sql(f"DROP TABLE {B.sql('lake')}")
 
@@ -67,8 +67,8 @@ def test_snapshots_stay_where_main_has_an_age_of_its_own(spark: SparkSession) ->
     [report] = Maintenance(spark, "lake", config, only=frozenset([Step.EXPIRE])).run([A])
     assert (report.problems, steps_done(report)) == ([], [])
     assert report.plan is not None
-    assert list(report.plan.left_out or ()) == [Step.EXPIRE]
+    assert list(report.plan.skipped or ()) == [Step.EXPIRE]
     assert len(snapshots(spark, table)) == 2
     [other] = Maintenance(spark, "lake", config, only=frozenset([Step.EXPIRE])).run([B])
     assert other.plan is not None
-    assert not other.plan.left_out
+    assert not other.plan.skipped

@@ -19,14 +19,14 @@ from lakefeed.pipeline.consumers import consumers, follow, hold
 from lakefeed.pipeline.maintenance.runner import Maintenance, TableReport
 from lakefeed.pipeline.maintenance.settings import MaintenanceConfig, Step
 from lakefeed.pipeline.spark.session import catalog_properties
-from lakefeed.pipeline.spark.tables import TableName, properties
+from lakefeed.pipeline.spark.tables import TableIdentifier, properties
 from lakefeed.storage.local import local_path
 from tests.s3_server import S3Server
 from tests.service_process import LAKEFEED, ServiceProcess, service_process
 from tests.spark.conftest import OpenSpark
 from tests.spark.live_changes import live_changes, wait_for
 
-USERS = TableName(("default",), "users")
+USERS = TableIdentifier(("default",), "users")
 # Commits often, so that rewrites meet them, and the writer looks for old snapshots of its own.
 BUSY = {"writer.flush_max_age_s": 0.1, "writer.flush_check_interval_s": 0.02}
 # As little history as there can be: what stays, stays for a reader.
@@ -93,7 +93,7 @@ def problems(reports: list[TableReport]) -> list[str]:
 
 
 def told(reports: list[TableReport], step: Step, name: str) -> int:
-    return sum(result.told[name] for report in reports for result in report.results if result.step is step)
+    return sum(result.counts[name] for report in reports for result in report.results if result.step is step)
 
 
 def sequences(spark: SparkSession, table: str) -> list[int]:

@@ -16,7 +16,8 @@ from lakefeed.pipeline.mirrors.commands import run_mirrors
 from lakefeed.pipeline.mirrors.merge import commit_marked
 from lakefeed.pipeline.mirrors.runner import MirrorRun
 from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode
-from lakefeed.pipeline.spark.tables import TableName, commit_with_properties, snapshots
+from lakefeed.pipeline.spark.metadata import commit_with_properties
+from lakefeed.pipeline.spark.tables import TableIdentifier, snapshots
 from tests.fault_proxy import CutResponse, Fault, FaultProxy, Meanwhile, Rule, fault_proxy
 from tests.mirror_events import Pusher
 from tests.service_process import ServiceProcess
@@ -72,7 +73,7 @@ def spoil_first_merge(monkeypatch: pytest.MonkeyPatch, proxy: FaultProxy, fault:
 
 
 def repeats(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.what for record in caplog.records if record.getMessage() == "repeated_after_conflict"]
+    return [record.what for record in caplog.records if record.getMessage() == "conflict_retried"]
 
 
 @pytest.mark.parametrize("mode", [MirrorMode.COPY_ON_WRITE, MirrorMode.DELETION_VECTORS, MirrorMode.HISTORY])
@@ -133,7 +134,7 @@ def test_a_merge_that_another_application_came_before_is_given_up_and_brings_no_
     config = config_of(tmp_path, table, mode)
     other_spark = open_spark(uri=service.http_url, name=f"other_{table}")
     other_config = config_of(tmp_path / "other", table, mode)
-    other = MirrorRun(other_spark, f"other_{table}", [TableName.parse(table)], other_config)
+    other = MirrorRun(other_spark, f"other_{table}", [TableIdentifier.parse(table)], other_config)
     spark = open_spark(uri=proxy.url, name=f"one_{table}")
     push = build_mirror(service, spark, table, config)
     push.update(2, n=20).commit()

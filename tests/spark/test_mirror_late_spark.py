@@ -13,12 +13,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
 from pyspark.sql.types import ArrayType, StringType, StructType
 
+from lakefeed.pipeline.mirrors.layout import plan_layout
 from lakefeed.pipeline.mirrors.marker import Marker
-from lakefeed.pipeline.mirrors.merge import look_at_mirror, merge_changes
+from lakefeed.pipeline.mirrors.merge import load_state, merge_changes
 from lakefeed.pipeline.mirrors.settings import MirrorMode, MirrorSettings, mirror_names
-from lakefeed.pipeline.mirrors.table import Origin, plan_layout, prepare_mirror
+from lakefeed.pipeline.mirrors.table import MirrorOrigin, prepare_mirror
 from lakefeed.pipeline.mirrors.tombstones import Tombstones
-from lakefeed.pipeline.spark.tables import TableName
+from lakefeed.pipeline.spark.tables import TableIdentifier
 from tests.mirror_model import START_MS, Change, expected_history, expected_rows
 from tests.seeds import choose_seed
 from tests.spark.conftest import OpenSpark
@@ -50,10 +51,10 @@ class Feed:
         self.spark = spark
         self._settings = MirrorSettings(key=("id",), mode=mode)
         self._names = mirror_names(
-            TableName.parse("changes"), self._settings, spark.sql("SELECT current_catalog()").collect()[0][0]
+            TableIdentifier.parse("changes"), self._settings, spark.sql("SELECT current_catalog()").collect()[0][0]
         )
         self._layout = plan_layout(self._frame([]).schema, self._settings)
-        origin = Origin(str(self._names.table), None)
+        origin = MirrorOrigin(str(self._names.table), None)
         prepare_mirror(spark, self._names, self._layout, self._settings, origin=origin)
         self._tombstones = Tombstones(self._names, self._layout, settings=self._settings)
         self._tombstones.load(spark)
@@ -75,7 +76,7 @@ class Feed:
             settings=self._settings,
             tombstones=self._tombstones,
             marker=marker,
-            seen=look_at_mirror(self.spark, self._names),
+            state=load_state(self.spark, self._names),
         )
 
     def rows(self) -> dict[int, tuple[Any, ...]]:

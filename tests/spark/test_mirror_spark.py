@@ -20,10 +20,10 @@ from lakefeed.ingest.cli.main import main
 from lakefeed.pipeline.consumers import consumers
 from lakefeed.pipeline.mirrors.commands import run_mirrors
 from lakefeed.pipeline.mirrors.marker import Marker, load_lineage
-from lakefeed.pipeline.mirrors.merge import Merged, merge_changes
+from lakefeed.pipeline.mirrors.merge import MergeResult, merge_changes
 from lakefeed.pipeline.mirrors.runner import MirrorRun, load_status
 from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode
-from lakefeed.pipeline.spark.tables import TableName, catalog_of
+from lakefeed.pipeline.spark.tables import TableIdentifier, catalog_of
 from tests.mirror_events import Pusher
 from tests.service_process import ServiceProcess
 from tests.spark.mirror_runs import keyed, mirrored, run_once
@@ -39,12 +39,12 @@ def test_a_mirror_shows_the_last_state_of_each_row_and_is_a_consumer_of_its_tabl
     settings = keyed(config, "default.users", mode=MirrorMode.MERGE_ON_READ, buckets=2)
     run_once(spark, "users", settings)
     push.update(2, name="Hopper").delete(1).insert(4, name="Alan", age=41).commit()
-    [behind] = load_status(spark, catalog_of(spark), [TableName.parse("users")], settings)
+    [behind] = load_status(spark, catalog_of(spark), [TableIdentifier.parse("users")], settings)
     assert (behind.snapshots_behind, behind.rows_behind) == (1, 3)
     run_once(spark, "users", settings)
     rows = mirrored(spark, "default.users_current", "id", "name", "age", "_cdc_sequence")
     assert rows == [(2, "Hopper", None, 4), (3, "Edsger", None, 3), (4, "Alan", 41, 6)]
-    [status] = load_status(spark, catalog_of(spark), [TableName.parse("users")], settings)
+    [status] = load_status(spark, catalog_of(spark), [TableIdentifier.parse("users")], settings)
     assert (status.snapshots_behind, status.seconds_behind) == (0, 0.0)
     [consumer] = consumers(spark, "default.users")
     assert (consumer.name, consumer.snapshot_id) == ("mirror_users_current", status.snapshot)
@@ -111,7 +111,7 @@ def test_a_mirror_is_a_consumer_while_it_reads_the_whole_table_and_does_not_beco
     Pusher(service, "whole", "whole").insert(1, n=1).commit()
     seen: list[list[tuple[str, int]]] = []
 
-    def looking(changes: DataFrame, *, marker: Marker, **options: Any) -> Merged:
+    def looking(changes: DataFrame, *, marker: Marker, **options: Any) -> MergeResult:
         found = consumers(changes.sparkSession, "default.whole")
         seen.append([(each.name, each.snapshot_id) for each in found])
         assert seen[-1] == [("mirror_whole_current", marker.snapshot)]
@@ -122,7 +122,7 @@ def test_a_mirror_is_a_consumer_while_it_reads_the_whole_table_and_does_not_beco
     assert seen
     as_history = keyed(config, "default.whole", mode=MirrorMode.HISTORY, target="{table}_current")
     failures = run_mirrors(spark, ["whole"], as_history, once=True)
-    assert "set target for another name" in failures["default.whole"]
+    assert "set another target" in failures["default.whole"]
 
 
 def test_rows_that_were_read_late_fill_what_was_never_sent_and_bring_back_nothing(
@@ -170,8 +170,8 @@ def test_a_table_that_cannot_be_mirrored_stops_alone_and_says_why(
     failed = CliRunner().invoke(main, ["mirror", "run", "good", "keyless", "taken", "--once"])
     assert failed.exit_code == 1
     assert asked == ["spark.scheduler.mode=FAIR"], "pools share by turns only then"
-    assert "default.keyless: changes name no row" in failed.stderr
-    assert "default.taken: the table exists and is no mirror of this one" in failed.stderr
+    assert "default.keyless: changes have no key" in failed.stderr
+    assert "default.taken: a table with the mirror's name exists and is not a mirror" in failed.stderr
     assert mirrored(spark, "default.good_current", "id", "n") == [(1, 1)]
     monkeypatch.setenv("LAKEFEED_PIPELINE_MIRROR_ROWS_WITHOUT_KEY", "skip")
     assert CliRunner().invoke(main, ["mirror", "run", "keyless", "--once"]).exit_code == 0
@@ -193,7 +193,9 @@ def test_of_two_applications_on_one_mirror_one_stops(
     settings = dataclasses.replace(keyed(config, "default.pair"), interval_s=0.2)
     run_once(spark, "pair", settings)
     merged = threading.Event()
-    run = MirrorRun(spark, catalog_of(spark), [TableName.parse("pair")], settings, on_merge=lambda *_: merged.set())
+    run = MirrorRun(
+        spark, catalog_of(spark), [TableIdentifier.parse("pair")], settings, on_merge=lambda *_: merged.set()
+    )
     thread = threading.Thread(target=run.run, kwargs={"once": False})
     thread.start()
     try:

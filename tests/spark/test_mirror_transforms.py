@@ -9,21 +9,19 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
-from lakefeed.pipeline.maintenance.steps import literal
 from lakefeed.pipeline.mirrors.fold import (
-    Truncate,
     fold,
-    names_no_row,
+    lacks_key,
     prepare,
-    unblocked,
-    unknown_names,
-    with_moves,
+    with_key_changes,
+    without_tombstoned,
     without_truncated,
 )
 from lakefeed.pipeline.mirrors.history import versions_of
+from lakefeed.pipeline.mirrors.layout import Layout, plan_layout
+from lakefeed.pipeline.mirrors.positions import Truncate, unknown_names
 from lakefeed.pipeline.mirrors.settings import MirrorMode, MirrorSettings
-from lakefeed.pipeline.mirrors.table import Layout, plan_layout
-from lakefeed.pipeline.spark.tables import text_literal
+from lakefeed.pipeline.spark.sql import text_literal
 
 CHANGES = (
     StructType()
@@ -69,7 +67,7 @@ def layout_of(**settings: Any) -> Layout:
 
 def folded(spark: SparkSession, *changes: dict[str, Any], **options: Any) -> dict[int, tuple[Any, ...]]:
     layout = layout_of()
-    events = with_moves(prepare(frame(spark, *changes), layout), layout)
+    events = with_key_changes(prepare(frame(spark, *changes), layout), layout)
     rows = fold(events, layout, **options).collect()
     found = {row["id"]: (row["a"], row["b"], row["_cdc_sequence"], row["_cdc_is_deleted"]) for row in rows}
     assert len(found) == len(rows)
@@ -165,7 +163,7 @@ def test_a_stored_version_that_lacks_a_column_under_its_former_name_gets_it(spar
     assert [row["_cdc_unknown"] for row in stored.collect()] == [["b"]]
     layout = renamed_layout(mode=MirrorMode.HISTORY)
     late = frame(spark, change(3, "READ", 1, "x", b="b1")).withColumnRenamed("b", "label")
-    options: dict[str, Any] = {"stones": None, "unchanged": ["label"], "truncates": ()}
+    options: dict[str, Any] = {"tombstones": None, "unchanged": ["label"], "truncates": ()}
     found = versions_of(prepare(late, layout), stored=stored, layout=layout, **options)
     assert sorted((row["a"], row["label"], row["_cdc_unknown"]) for row in found.collect()) == [
         ("x", "b1", None),
@@ -186,8 +184,7 @@ def test_a_text_is_itself_where_spark_looks_for_variables(spark: SparkSession) -
     spark.conf.set("spark.sql.variable.substitute", "true")
     spark.conf.set("b", "value")
     for text in ("a${b}", "${env:HOME}", "\\${b}'", "\\u0024", "a$b"):
-        for quote in (text_literal, literal):
-            assert spark.sql(f"SELECT {quote(text)}").collect()[0][0] == text
+        assert spark.sql(f"SELECT {text_literal(text)}").collect()[0][0] == text
 
 
 def test_where_a_value_comes_from_is_told(spark: SparkSession) -> None:
@@ -227,7 +224,7 @@ def test_an_old_key_is_found_under_any_name_that_its_column_had(spark: SparkSess
         change(3, "UPDATE", 6, "x", _cdc_before='{"number": 5}'),
         change(4, "UPDATE", 7, "x", _cdc_before='{"nr": 6}'),
     ).withColumnRenamed("id", "number")
-    events = with_moves(prepare(changes, layout), layout)
+    events = with_key_changes(prepare(changes, layout), layout)
     deleted = {row["number"] for row in events.collect() if row["_cdc_operation"] == "DELETE"}
     assert deleted == {1, 5, 6}
 
@@ -262,8 +259,8 @@ def test_a_row_is_blocked_by_a_tombstone_that_is_not_older(spark: SparkSession) 
         ),
         layout,
     )
-    stones = prepare(frame(spark, *(change(5, "DELETE", key) for key in (1, 2, 3, 4))), layout)
-    assert {row["id"] for row in unblocked(rows, stones, layout).collect()} == {3, 4}
+    tombstones = prepare(frame(spark, *(change(5, "DELETE", key) for key in (1, 2, 3, 4))), layout)
+    assert {row["id"] for row in without_tombstoned(rows, tombstones, layout).collect()} == {3, 4}
 
 
 @pytest.mark.parametrize(("key", "missing"), [(("id",), {7}), (("_cdc_row_id",), {7, 8}), (("id", "a"), {7, 9})])
@@ -279,7 +276,7 @@ def test_a_change_without_a_part_of_its_key_is_found(
         change(9, "INSERT", 2),
         change(10, "TRUNCATE", None),
     )
-    found = prepare(changes, layout).where(names_no_row(layout)).collect()
+    found = prepare(changes, layout).where(lacks_key(layout)).collect()
     assert {row["_cdc_sequence"] for row in found} == missing
 
 
@@ -289,7 +286,7 @@ def versions(
     layout = layout_of(mode=MirrorMode.HISTORY)
     events = without_truncated(prepare(frame(spark, *changes), layout), ())
     empty = spark.createDataFrame([], layout.schema)
-    usual: dict[str, Any] = {"stones": None, "unchanged": (), "truncates": ()}
+    usual: dict[str, Any] = {"tombstones": None, "unchanged": (), "truncates": ()}
     return versions_of(events, stored=empty if stored is None else stored, layout=layout, **(usual | options))
 
 
@@ -359,8 +356,8 @@ def test_a_version_that_began_with_a_read_is_not_ended_by_its_own_begin(spark: S
 
 def test_a_late_row_behind_a_forgotten_delete_is_ended_by_its_tombstone(spark: SparkSession) -> None:
     layout = layout_of()
-    stones = prepare(frame(spark, change(6, "DELETE", 1)), layout)
-    assert spans(versions(spark, [change(5, "READ", 1, "r")], stones=stones)) == [(1, "r", 5, 6)]
+    tombstones = prepare(frame(spark, change(6, "DELETE", 1)), layout)
+    assert spans(versions(spark, [change(5, "READ", 1, "r")], tombstones=tombstones)) == [(1, "r", 5, 6)]
 
 
 def test_columns_that_a_version_did_not_send_come_from_the_stored_one_before(spark: SparkSession) -> None:

@@ -16,11 +16,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lakefeed.pipeline import consumers
 from lakefeed.pipeline.mirrors.commands import run_mirrors
-from lakefeed.pipeline.mirrors.merge import Merged, merge_changes
+from lakefeed.pipeline.mirrors.layout import columns_sql, plan_evolution, plan_layout
+from lakefeed.pipeline.mirrors.merge import MergeResult, merge_changes
 from lakefeed.pipeline.mirrors.runner import MirrorRun, load_status
 from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode, MirrorSettings
-from lakefeed.pipeline.mirrors.table import columns_sql, plan_evolution, plan_layout
-from lakefeed.pipeline.spark.tables import TableName, catalog_of, snapshots
+from lakefeed.pipeline.spark.tables import TableIdentifier, catalog_of, snapshots
 from tests.mirror_events import START_MS, Pusher
 from tests.service_process import ServiceProcess
 from tests.spark.mirror_runs import keyed, mirrored, run_once
@@ -63,8 +63,8 @@ def test_a_change_table_that_was_made_anew_does_not_go_into_the_old_mirror(
     create_changes(spark, "anew", "(1, 100, 1, 'INSERT')", "(2, 200, 2, 'INSERT')")
     for drop in ("default.anew_current", "default.anew_current_tombstones"):
         failures = run_mirrors(spark, ["anew"], settings, once=True)
-        assert "made anew since its mirror was built, drop the mirror" in failures["default.anew"]
-        [status] = load_status(spark, catalog_of(spark), [TableName.parse("anew")], settings)
+        assert "recreated since its mirror was built, drop the mirror" in failures["default.anew"]
+        [status] = load_status(spark, catalog_of(spark), [TableIdentifier.parse("anew")], settings)
         assert status.snapshots_behind is None
         spark.sql(f"DROP TABLE {drop}")
     run_once(spark, "anew", settings)
@@ -141,7 +141,7 @@ def test_old_versions_of_a_mirror_go_by_themselves_with_their_files_but_not_its_
         push.update(1, n=number).insert(2, n=number).delete(2).commit()
     run_once(spark, "small", settings)
     assert mirrored(spark, "default.small_current", "id", "n") == [(1, 2)]
-    [status] = load_status(spark, catalog_of(spark), [TableName.parse("small")], settings)
+    [status] = load_status(spark, catalog_of(spark), [TableIdentifier.parse("small")], settings)
     assert status.snapshots_behind == 0
     for table in ("small_current", "small_current_tombstones"):
         assert len(snapshots(spark, f"default.{table}")) == 2, table
@@ -161,14 +161,14 @@ def test_old_versions_go_while_a_mirror_runs(
     service: ServiceProcess, spark: SparkSession, config: MirrorConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lakefeed.pipeline.mirrors.follower.REGISTER_EVERY_S", 0.1)
-    monkeypatch.setattr("lakefeed.pipeline.mirrors.follower.tidy_every_s", lambda _settings: 0.1)
+    monkeypatch.setattr("lakefeed.pipeline.mirrors.follower.cleanup_interval_s", lambda _settings: 0.1)
     push = Pusher(service, "running", "running")
     settings = dataclasses.replace(keyed(config, "default.running", snapshot_age_s=0.001), interval_s=0.2)
     merged: list[int] = []
     run = MirrorRun(
         spark,
         catalog_of(spark),
-        [TableName.parse("running")],
+        [TableIdentifier.parse("running")],
         settings,
         on_merge=lambda _names, done: merged.append(done.rows),
     )
@@ -211,7 +211,7 @@ def test_a_registration_is_renewed_while_a_table_is_read_and_reading_it_again_fo
             registered.append(snapshot)
             return has_expired.is_set() or consumers.register(session, table, name, snapshot)
 
-    def slow(changes: DataFrame, **options: Any) -> Merged:
+    def slow(changes: DataFrame, **options: Any) -> MergeResult:
         first = not has_expired.is_set()
         wait_until(lambda: len(registered) >= 4)
         merged = merge_changes(changes, **options)
@@ -228,7 +228,7 @@ def test_a_registration_is_renewed_while_a_table_is_read_and_reading_it_again_fo
     with caplog.at_level(logging.WARNING):
         run_once(spark, "again", keyed(config, "default.again"))
     assert mirrored(spark, "default.again_current", "id", "n") == [(1, 1), (2, 2)]
-    told = [record for record in caplog.records if record.getMessage() == "mirror_reads_all_again"]
+    told = [record for record in caplog.records if record.getMessage() == "mirror_full_read_repeated"]
     assert [record.snapshot for record in told] == [registered[0]]
     assert "lakefeed.consumer-snapshots-max" in told[0].reason
 
@@ -271,7 +271,7 @@ def test_each_mirror_has_a_pool_of_its_own_for_all_that_it_does(
 ) -> None:
     pools: list[tuple[str, int, str | None]] = []
 
-    def looking(changes: DataFrame, **options: Any) -> Merged:
+    def looking(changes: DataFrame, **options: Any) -> MergeResult:
         pool = changes.sparkSession.sparkContext.getLocalProperty("spark.scheduler.pool")
         pools.append((str(options["names"].table), options["marker"].batch, pool))
         return merge_changes(changes, **options)

@@ -1,4 +1,4 @@
-"""`lakefeed spark sql` and `shell` answer from the catalog's tables."""
+"""`lakefeed spark sql` and `lakefeed spark shell` read the catalog's tables."""
 
 from __future__ import annotations
 
@@ -64,16 +64,13 @@ def test_shell_has_a_session_on_the_catalog_and_ends_with_its_input(run_lakefeed
     assert "rows: 2" in ended.stdout
 
 
-def test_typed_statements_go_on_after_one_that_fails(run_lakefeed, users_url, monkeypatch):
-    typed = iter(["SELECT id FROM", "sales.absent;", "SELECT id + 40 AS id FROM sales.users WHERE id = 2;", "exit"])
-    monkeypatch.setattr("builtins.input", lambda _prompt: next(typed))
-    monkeypatch.setattr("lakefeed.pipeline.spark.conf.sys.stdin", SimpleNamespace(isatty=lambda: True))
+def test_without_statements_on_a_terminal_the_command_says_how_to_get_a_prompt(run_lakefeed, monkeypatch):
+    monkeypatch.setattr("lakefeed.pipeline.spark.commands.sys.stdin", SimpleNamespace(isatty=lambda: True))
 
-    ended = run_lakefeed("spark", "sql", "--url", users_url, "--format", "csv")
+    ended = run_lakefeed("spark", "sql")
 
-    assert ended.exit_code == 0
-    assert ended.stdout == "id\n42\n"
-    assert "TABLE_OR_VIEW_NOT_FOUND" in ended.stderr
+    assert ended.exit_code == 2
+    assert "spark-sql $(lakefeed spark conf --format args)" in ended.output
 
 
 def test_command_in_a_process_of_its_own_says_why_spark_failed_and_ends_with_its_jvm(users_url):

@@ -6,11 +6,11 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType, TimestampType
 
-from lakefeed.pipeline.mirrors.fold import Truncate
+from lakefeed.pipeline.mirrors.layout import plan_layout
+from lakefeed.pipeline.mirrors.positions import Truncate
 from lakefeed.pipeline.mirrors.settings import MirrorSettings, mirror_names
-from lakefeed.pipeline.mirrors.table import plan_layout
 from lakefeed.pipeline.mirrors.tombstones import Tombstones
-from lakefeed.pipeline.spark.tables import TableName, properties, snapshots
+from lakefeed.pipeline.spark.tables import TableIdentifier, properties, snapshots
 from tests.spark.conftest import OpenSpark
 
 NOW_S = 1_800_000_000.0
@@ -24,7 +24,7 @@ def key_schema(field: StructField) -> StructType:
 
 def open_stones(spark: SparkSession, catalog: str, field: StructField) -> Tombstones:
     settings = MirrorSettings(key=(field.name,), tombstone_horizon_s=HORIZON_S, snapshot_age_s=60)
-    names = mirror_names(TableName.parse("users"), settings, catalog)
+    names = mirror_names(TableIdentifier.parse("users"), settings, catalog)
     stones = Tombstones(names, plan_layout(key_schema(field), settings), settings=settings)
     stones.load(spark)
     return stones

@@ -22,7 +22,7 @@ from lakefeed.contract.verification import Report, report_document
 from lakefeed.ingest.cli.main import main
 from lakefeed.pipeline.mirrors.commands import run_mirrors
 from lakefeed.pipeline.mirrors.settings import MirrorConfig, RowsWithoutKey
-from lakefeed.pipeline.spark.tables import TableName, catalog_of
+from lakefeed.pipeline.spark.tables import TableIdentifier, catalog_of
 from lakefeed.pipeline.verification import commands
 from lakefeed.pipeline.verification.commands import Selection, verify_all
 from lakefeed.pipeline.verification.mirrors import compare_mirror
@@ -202,7 +202,7 @@ def test_a_mirror_that_somebody_has_changed_is_found(tmp_path: Path, open_spark:
 def compared(spark: SparkSession, table: str, **options: Any) -> tuple[str, list[str]]:
     """Compare a mirror alone: what was compared, and what was found."""
     report = Report(table=table)
-    compare_mirror(spark, TableName.parse(table), catalog_of(spark), report=report, options=options)
+    compare_mirror(spark, TableIdentifier.parse(table), catalog_of(spark), report=report, options=options)
     return "\n".join(report.notes), [finding.text for finding in report.findings]
 
 

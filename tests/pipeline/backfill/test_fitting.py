@@ -8,7 +8,8 @@ import pytest
 from pyspark.sql import types as t
 from pyspark.sql.types import StructField, StructType
 
-from lakefeed.pipeline.backfill.types import Fitting, fit_columns, type_sql
+from lakefeed.pipeline.backfill.types import SchemaFit, fit_columns
+from lakefeed.pipeline.spark.sql import type_sql
 
 LINE = StructType([StructField("sku", t.StringType()), StructField("count", t.IntegerType())])
 
@@ -17,7 +18,7 @@ def one(type_: t.DataType, name: str = "c") -> StructType:
     return StructType([StructField(name, type_)])
 
 
-def fit(given: t.DataType, known: t.DataType) -> Fitting:
+def fit(given: t.DataType, known: t.DataType) -> SchemaFit:
     return fit_columns(one(given), one(known))
 
 
@@ -131,7 +132,7 @@ def test_fields_of_structs_are_found_under_former_names_too() -> None:
     assert (found.changes, found.problems) == ([], [])
     assert found.columns[0].convert is not None, "it has to get its new name"
     both = StructType([StructField(name, t.LongType()) for name in ("y", "x")])
-    assert "two fields are meant for one: fields=y,x" in fit_columns(one(both), known).problems[0]
+    assert "two fields match one: fields=y,x" in fit_columns(one(both), known).problems[0]
 
 
 @pytest.mark.parametrize("name", ["_cdc_sequence", "_CDC_new", "_file", "", "a\nb", "x" * 256])
@@ -141,7 +142,7 @@ def test_names_that_are_not_free_are_a_problem(name: str) -> None:
 
 def test_two_columns_that_differ_by_case_are_a_problem() -> None:
     given = StructType([StructField("a", t.LongType()), StructField("A", t.LongType())])
-    assert "one name" in fit_columns(given, StructType()).problems[0]
+    assert "the same name" in fit_columns(given, StructType()).problems[0]
 
 
 def test_types_that_no_table_has_are_a_problem() -> None:

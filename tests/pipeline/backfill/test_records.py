@@ -9,8 +9,8 @@ import pytest
 
 from lakefeed.contract.changes import Position
 from lakefeed.contract.ledger import BACKFILL_KEY, ChunkMark, Ledger, count_backfilled
-from lakefeed.pipeline.backfill.inputs import BEFORE_ALL, ReadAs, parse_read_as
-from lakefeed.pipeline.backfill.target import Fate, RunRecord, look_for_chunk, record_from_text
+from lakefeed.pipeline.backfill.positions import BEFORE_ALL, ReadPosition, parse_position
+from lakefeed.pipeline.backfill.records import ChunkState, RunRecord, find_chunk, parse_record
 from lakefeed.pipeline.spark.tables import Snapshot
 from lakefeed.settings import SettingsError
 
@@ -25,40 +25,40 @@ def snapshot(snapshot_id: int, chunk: int | None = None, run: str = "r") -> Snap
     return Snapshot(snapshot_id, snapshot_id - 1 or None, NOW, "append", summary)
 
 
-def fate(snapshots: list[Snapshot], *, after: int | None, chunk: int = 1) -> Fate:
-    return look_for_chunk(snapshots, snapshots[-1].snapshot_id, run="r", chunk=chunk, after=after).fate
+def state_of(snapshots: list[Snapshot], *, after: int | None, chunk: int = 1) -> ChunkState:
+    return find_chunk(snapshots, snapshots[-1].snapshot_id, run="r", chunk=chunk, after=after).state
 
 
 def test_a_chunk_is_found_behind_where_it_was_begun() -> None:
     history = [snapshot(1), snapshot(2), snapshot(3, chunk=1), snapshot(4)]
-    assert fate(history, after=1) is Fate.COMMITTED
-    assert fate(history, after=3) is Fate.ABSENT
-    assert fate(history, after=1, chunk=2) is Fate.ABSENT
-    assert fate([snapshot(1), snapshot(2, chunk=1, run="another")], after=1) is Fate.ABSENT
-    assert fate([snapshot(1), snapshot(2, chunk=1)], after=None) is Fate.COMMITTED
-    assert look_for_chunk([], None, run="r", chunk=0, after=None).fate is Fate.ABSENT
+    assert state_of(history, after=1) is ChunkState.COMMITTED
+    assert state_of(history, after=3) is ChunkState.ABSENT
+    assert state_of(history, after=1, chunk=2) is ChunkState.ABSENT
+    assert state_of([snapshot(1), snapshot(2, chunk=1, run="another")], after=1) is ChunkState.ABSENT
+    assert state_of([snapshot(1), snapshot(2, chunk=1)], after=None) is ChunkState.COMMITTED
+    assert find_chunk([], None, run="r", chunk=0, after=None).state is ChunkState.ABSENT
 
 
 def test_what_is_expired_in_between_is_unknown_also_if_a_tag_keeps_the_start() -> None:
-    assert fate([snapshot(1), snapshot(3), snapshot(4)], after=1) is Fate.UNKNOWN
-    assert fate([snapshot(3), snapshot(4)], after=None) is Fate.UNKNOWN
+    assert state_of([snapshot(1), snapshot(3), snapshot(4)], after=1) is ChunkState.UNKNOWN
+    assert state_of([snapshot(3), snapshot(4)], after=None) is ChunkState.UNKNOWN
 
 
 def test_a_record_is_read_back_whole() -> None:
-    assert record_from_text("r", RECORD.to_text()) == RECORD
-    bare = RunRecord(run="r", source="shop", owner="me", facts={}, checksum=None, is_done=True)
-    assert record_from_text("r", bare.to_text()) == bare
+    assert parse_record("r", RECORD.to_text()) == RECORD
+    bare = RunRecord(run="r", source="shop", key=("id",), owner="me", facts={}, checksum=None, is_done=True)
+    assert parse_record("r", bare.to_text()) == bare
     assert (
-        RECORD.counting(3, 2**64 - 1).to_text()
-        == record_from_text("r", RECORD.counting(3, 2**64 - 1).to_text()).to_text()
+        RECORD.after_chunk(3, 2**64 - 1).to_text()
+        == parse_record("r", RECORD.after_chunk(3, 2**64 - 1).to_text()).to_text()
     )
-    assert (RECORD.counting(3, 2**64 - 1).checksum, RECORD.counting(3, None).checksum) == (8, None)
+    assert (RECORD.after_chunk(3, 2**64 - 1).checksum, RECORD.after_chunk(3, None).checksum) == (8, None)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"source":"shop"}'])
 def test_a_damaged_record_is_an_error(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - whatever is wrong with it
-        record_from_text("r", text)
+        parse_record("r", text)
 
 
 def test_rows_of_runs_are_counted_from_records_and_from_snapshots_that_they_do_not_speak_of_yet() -> None:
@@ -85,14 +85,14 @@ def test_a_chunk_that_may_have_been_expired_before_its_run_was_resumed_leaves_it
 
 def test_rows_are_as_of_the_mark_or_as_of_what_was_noted_but_never_ahead_of_the_table() -> None:
     mark = Position(1, 50)
-    assert parse_read_as("mark").position_for(mark) == mark
-    assert parse_read_as("mark").position_for(None) == BEFORE_ALL
-    assert parse_read_as("start").position_for(mark) == BEFORE_ALL
-    assert parse_read_as("start").position_for(None) == BEFORE_ALL
-    assert parse_read_as("1:20").position_for(mark) == Position(1, 20)
-    assert parse_read_as("20") == ReadAs(Position(0, 20))
+    assert parse_position("mark").resolve(mark) == mark
+    assert parse_position("mark").resolve(None) == BEFORE_ALL
+    assert parse_position("start").resolve(mark) == BEFORE_ALL
+    assert parse_position("start").resolve(None) == BEFORE_ALL
+    assert parse_position("1:20").resolve(mark) == Position(1, 20)
+    assert parse_position("20") == ReadPosition(Position(0, 20))
     for ahead in ("1:51", "2:0"):
-        with pytest.raises(SettingsError, match="has not come to this position"):
-            parse_read_as(ahead).position_for(mark)
+        with pytest.raises(SettingsError, match="has not reached this position"):
+            parse_position(ahead).resolve(mark)
     with pytest.raises(SettingsError, match="EPOCH:SEQUENCE"):
-        parse_read_as("yesterday")
+        parse_position("yesterday")

@@ -6,10 +6,8 @@ import pytest
 
 from lakefeed.contract import properties as writers
 from lakefeed.contract.consumers import History, Moment, Ref
+from lakefeed.pipeline.maintenance.facts import PartitionFiles, TableFacts, TableSizes
 from lakefeed.pipeline.maintenance.plan import (
-    PartitionFiles,
-    Sizes,
-    TableFacts,
     plan_compaction,
     plan_expiry,
     plan_table,
@@ -19,7 +17,7 @@ from lakefeed.pipeline.maintenance.settings import DAY_S, MIB, MaintenanceSettin
 NOW_MS = 1_794_800_000_000
 HOUR_MS = 3_600_000
 SETTINGS = MaintenanceSettings(target_file_bytes=100 * MIB)
-SIZES = Sizes(data_files=0, data_bytes=0, small_files=0, delete_files=0, manifests=1, snapshots=1)
+SIZES = TableSizes(data_files=0, data_bytes=0, small_files=0, delete_files=0, manifests=1, snapshots=1)
 
 
 def facts(*refs: Ref, last: int = 1, newest_write: int = 0, wrong_sizes=(), **properties: str) -> TableFacts:
@@ -105,7 +103,7 @@ def test_expiry_stops_at_the_slowest_consumer() -> None:
     table = facts(consumer("slow", 4), consumer("fast", 19), last=20, **AGE)
     plan = plan_expiry(table, SETTINGS, now_ms=NOW_MS)
     assert (plan.older_than_ms, plan.snapshots) == (hours_ago(16), 3)
-    assert (plan.held_by, plan.passed_over) == (("slow",), ())
+    assert (plan.held_by, plan.expired_consumers) == (("slow",), ())
 
 
 def test_expiry_stops_where_time_went_back_after_the_consumers_snapshot() -> None:
@@ -118,17 +116,17 @@ def test_expiry_stops_where_time_went_back_after_the_consumers_snapshot() -> Non
     assert plan.older_than_ms == hours_ago(16) - 30_000
 
 
-def test_a_consumer_that_was_away_too_long_is_passed_over() -> None:
+def test_a_consumer_that_was_away_too_long_is_expired_consumers() -> None:
     table = facts(consumer("gone", 4, 15 * HOUR_MS), consumer("slow", 8), last=20, **AGE)
     plan = plan_expiry(table, SETTINGS, now_ms=NOW_MS)
-    assert (plan.older_than_ms, plan.held_by, plan.passed_over) == (hours_ago(12), ("slow",), ("gone",))
+    assert (plan.older_than_ms, plan.held_by, plan.expired_consumers) == (hours_ago(12), ("slow",), ("gone",))
 
 
-def test_a_consumer_behind_more_snapshots_than_are_kept_for_any_is_passed_over() -> None:
+def test_a_consumer_behind_more_snapshots_than_are_kept_for_any_is_expired_consumers() -> None:
     table = facts(consumer("slow", 4), last=20, **AGE, lakefeed__consumer_snapshots_max="16")
-    assert plan_expiry(table, SETTINGS, now_ms=NOW_MS).passed_over == ("slow",)
+    assert plan_expiry(table, SETTINGS, now_ms=NOW_MS).expired_consumers == ("slow",)
     table = facts(consumer("slow", 4), last=20, **AGE, lakefeed__consumer_snapshots_max="17")
-    assert plan_expiry(table, SETTINGS, now_ms=NOW_MS).passed_over == ()
+    assert plan_expiry(table, SETTINGS, now_ms=NOW_MS).expired_consumers == ()
 
 
 def test_the_newest_snapshot_that_wrote_rows_stays_for_what_its_summary_says() -> None:
@@ -144,7 +142,7 @@ def test_nothing_is_planned_where_nothing_would_expire() -> None:
 def test_a_table_that_forbids_it_loses_neither_snapshots_nor_orphans() -> None:
     plan = plan_table(facts(last=20, **AGE, gc__enabled="false"), SETTINGS, now_ms=NOW_MS)
     assert (plan.expiry, plan.orphans_before_ms) == (None, None)
-    assert set(plan.left_out) == {Step.EXPIRE, Step.ORPHANS}
+    assert set(plan.skipped) == {Step.EXPIRE, Step.ORPHANS}
 
 
 def test_snapshots_stay_where_main_has_an_age_of_its_own_which_no_consumer_could_stop() -> None:
@@ -153,7 +151,7 @@ def test_snapshots_stay_where_main_has_an_age_of_its_own_which_no_consumer_could
         table, history=replace(table.history, refs=[Ref("main", "BRANCH", 20, None, 0), *table.history.refs[1:]])
     )
     plan = plan_table(own, SETTINGS, now_ms=NOW_MS)
-    assert (plan.expiry, set(plan.left_out), plan.orphans_before_ms is None) == (None, {Step.EXPIRE}, False)
+    assert (plan.expiry, set(plan.skipped), plan.orphans_before_ms is None) == (None, {Step.EXPIRE}, False)
     branch = replace(table, history=replace(table.history, refs=[*table.history.refs, Ref("b", "BRANCH", 9, None, 1)]))
     assert plan_table(branch, SETTINGS, now_ms=NOW_MS).expiry.held_by == ("slow",)
 
@@ -192,4 +190,4 @@ def test_the_writer_and_maintenance_go_by_the_same_limits() -> None:
     assert planning.SNAPSHOTS_MAX == writers.SNAPSHOTS_MAX
     assert planning.CONSUMER_SNAPSHOTS_MAX == writers.CONSUMER_SNAPSHOTS_MAX
     assert planning._CONSUMER_SNAPSHOTS_MAX_DEFAULT == writers.CONSUMER_SNAPSHOTS_MAX_DEFAULT
-    assert runner.PATIENCE.items() <= writers.UPKEEP_PROPERTIES.items()
+    assert runner.COMMIT_RETRY_PROPERTIES.items() <= writers.UPKEEP_PROPERTIES.items()

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lakefeed.pipeline.maintenance.commands import read_steps
-from lakefeed.pipeline.maintenance.plan import SharedLocation, check_location_is_own, places_of
+from lakefeed.pipeline.maintenance.commands import parse_steps
+from lakefeed.pipeline.maintenance.locations import SharedLocation, check_location_is_own, directories_of
 from lakefeed.pipeline.maintenance.settings import MaintenanceConfig, Step
 from lakefeed.settings import SettingsError, load_section
 
@@ -56,11 +56,11 @@ def test_a_setting_that_cannot_work_is_refused_with_its_rule(tmp_path: Path, tex
 
 
 def test_steps_are_chosen_by_name() -> None:
-    assert read_steps(None) == frozenset(Step)
-    assert read_steps("expire, compact") == {Step.EXPIRE, Step.COMPACT}
+    assert parse_steps(None) == frozenset(Step)
+    assert parse_steps("expire, compact") == {Step.EXPIRE, Step.COMPACT}
     for wrong in ("", "compress", "compact,"[:0], "expire;orphans"):
         with pytest.raises(SettingsError, match="--only takes compact"):
-            read_steps(wrong)
+            parse_steps(wrong)
 
 
 def test_every_setting_is_documented_with_its_default_and_reason() -> None:
@@ -97,15 +97,15 @@ def test_no_orphans_are_looked_for_where_another_tables_files_lie(first: str, se
 
 @pytest.mark.parametrize("key", ["write.data.path", "write.metadata.path"])
 def test_no_orphans_are_looked_for_where_another_table_puts_its_new_files(key: str) -> None:
-    elsewhere = places_of("s3://lake/b", {"owner": "x", key: "s3a://lake/a/of-b"})
-    with pytest.raises(SharedLocation, match=r"files of other tables lie there.*default\.a\.b"):
+    elsewhere = directories_of("s3://lake/b", {"owner": "x", key: "s3a://lake/a/of-b"})
+    with pytest.raises(SharedLocation, match=r"other tables have files there.*default\.a\.b"):
         check_location_is_own(A, {A: ["s3://lake/a"], B: elsewhere})
-    assert check_location_is_own(A, {A: places_of("s3://lake/a", {key: "s3://lake/a/data"}), B: ["s3://lake/b"]})
+    assert check_location_is_own(A, {A: directories_of("s3://lake/a", {key: "s3://lake/a/data"}), B: ["s3://lake/b"]})
 
 
 def test_no_orphans_are_looked_for_while_it_is_not_known_where_some_table_lies() -> None:
     for places in ({A: ["s3://lake/a"], B: []}, {A: [], B: ["s3://lake/b"]}, {B: ["s3://lake/b"]}):
-        with pytest.raises(SharedLocation, match="not known where all tables lie"):
+        with pytest.raises(SharedLocation, match="location of some tables is unknown"):
             check_location_is_own(A, places)
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from lakefeed.contract.consumers import History
 from lakefeed.pipeline.maintenance import steps
-from lakefeed.pipeline.maintenance.plan import Sizes, TableFacts
+from lakefeed.pipeline.maintenance.facts import TableFacts, TableSizes
 from lakefeed.pipeline.maintenance.settings import MaintenanceSettings
 
 TABLE = "`lake`.`sales`.`o'rders`"
-SIZES = Sizes(data_files=0, data_bytes=0, small_files=0, delete_files=0, manifests=1, snapshots=1)
+SIZES = TableSizes(data_files=0, data_bytes=0, small_files=0, delete_files=0, manifests=1, snapshots=1)
 FACTS = TableFacts({}, SIZES, (), 0, History([], []))
 
 
@@ -57,8 +57,4 @@ def test_object_stores_are_listed_by_their_prefix(location: str, expected: str) 
 
 
 def test_a_moment_has_its_milliseconds_and_its_zone() -> None:
-    assert steps.moment(1_794_800_000_007) == "TIMESTAMP '2026-11-16 03:33:20.007 UTC'"
-
-
-def test_a_text_is_quoted_so_that_it_means_itself() -> None:
-    assert steps.literal("it's ${a} \\") == "'it\\'s \\u0024{a} \\\\'"
+    assert steps.timestamp_sql(1_794_800_000_007) == "TIMESTAMP '2026-11-16 03:33:20.007 UTC'"

@@ -17,23 +17,22 @@ from pyspark.sql.types import (
 )
 
 from lakefeed.pipeline.errors import PipelineError
-from lakefeed.pipeline.mirrors.fold import Truncate, latest_truncates, truncated
-from lakefeed.pipeline.mirrors.marker import MIRROR_MODE
-from lakefeed.pipeline.mirrors.merge import Bounds, merge_current, within
-from lakefeed.pipeline.mirrors.settings import MirrorMode, MirrorSettings, mirror_names
-from lakefeed.pipeline.mirrors.table import (
+from lakefeed.pipeline.mirrors.layout import (
     ColumnMismatch,
-    KeyUnknown,
+    InvalidKey,
     Layout,
-    OtherKindOfMirror,
-    check_mode,
     columns_sql,
     former_names,
     plan_evolution,
     plan_layout,
     storage_properties,
 )
-from lakefeed.pipeline.spark.tables import TableName, text_literal
+from lakefeed.pipeline.mirrors.merge_sql import KeyBounds, merge_current, within
+from lakefeed.pipeline.mirrors.positions import Truncate, latest_truncates, truncated
+from lakefeed.pipeline.mirrors.settings import MirrorMode, MirrorSettings, mirror_names
+from lakefeed.pipeline.mirrors.table import MIRROR_MODE, MirrorModeMismatch, check_mode
+from lakefeed.pipeline.spark.sql import text_literal
+from lakefeed.pipeline.spark.tables import TableIdentifier
 
 
 def column(name: str, kind: Any = None, comment: str = "") -> StructField:
@@ -68,19 +67,19 @@ def test_a_key_is_followed_through_a_rename() -> None:
     ("settings", "built_key", "reason"),
     [
         ({"key": ("x",)}, (), "column=x"),
-        ({"key": ("list",)}, (), "single values"),
+        ({"key": ("list",)}, (), "must not be a struct"),
         ({"key": ("a",)}, ("_cdc_row_id",), "another key"),
     ],
 )
 def test_a_key_that_cannot_be_is_refused(settings: dict[str, Any], built_key: tuple[str, ...], reason: str) -> None:
     changes = table(column("a"), column("list", ArrayType(StringType())))
-    with pytest.raises(KeyUnknown, match=reason):
+    with pytest.raises(InvalidKey, match=reason):
         plan_layout(changes, MirrorSettings(**settings), built_key=built_key)
 
 
 def test_a_mirror_has_the_rows_own_columns_and_the_position_and_not_what_is_said_of_the_change() -> None:
     found = layout(column("a"))
-    assert found.own_columns == ("a",)
+    assert found.row_columns == ("a",)
     assert set(found.columns) - {"a"} == {
         *("_cdc_row_id", "_cdc_source", "_cdc_epoch", "_cdc_sequence", "_cdc_timestamp", "_cdc_operation"),
         "_cdc_rescued",
@@ -111,8 +110,8 @@ def test_a_history_refuses_a_table_that_has_its_columns_already() -> None:
 
 def test_a_mirror_of_current_rows_has_columns_that_are_called_like_those_of_a_history() -> None:
     own = (column("valid_from"), column("valid_to"), column("is_current"))
-    assert layout(*own).own_columns == ("valid_from", "valid_to", "is_current")
-    assert layout(column("a"), mode=MirrorMode.HISTORY).own_columns == ("a",)
+    assert layout(*own).row_columns == ("valid_from", "valid_to", "is_current")
+    assert layout(column("a"), mode=MirrorMode.HISTORY).row_columns == ("a",)
 
 
 def test_names_that_columns_had_before_are_theirs_unless_another_has_them_now() -> None:
@@ -232,7 +231,7 @@ def test_text_has_no_sign_by_which_spark_finds_variables() -> None:
 
 
 def test_bounds_stand_in_the_condition_unless_they_are_long() -> None:
-    bounds = [Bounds("id", "bigint", "1", "9"), Bounds("name", "string", "a", "z" * 300)]
+    bounds = [KeyBounds("id", "bigint", "1", "9"), KeyBounds("name", "string", "a", "z" * 300)]
     assert within(bounds, "t") == "t.`id` >= CAST('1' AS bigint) AND t.`id` <= CAST('9' AS bigint)"
     assert within([], "t") == "true"
 
@@ -253,9 +252,9 @@ def test_the_last_truncate_of_a_source_stands_for_those_before() -> None:
 @pytest.mark.parametrize("built", MirrorMode)
 def test_a_history_stays_one_and_other_modes_can_be_changed(built: MirrorMode, mode: MirrorMode) -> None:
     settings = MirrorSettings(mode=mode, target="{table}_mirror")
-    names = mirror_names(TableName.parse("users"), settings, "lake")
+    names = mirror_names(TableIdentifier.parse("users"), settings, "lake")
     if (built is MirrorMode.HISTORY) == (mode is MirrorMode.HISTORY):
         check_mode({MIRROR_MODE: built.value}, names, settings)
         return
-    with pytest.raises(OtherKindOfMirror, match=f"users_mirror built={built.value} configured={mode.value}"):
+    with pytest.raises(MirrorModeMismatch, match=f"users_mirror built={built.value} configured={mode.value}"):
         check_mode({MIRROR_MODE: built.value}, names, settings)

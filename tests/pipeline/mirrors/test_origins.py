@@ -5,14 +5,14 @@ import pytest
 from lakefeed.pipeline.mirrors.table import (
     MIRROR_OF,
     MIRROR_OF_UUID,
+    ChangeTableReplaced,
+    MirrorOrigin,
     NotAMirror,
-    Origin,
-    OtherChangeTable,
     check_origin,
     is_of,
 )
 
-ORIGIN = Origin("default.users", "5f")
+ORIGIN = MirrorOrigin("default.users", "5f")
 
 
 def test_what_is_made_from_a_table_is_of_it() -> None:
@@ -20,8 +20,8 @@ def test_what_is_made_from_a_table_is_of_it() -> None:
 
 
 def test_a_table_that_was_made_anew_is_another_and_the_message_says_what_to_do() -> None:
-    present = Origin("default.users", "a1").to_properties()
-    with pytest.raises(OtherChangeTable, match=r"drop the mirror .* target .* mirror=m built_from=a1 now=5f"):
+    present = MirrorOrigin("default.users", "a1").to_properties()
+    with pytest.raises(ChangeTableReplaced, match=r"drop the mirror .* target: .* mirror=m built_from=a1 now=5f"):
         check_origin(present, ORIGIN, name="m")
     assert not is_of(present, ORIGIN)
 
@@ -34,5 +34,5 @@ def test_a_table_of_another_name_or_of_none_is_no_mirror() -> None:
 
 def test_where_one_of_both_has_no_uuid_the_name_counts() -> None:
     assert is_of({MIRROR_OF: "default.users"}, ORIGIN)
-    assert is_of(ORIGIN.to_properties(), Origin("default.users", None))
-    assert Origin("default.users", None).to_properties() == {MIRROR_OF: "default.users"}
+    assert is_of(ORIGIN.to_properties(), MirrorOrigin("default.users", None))
+    assert MirrorOrigin("default.users", None).to_properties() == {MIRROR_OF: "default.users"}

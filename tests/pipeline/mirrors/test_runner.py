@@ -8,23 +8,23 @@ import pytest
 from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.mirrors import runner
 from lakefeed.pipeline.mirrors.follower import FollowOptions
-from lakefeed.pipeline.mirrors.merge import Merged, TwoApplications, _view
+from lakefeed.pipeline.mirrors.merge import ConcurrentMirror, MergeResult
 from lakefeed.pipeline.mirrors.runner import MirrorRun
 from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorNames
-from lakefeed.pipeline.spark.tables import TableName
+from lakefeed.pipeline.spark.tables import TableIdentifier
 
-TABLE = TableName.parse("users")
+TABLE = TableIdentifier.parse("users")
 
 
-def start(monkeypatch: pytest.MonkeyPatch, *turns: Callable[[MirrorRun, Callable[[], None]], None]) -> MirrorRun:
+def start(monkeypatch: pytest.MonkeyPatch, *runs: Callable[[MirrorRun, Callable[[], None]], None]) -> MirrorRun:
     """Keep one table whose follower does these things, one at each start of it."""
-    left = list(turns)
+    left = list(runs)
 
     class Scripted:
         has_merged = False
 
         def __init__(self, _spark: Any, names: MirrorNames, _settings: Any, options: FollowOptions) -> None:
-            self._merge = lambda: options.on_merge(names, Merged(1, 1, 0))
+            self._merge = lambda: options.on_merge(names, MergeResult(1, 1, 0))
 
         def run(self, *, once: bool) -> None:
             left.pop(0)(run, self._merge)
@@ -35,10 +35,6 @@ def start(monkeypatch: pytest.MonkeyPatch, *turns: Callable[[MirrorRun, Callable
     run._keep(TABLE, once=False)
     assert not left
     return run
-
-
-def test_merges_that_share_a_session_have_views_of_their_own() -> None:
-    assert len({_view() for _ in range(3)}) == 3
 
 
 def fail(_run: MirrorRun, _merge: Callable[[], None]) -> None:
@@ -61,6 +57,7 @@ def test_a_failure_is_forgotten_once_the_table_merges_again(monkeypatch: pytest.
 def test_a_table_that_another_application_merges_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def meet(_run: MirrorRun, merge: Callable[[], None]) -> None:
         merge()
-        raise TwoApplications("another")
+        raise ConcurrentMirror("default.users_current")
 
-    assert start(monkeypatch, fail, meet).failures == {"default.users": "another"}
+    [reason] = start(monkeypatch, fail, meet).failures.values()
+    assert "another application merges into this mirror" in reason

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lakefeed.pipeline.mirrors.follower import tidy_every_s
+from lakefeed.pipeline.mirrors.follower import cleanup_interval_s
 from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode, MirrorSettings, RowsWithoutKey
 from lakefeed.settings import SettingsError, load_section
 
@@ -65,7 +65,7 @@ def test_a_target_of_ones_own_names_the_mirror() -> None:
 
 @pytest.mark.parametrize(("age_s", "every_s"), [(3600.0, 900.0), (1.0, 60.0), (864_000.0, 3600.0)])
 def test_a_mirror_is_tidied_up_some_times_within_the_age_of_its_versions(age_s: float, every_s: float) -> None:
-    assert tidy_every_s(MirrorSettings(snapshot_age_s=age_s)) == every_s
+    assert cleanup_interval_s(MirrorSettings(snapshot_age_s=age_s)) == every_s
 
 
 def test_every_setting_is_documented_with_its_default_and_reason() -> None:

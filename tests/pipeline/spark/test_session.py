@@ -9,7 +9,13 @@ import pytest
 
 from lakefeed.pipeline.errors import SparkUnavailable
 from lakefeed.pipeline.spark.runtime import SPARK_3_5, SPARK_4_1, find_s3_jars, installed_version
-from lakefeed.pipeline.spark.session import build_session, find_jars, give_way, prepare_environment, wanted_packages
+from lakefeed.pipeline.spark.session import (
+    build_session,
+    find_jars,
+    prepare_environment,
+    wanted_packages,
+    without_overridden,
+)
 from lakefeed.pipeline.spark.settings import SessionConfig
 
 S3_JARS = find_s3_jars()
@@ -97,7 +103,7 @@ def test_what_spark_submit_is_told_stands_where_ours_is_a_default_but_time_is_al
     defaults = {"spark.sql.session.timeZone": "UTC", "spark.app.name": "lakefeed", "spark.a": "1"}
     told = {"spark.sql.session.timeZone": "Asia/Tokyo", "spark.app.name": "theirs", "spark.b": "2"}
 
-    conf = give_way({**defaults, "spark.b": "3"}, told, defaults)
+    conf = without_overridden({**defaults, "spark.b": "3"}, told, defaults)
 
     assert conf == {"spark.sql.session.timeZone": "UTC", "spark.a": "1", "spark.b": "3"}
 

@@ -33,4 +33,4 @@ def spark(service: ServiceProcess, open_spark: OpenSpark) -> SparkSession:
 
 @pytest.fixture(autouse=True)
 def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "PAUSE_S", 0.05)
+    monkeypatch.setattr(runner, "RETRY_DELAY_S", 0.05)

@@ -8,15 +8,15 @@ import sys
 import threading
 
 from lakefeed.contract.ledger import ChunkMark
+from lakefeed.pipeline.backfill.chunks import ChunkWriter, CommittedChunk, StagedChunk
 from lakefeed.pipeline.backfill.commands import backfill
-from lakefeed.pipeline.backfill.target import ChunkWriter, Staged, Written
 
 
 def main() -> None:
     chunk, delay_s = int(sys.argv[1]), float(sys.argv[2])
     real_commit = ChunkWriter.commit
 
-    def commit(self: ChunkWriter, staged: Staged, mark: ChunkMark) -> Written:
+    def commit(self: ChunkWriter, staged: StagedChunk, mark: ChunkMark) -> CommittedChunk:
         if mark.chunk == chunk:
             threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
         return real_commit(self, staged, mark)

@@ -15,11 +15,12 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from websockets.sync.client import connect
 
-from lakefeed.pipeline.backfill.inputs import FileInput, parse_read_as
-from lakefeed.pipeline.backfill.runner import Backfill, Outcome, Request
+from lakefeed.pipeline.backfill.inputs import FileInput
+from lakefeed.pipeline.backfill.positions import parse_position
+from lakefeed.pipeline.backfill.runner import Backfill, BackfillRequest, BackfillResult
 from lakefeed.pipeline.backfill.settings import BackfillConfig
-from lakefeed.pipeline.backfill.target import Target
-from lakefeed.pipeline.spark.tables import TableName
+from lakefeed.pipeline.backfill.target import TargetTable
+from lakefeed.pipeline.spark.tables import TableIdentifier
 from lakefeed.pipeline.verification.commands import Selection, verify_all
 from tests.service_process import ServiceProcess
 
@@ -81,20 +82,22 @@ class Pusher:
             assert self.service.flush()["success"]
 
 
-def target(spark: SparkSession, catalog: str, table: str) -> Target:
-    return Target(spark, catalog, TableName.parse(table))
+def target(spark: SparkSession, catalog: str, table: str) -> TargetTable:
+    return TargetTable(spark, catalog, TableIdentifier.parse(table))
 
 
-def request(*, position: str, run: str = "", key: tuple[str, ...] = ("id",), **config: Any) -> Request:
-    return Request(source=SOURCE, key=key, read_as=parse_read_as(position), run=run, config=BackfillConfig(**config))
+def request(*, position: str, run: str = "", key: tuple[str, ...] = ("id",), **config: Any) -> BackfillRequest:
+    return BackfillRequest(
+        source=SOURCE, key=key, position=parse_position(position), run=run, config=BackfillConfig(**config)
+    )
 
 
-def backfill(into: Target, source_input: Any, wanted: Request, **hooks: Any) -> Outcome:
+def backfill(into: TargetTable, source_input: Any, wanted: BackfillRequest, **hooks: Any) -> BackfillResult:
     work = Backfill(into, source_input, wanted, **hooks)
     return work.run(work.prepare())
 
 
-def rows_of(into: Target) -> list[dict[str, Any]]:
+def rows_of(into: TargetTable) -> list[dict[str, Any]]:
     return [row.asDict() for row in into.spark.table(into.sql).collect()]
 
 

@@ -23,9 +23,9 @@ from lakefeed.ingest.debezium.envelope import read_events
 from lakefeed.ingest.debezium.events import Change, DebeziumConfig, TableKeys
 from lakefeed.pipeline.backfill.inputs import FileInput, JdbcInput
 from lakefeed.pipeline.backfill.rows import form_problem, row_id
-from lakefeed.pipeline.backfill.runner import NotFitting
+from lakefeed.pipeline.backfill.runner import SchemaMismatch
 from lakefeed.pipeline.backfill.types import FittedColumn, fit_columns
-from lakefeed.pipeline.mirrors.marker import MIRROR_KEY
+from lakefeed.pipeline.mirrors.table import MIRROR_KEY
 from lakefeed.settings import SettingsError
 from tests.ingest.debezium.envelopes import envelope
 from tests.spark.backfill.feeding import CATALOG, Derby, Pusher, backfill, check_sound, request, rows_of, target
@@ -240,7 +240,7 @@ def test_keys_whose_live_form_the_input_does_not_tell_are_refused_until_an_ident
     key = json.dumps(["_cdc_row_id"])
     mirror = f"{CATALOG}.default.measured_current"
     spark.sql(f"CREATE TABLE {mirror} (id DOUBLE) USING iceberg TBLPROPERTIES ('{MIRROR_KEY}' = '{key}')")
-    with pytest.raises(SettingsError, match=r"drop it.*mirror=default\.measured_current"):
+    with pytest.raises(SettingsError, match=r"drop the mirror.*mirror=default\.measured_current"):
         backfill(into, source, request(position="start"))
     spark.sql(f"DROP TABLE {mirror}")
     assert backfill(into, source, request(position="start")).rows == 2
@@ -266,7 +266,7 @@ def test_times_of_day_of_a_database_come_as_text_or_not_at_all(pusher: Pusher, s
     def read(column: str) -> JdbcInput:
         return JdbcInput(url=derby.url, table=f'(SELECT {column}, n AS "n" FROM hours)', must_split=False)
 
-    with pytest.raises(NotFitting, match=r"time of day.*column=at"):
+    with pytest.raises(SchemaMismatch, match=r"time of day.*column=at"):
         backfill(into, read('id AS "at"'), request(position="mark", key=("n",)))
     backfill(into, read('CHAR(id) AS "id"'), request(position="mark"))
     time = Key("id", t.StringType(), ["05:28:00"], {"type": "int64", "name": "io.debezium.time.MicroTime"})

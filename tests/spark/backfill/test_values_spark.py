@@ -73,7 +73,7 @@ def test_a_new_table_is_the_one_that_the_service_would_have_made_and_goes_on_wit
     # The same command again is a run that was done.
     assert backfill(into, source, request(position="start", chunk_max_bytes=1)).own_chunks == 0
     pq.write_table(people(1, 99), tmp_path / "in" / "part-9.parquet")
-    with pytest.raises(InputUnreadable, match="files have changed"):
+    with pytest.raises(InputUnreadable, match="have changed since the run started"):
         backfill(into, source, request(position="start", chunk_max_bytes=1))
 
 
@@ -145,7 +145,7 @@ def test_json_lines_are_fitted_to_the_table_that_is_there(pusher: Pusher, spark:
     wrong = FileInput(format="jsonl", path=str(tmp_path / "wrong.json"))
     with pytest.raises(PipelineError, match=r"column=text type=struct<no:string> table_type=string"):
         backfill(into, wrong, request(position="mark"))
-    with pytest.raises(InputUnreadable, match="no JSON objects"):
+    with pytest.raises(InputUnreadable, match="not JSON objects"):
         backfill(into, FileInput(format="jsonl", path=str(tmp_path / "broken.json")), request(position="mark"))
     with pytest.raises(SettingsError, match="no such column: key=nothing"):
         backfill(into, source, request(position="mark", key=("nothing",), run="another"))
