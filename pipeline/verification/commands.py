@@ -53,7 +53,7 @@ def verify_tables(
     Exit codes: 0 all is as it was recorded, 1 something is not, 2 that could not be found out.
 
     \b
-      spark-submit pipeline/jobs/verify_tables.py sales.orders
+      spark-submit deploy/spark/job.py verify sales.orders
     """
     selection = Selection(tables=tables, after_id=after_id, to_id=to_id, mirrors=mirrors)
     run_verification(selection, options, as_json=as_json)

@@ -87,7 +87,7 @@ def verify_table(
 ) -> Report:
     """Verify a table as it is now. Other processes may commit to it meanwhile.
 
-    Raises: MetadataUnavailable; CatalogError if the table has no such snapshot; Spark's error if there is no such table.
+    Raises: MetadataUnavailable; CatalogError if there is no such snapshot; Spark's error if there is no such table.
     """
     table = name.sql(catalog)
     document = load_metadata(spark, table)
