@@ -1,6 +1,6 @@
-"""The Arrow frame: changes of one table as an Arrow IPC stream. Owns its definition and its checks at admission.
+"""Arrow frame: changes of one table as an Arrow IPC stream, and its checks at admission.
 
-Beside the rows' own columns the stream has
+Beside the rows' own columns the stream has these columns:
 
     _cdc_sequence   int64, not null, rising through all batches            needed
     _cdc_operation  text (or dictionary): INSERT, UPDATE or DELETE         default INSERT
@@ -10,17 +10,17 @@ Beside the rows' own columns the stream has
     _cdc_unchanged  list of text: columns that the source did not send     default null
     _cdc_metadata   text: JSON of what else the source says of the change  default null
 
-and in its schema's metadata
+and this metadata in its schema:
 
     lakefeed.table            the table's name                             needed
     lakefeed.source           as sourceDoId of a JSON batch                default: that of the connection
     lakefeed.sequence-number, lakefeed.first-sequence, lakefeed.last-sequence, lakefeed.correlation-id
                               as sequenceNumber, firstEventSequence, lastEventSequence and correlationId there
 
-What passes here can be written, whatever its values: the writer reads it back without another look. A frame counts as
-large as JSON that says the same: its buffers once inflated, and for each value its column's name and one byte more.
-That size is bounded, before anything is inflated, because in the worst case (no value fits its column) that is what
-becomes of it.
+A frame that passes can be written, whatever its values; the writer does not check it again. Its expanded size is that
+of the same changes as JSON: the decompressed buffers, and for each value its column's name and one byte. That size is
+bounded before anything is decompressed, because in the worst case, when no value fits its column, the frame becomes
+that JSON. A dictionary or a view may repeat one long text a million times, so these sizes are computed row by row.
 """
 
 from __future__ import annotations
@@ -41,205 +41,17 @@ import pyarrow.types as pt
 
 from lakefeed.contract import changes as names
 from lakefeed.contract.changes import INT64_MAX, NAME_MAX_CHARS, TIMESTAMP_MAX_MS, TIMESTAMP_MIN_MS, Operation
-from lakefeed.writer.wire.arrow_ipc import CONTINUATION, Contents, check_expanded, scan_stream
+from lakefeed.writer.wire.arrow_ipc import CONTINUATION, BatchContents, check_expanded, scan_stream
 from lakefeed.writer.wire.arrow_types import find_unsupported, in_common_years, is_list, is_text
 from lakefeed.writer.wire.json_batch import BatchMalformed
 
-# --- writer.arrow.checks ----------------------------------------------------------------------------------------------
-#
-# What the columns of an Arrow frame must be. Owns the rules; the frame's definition is arrow_frames.py's.
-
-
-# What a change is beside its row. Other columns that start like these are not Lakefeed's to take from a client.
+# The columns of a change beside its row. Clients may not send other columns with this prefix.
 CHANGE_COLUMNS = frozenset(
     (names.SEQUENCE, names.TIMESTAMP, names.OPERATION, names.ROW_ID, names.BEFORE, names.UNCHANGED, names.METADATA)
 )
 
 _NS_PER_US = 1000
 _OPERATIONS = pa.array([operation.value for operation in Operation])
-
-
-def check_schema(schema: pa.Schema) -> None:
-    """Check names and types.
-
-    Raises: BatchMalformed.
-    """
-    _check_names(schema, "")
-    own = [field for field in schema if field.name not in CHANGE_COLUMNS]
-    for path, rule in find_unsupported(own):
-        raise BatchMalformed(f"{path}: {rule}")
-    for field in schema:
-        _check_change_type(field.name, field.type)
-    if names.SEQUENCE not in schema.names:
-        raise BatchMalformed(f"{names.SEQUENCE}: expected as a column of type int64")
-
-
-def _check_names(fields: Iterable[pa.Field], parent: str) -> None:
-    seen = set()
-    for field in fields:
-        if len(field.name) > NAME_MAX_CHARS:
-            raise BatchMalformed(f"{parent}: expected names of at most {NAME_MAX_CHARS} characters")
-        if field.name in seen:
-            raise BatchMalformed(f"{parent}{field.name}: expected each name once")
-        seen.add(field.name)
-        _check_names_below(field.type, parent + field.name)
-
-
-def _check_names_below(type_: pa.DataType, path: str) -> None:
-    if pt.is_struct(type_):
-        _check_names(type_, f"{path}.")
-    elif pt.is_map(type_):
-        _check_names_below(type_.item_type, f"{path}.value")
-    elif is_list(type_):
-        _check_names_below(type_.value_type, f"{path}.element")
-
-
-def _check_change_type(name: str, type_: pa.DataType) -> None:
-    match name:
-        case names.SEQUENCE:
-            fits, expected = pt.is_int64(type_), "int64"
-        case names.TIMESTAMP:
-            fits, expected = pt.is_timestamp(type_) or pt.is_int64(type_) or pt.is_null(type_), "a timestamp, or int64"
-        case names.OPERATION:
-            fits, expected = _is_text(type_), "text"
-        case names.ROW_ID | names.BEFORE | names.METADATA:
-            fits, expected = _is_text(type_) or pt.is_null(type_), "text"
-        case names.UNCHANGED:
-            fits, expected = pt.is_null(type_) or (is_list(type_) and is_text(type_.value_type)), "a list of text"
-        case _:
-            return
-    if not fits:
-        raise BatchMalformed(f"{name}: expected {expected}, got {type_}")
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    return is_text(type_.value_type if pt.is_dictionary(type_) else type_)
-
-
-def check_changes(batch: pa.RecordBatch) -> None:
-    """Check the values of a batch's change columns; that sequences rise is a matter of the whole frame.
-
-    Raises: BatchMalformed.
-    """
-    if batch.column(names.SEQUENCE).null_count:
-        raise BatchMalformed(f"{names.SEQUENCE}: expected no nulls")
-    if names.OPERATION in batch.schema.names and not _are_operations(batch.column(names.OPERATION)):
-        raise BatchMalformed(f"{names.OPERATION}: expected one of {', '.join(_OPERATIONS.to_pylist())}")
-    if names.TIMESTAMP in batch.schema.names:
-        _check_timestamps(batch.column(names.TIMESTAMP))
-
-
-def _are_operations(given: pa.Array) -> bool:
-    if pt.is_dictionary(given.type) and not given.null_count and _are_operations(given.dictionary):
-        return True
-    return bool(pc.all(pc.is_in(given.cast(pa.string()), _OPERATIONS), min_count=0).as_py())
-
-
-def _check_timestamps(given: pa.Array) -> None:
-    if pt.is_null(given.type):
-        return
-    if pt.is_timestamp(given.type) and given.type.unit == "ns":
-        numbers = given.view(pa.int64()).fill_null(0).to_numpy()
-        if np.any(numbers % _NS_PER_US):
-            raise BatchMalformed(f"{names.TIMESTAMP}: expected whole microseconds")
-    as_moments = given if pt.is_timestamp(given.type) else given.view(pa.timestamp("ms"))
-    if not np.all(in_common_years(as_moments)):
-        raise BatchMalformed(
-            f"{names.TIMESTAMP}: expected years 1 to 9999, in ms from {TIMESTAMP_MIN_MS} to {TIMESTAMP_MAX_MS}"
-        )
-
-
-# --- writer.arrow.sizes -----------------------------------------------------------------------------------------------
-#
-# How large Arrow columns are once every value stands for itself. Owns the measure; limits are the caller's.
-#
-# A dictionary or a view may name one long text a million times over. So sizes are taken row by row, as arrays of
-# numbers.
-
-
-Numbers: TypeAlias = npt.NDArray[np.int64]
-
-
-def slot_costs(fields: Iterable[pa.Field]) -> Numbers:
-    """Give for each field, in the order of a batch's nodes, what one value costs beside itself: its name and a byte."""
-    return np.fromiter((cost for field in fields for cost in _costs(field)), np.int64)
-
-
-def _costs(field: pa.Field) -> Iterator[int]:
-    yield len(field.name.encode()) + 1
-    yield from _costs_below(field.type)
-
-
-def _costs_below(type_: pa.DataType) -> Iterator[int]:
-    if isinstance(type_, pa.BaseExtensionType):
-        yield from _costs_below(type_.storage_type)
-    elif pt.is_struct(type_):
-        for field in type_:
-            yield from _costs(field)
-    elif is_list(type_):
-        yield 1
-        yield from _costs_below(type_.value_type)
-    elif pt.is_map(type_):
-        yield from (1, len("key"), *_costs_below(type_.key_type))
-        yield from (len("value"), *_costs_below(type_.item_type))
-
-
-def expands(type_: pa.DataType) -> bool:
-    """Tell whether values of a type can be larger than the buffers that hold them."""
-    if isinstance(type_, pa.BaseExtensionType):
-        return expands(type_.storage_type)
-    if pt.is_map(type_):
-        return expands(type_.key_type) or expands(type_.item_type)
-    if is_list(type_):
-        return expands(type_.value_type)
-    if pt.is_struct(type_):
-        return any(expands(field.type) for field in type_)
-    return bool(pt.is_dictionary(type_) or pt.is_string_view(type_) or pt.is_binary_view(type_))
-
-
-def row_bytes(values: pa.Array) -> Numbers:
-    """Measure each value of a column that no slice was taken of."""
-    type_ = values.type
-    if isinstance(type_, pa.BaseExtensionType):
-        return row_bytes(values.storage)
-    if pt.is_dictionary(type_):
-        sizes = np.append(row_bytes(values.dictionary), 0)  # the last is that of a null
-        indices: Numbers = values.indices.cast(pa.int64()).fill_null(len(values.dictionary)).to_numpy()
-        return sizes[indices]
-    if pt.is_struct(type_):
-        return sum((row_bytes(values.field(index)) for index in range(len(type_))), np.zeros(len(values), np.int64))
-    if pt.is_fixed_size_list(type_):
-        sums: Numbers = row_bytes(values.values).reshape(len(values), type_.list_size).sum(axis=1)
-        return sums
-    if is_list(type_):
-        return _added_up(row_bytes(values.values), values.offsets)
-    if pt.is_map(type_):
-        return _added_up(row_bytes(values.keys) + row_bytes(values.items), values.offsets)
-    if pt.is_string_view(type_) or pt.is_binary_view(type_):
-        return _view_lengths(values)
-    if is_text(type_) or pt.is_binary(type_) or pt.is_large_binary(type_):
-        lengths: Numbers = pc.binary_length(values).fill_null(0).to_numpy().astype(np.int64)
-        return lengths
-    return np.full(len(values), 0 if pt.is_null(type_) else -(-type_.bit_width // 8), np.int64)
-
-
-def _view_lengths(values: pa.Array) -> Numbers:
-    """Read the lengths of views, which are the first four of their sixteen bytes; below nulls there may be any."""
-    if not len(values):
-        return np.empty(0, np.int64)
-    views = np.frombuffer(values.buffers()[1], np.int32, 4 * (values.offset + len(values)))
-    lengths = views.reshape(-1, 4)[values.offset :, 0].astype(np.int64)
-    return np.where(values.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
-
-
-def _added_up(element_bytes: Numbers, offsets: pa.Array) -> Numbers:
-    before: Numbers = np.append(0, np.cumsum(element_bytes))
-    places: Numbers = offsets.to_numpy()
-    return before[places[1:]] - before[places[:-1]]
-
-
-# --- writer.arrow.frames ----------------------------------------------------------------------------------------------
-
 
 TABLE_KEY = b"lakefeed.table"
 SOURCE_KEY = b"lakefeed.source"
@@ -248,22 +60,23 @@ FIRST_KEY = b"lakefeed.first-sequence"
 LAST_KEY = b"lakefeed.last-sequence"
 CORRELATION_KEY = b"lakefeed.correlation-id"
 
-# Schemas whose checks are remembered; one with a hundred columns takes some ten kilobytes.
+# Schemas whose checks are cached; one with a hundred columns takes about ten kilobytes.
 SCHEMAS_MAX = 256
 
 _DIGITS = re.compile(r"[0-9]{1,19}")
 
-# What Arrow raises for bytes that are no stream. Its words may quote a value, so they go no further.
+# What Arrow raises for bytes that are not a stream. Its messages may quote a value, so they are not passed on.
 _ARROW_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
 
-# Threads of its own would only wait for those that decode.
+# Arrow's own threads would only compete with the decoders.
 _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 
 Sequences: TypeAlias = npt.NDArray[np.int64]
+Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
 class RowTooLarge(BatchMalformed):
-    """A single change is larger than one may be: refuse the frame."""
+    """A single change exceeds the size limit: refuse the frame."""
 
     def __init__(self, message: str, *, size_bytes: int) -> None:
         super().__init__(message)
@@ -272,7 +85,7 @@ class RowTooLarge(BatchMalformed):
 
 @dataclass(frozen=True, slots=True)
 class ArrowHead:
-    """What a frame's schema says of the frame, in the words of a JSON batch."""
+    """The frame's metadata, with the names of a JSON batch."""
 
     table: str
     source_do_id: str
@@ -291,18 +104,18 @@ class ArrowBatch:
 
 
 def is_arrow_frame(frame: bytes) -> bool:
-    """Tell an Arrow stream from JSON, which cannot begin so."""
+    """Return whether a frame is an Arrow stream. JSON cannot begin like one."""
     return frame.startswith(CONTINUATION)
 
 
 def open_stream(body: bytes) -> pa.RecordBatchStreamReader:
-    """Open a stream that was admitted; the caller closes it."""
+    """Open an admitted stream; the caller closes it."""
     return pa.ipc.open_stream(body, options=_READ_OPTIONS)
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is known of all frames with one schema: what slots cost, and which columns stand for more than they hold."""
+    """What all frames with one schema share: the costs of slots, and the columns whose values expand."""
 
     costs: Sequence[int]
     expanding: Sequence[str]
@@ -315,10 +128,10 @@ def _plan(schema: pa.Schema) -> _Plan:
 
 
 class ArrowFrame:
-    """A frame under admission: its head is known, the rest is not checked yet."""
+    """A frame during admission: its head is known, the rest is not checked yet."""
 
     def __init__(
-        self, head: ArrowHead, *, schema: pa.Schema, body: bytes, contents: Sequence[Contents], max_bytes: int
+        self, head: ArrowHead, *, schema: pa.Schema, body: bytes, contents: Sequence[BatchContents], max_bytes: int
     ) -> None:
         self.head = head
         self._schema = schema
@@ -446,7 +259,7 @@ def _check_sequences(batches: Sequence[pa.RecordBatch], head: ArrowHead) -> Sequ
 
 
 def _compact(sequences: Sequences) -> Sequence[int]:
-    """Keep sequences in few bytes, for they wait with their frame: most often as a range, else eight bytes each."""
+    """Return sequences in few bytes, because they wait with their frame: a range if possible, else eight bytes each."""
     steps = np.diff(sequences)
     if len(steps) and np.all(steps == steps[0]):
         return range(int(sequences[0]), int(sequences[-1]) + 1, int(steps[0]))
@@ -456,3 +269,171 @@ def _compact(sequences: Sequences) -> Sequence[int]:
 def _check_end(key: bytes, claimed: int | None, actual: int) -> None:
     if claimed not in (None, actual):
         raise BatchMalformed(f"{key.decode()}: expected {actual}, as in {names.SEQUENCE}")
+
+
+def check_schema(schema: pa.Schema) -> None:
+    """Check names and types.
+
+    Raises: BatchMalformed.
+    """
+    _check_names(schema, "")
+    own = [field for field in schema if field.name not in CHANGE_COLUMNS]
+    for path, rule in find_unsupported(own):
+        raise BatchMalformed(f"{path}: {rule}")
+    for field in schema:
+        _check_change_type(field.name, field.type)
+    if names.SEQUENCE not in schema.names:
+        raise BatchMalformed(f"{names.SEQUENCE}: expected as a column of type int64")
+
+
+def _check_names(fields: Iterable[pa.Field], parent: str) -> None:
+    seen = set()
+    for field in fields:
+        if len(field.name) > NAME_MAX_CHARS:
+            raise BatchMalformed(f"{parent}: expected names of at most {NAME_MAX_CHARS} characters")
+        if field.name in seen:
+            raise BatchMalformed(f"{parent}{field.name}: expected each name once")
+        seen.add(field.name)
+        _check_names_below(field.type, parent + field.name)
+
+
+def _check_names_below(type_: pa.DataType, path: str) -> None:
+    if pt.is_struct(type_):
+        _check_names(type_, f"{path}.")
+    elif pt.is_map(type_):
+        _check_names_below(type_.item_type, f"{path}.value")
+    elif is_list(type_):
+        _check_names_below(type_.value_type, f"{path}.element")
+
+
+def _check_change_type(name: str, type_: pa.DataType) -> None:
+    match name:
+        case names.SEQUENCE:
+            fits, expected = pt.is_int64(type_), "int64"
+        case names.TIMESTAMP:
+            fits, expected = pt.is_timestamp(type_) or pt.is_int64(type_) or pt.is_null(type_), "a timestamp, or int64"
+        case names.OPERATION:
+            fits, expected = _is_text(type_), "text"
+        case names.ROW_ID | names.BEFORE | names.METADATA:
+            fits, expected = _is_text(type_) or pt.is_null(type_), "text"
+        case names.UNCHANGED:
+            fits, expected = pt.is_null(type_) or (is_list(type_) and is_text(type_.value_type)), "a list of text"
+        case _:
+            return
+    if not fits:
+        raise BatchMalformed(f"{name}: expected {expected}, got {type_}")
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return is_text(type_.value_type if pt.is_dictionary(type_) else type_)
+
+
+def check_changes(batch: pa.RecordBatch) -> None:
+    """Check the values of a batch's change columns, except that sequences rise, which concerns the whole frame.
+
+    Raises: BatchMalformed.
+    """
+    if batch.column(names.SEQUENCE).null_count:
+        raise BatchMalformed(f"{names.SEQUENCE}: expected no nulls")
+    if names.OPERATION in batch.schema.names and not _are_operations(batch.column(names.OPERATION)):
+        raise BatchMalformed(f"{names.OPERATION}: expected one of {', '.join(_OPERATIONS.to_pylist())}")
+    if names.TIMESTAMP in batch.schema.names:
+        _check_timestamps(batch.column(names.TIMESTAMP))
+
+
+def _are_operations(given: pa.Array) -> bool:
+    if pt.is_dictionary(given.type) and not given.null_count and _are_operations(given.dictionary):
+        return True
+    return bool(pc.all(pc.is_in(given.cast(pa.string()), _OPERATIONS), min_count=0).as_py())
+
+
+def _check_timestamps(given: pa.Array) -> None:
+    if pt.is_null(given.type):
+        return
+    if pt.is_timestamp(given.type) and given.type.unit == "ns":
+        numbers = given.view(pa.int64()).fill_null(0).to_numpy()
+        if np.any(numbers % _NS_PER_US):
+            raise BatchMalformed(f"{names.TIMESTAMP}: expected whole microseconds")
+    as_moments = given if pt.is_timestamp(given.type) else given.view(pa.timestamp("ms"))
+    if not np.all(in_common_years(as_moments)):
+        raise BatchMalformed(
+            f"{names.TIMESTAMP}: expected years 1 to 9999, in ms from {TIMESTAMP_MIN_MS} to {TIMESTAMP_MAX_MS}"
+        )
+
+
+def slot_costs(fields: Iterable[pa.Field]) -> Numbers:
+    """Return for each field, in the order of a batch's nodes, the size of a value's name and one byte."""
+    return np.fromiter((cost for field in fields for cost in _costs(field)), np.int64)
+
+
+def _costs(field: pa.Field) -> Iterator[int]:
+    yield len(field.name.encode()) + 1
+    yield from _costs_below(field.type)
+
+
+def _costs_below(type_: pa.DataType) -> Iterator[int]:
+    if isinstance(type_, pa.BaseExtensionType):
+        yield from _costs_below(type_.storage_type)
+    elif pt.is_struct(type_):
+        for field in type_:
+            yield from _costs(field)
+    elif is_list(type_):
+        yield 1
+        yield from _costs_below(type_.value_type)
+    elif pt.is_map(type_):
+        yield from (1, len("key"), *_costs_below(type_.key_type))
+        yield from (len("value"), *_costs_below(type_.item_type))
+
+
+def expands(type_: pa.DataType) -> bool:
+    """Return whether values of a type can be larger than the buffers that hold them."""
+    if isinstance(type_, pa.BaseExtensionType):
+        return expands(type_.storage_type)
+    if pt.is_map(type_):
+        return expands(type_.key_type) or expands(type_.item_type)
+    if is_list(type_):
+        return expands(type_.value_type)
+    if pt.is_struct(type_):
+        return any(expands(field.type) for field in type_)
+    return bool(pt.is_dictionary(type_) or pt.is_string_view(type_) or pt.is_binary_view(type_))
+
+
+def row_bytes(values: pa.Array) -> Numbers:
+    """Return the size of each value of a column that is not a slice."""
+    type_ = values.type
+    if isinstance(type_, pa.BaseExtensionType):
+        return row_bytes(values.storage)
+    if pt.is_dictionary(type_):
+        sizes = np.append(row_bytes(values.dictionary), 0)  # the last is that of a null
+        indices: Numbers = values.indices.cast(pa.int64()).fill_null(len(values.dictionary)).to_numpy()
+        return sizes[indices]
+    if pt.is_struct(type_):
+        return sum((row_bytes(values.field(index)) for index in range(len(type_))), np.zeros(len(values), np.int64))
+    if pt.is_fixed_size_list(type_):
+        sums: Numbers = row_bytes(values.values).reshape(len(values), type_.list_size).sum(axis=1)
+        return sums
+    if is_list(type_):
+        return _sums_by_list(row_bytes(values.values), values.offsets)
+    if pt.is_map(type_):
+        return _sums_by_list(row_bytes(values.keys) + row_bytes(values.items), values.offsets)
+    if pt.is_string_view(type_) or pt.is_binary_view(type_):
+        return _view_lengths(values)
+    if is_text(type_) or pt.is_binary(type_) or pt.is_large_binary(type_):
+        lengths: Numbers = pc.binary_length(values).fill_null(0).to_numpy().astype(np.int64)
+        return lengths
+    return np.full(len(values), 0 if pt.is_null(type_) else -(-type_.bit_width // 8), np.int64)
+
+
+def _view_lengths(values: pa.Array) -> Numbers:
+    """Return the lengths of views, which are the first four of their sixteen bytes; those of nulls are undefined."""
+    if not len(values):
+        return np.empty(0, np.int64)
+    views = np.frombuffer(values.buffers()[1], np.int32, 4 * (values.offset + len(values)))
+    lengths = views.reshape(-1, 4)[values.offset :, 0].astype(np.int64)
+    return np.where(values.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
+
+
+def _sums_by_list(element_bytes: Numbers, offsets: pa.Array) -> Numbers:
+    before: Numbers = np.append(0, np.cumsum(element_bytes))
+    ends: Numbers = offsets.to_numpy()
+    return before[ends[1:]] - before[ends[:-1]]

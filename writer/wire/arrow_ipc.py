@@ -1,13 +1,13 @@
-"""An Arrow IPC stream's framing, looked over before Arrow reads it. Owns what a stream may ask memory for.
+"""Arrow IPC framing: bounds the memory that a stream may claim, before Arrow reads it.
 
     stream:   message*  [end]
     message:  0xFFFFFFFF | length: i32 | metadata: flatbuffer bytes[length] | body: bytes[bodyLength in the metadata]
     end:      0xFFFFFFFF | 0: i32
     order:    schema, then dictionary and record batches
 
-Arrow checks what it reads, but not how much it is asked to make of it: a few bytes can name a buffer of terabytes once
-inflated, a column of a trillion nulls, or one long text a million times. So the metadata is read here first, with
-every access checked, and a stream that asks for more than it is allowed is refused before anything is allocated.
+Arrow checks what it reads, but not how much memory it needs for it: a few bytes can claim terabytes of decompressed
+data, a column of a trillion nulls, or one long text a million times. So the metadata is read here first, with every
+access checked, and a stream that claims more than its limit is refused before anything is allocated.
 Formats: arrow/format/Message.fbs and Schema.fbs, metadata version 5 (and 4, which is laid out alike).
 """
 
@@ -26,7 +26,7 @@ from lakefeed.writer.wire.json_batch import BatchMalformed
 
 CONTINUATION = b"\xff\xff\xff\xff"
 
-# Each batch costs time beside its rows. A client that has more of them joins them or sends more frames.
+# Each batch costs time beside its rows. Clients with more batches join them, or send more frames.
 BATCHES_MAX = 256
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
@@ -39,18 +39,18 @@ _NOT_COMPRESSED = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
-    """What a dictionary or record batch holds: slots of each of its fields, and the size of its buffers, inflated."""
+class BatchContents:
+    """A dictionary or record batch: the slots of each of its fields, and the decompressed size of its buffers."""
 
     is_dictionary: bool
     slots: Numbers
     buffer_bytes: int
 
 
-def scan_stream(stream: bytes, *, inflated_max_bytes: int) -> list[Contents]:
-    """Look over a stream's messages without inflating or copying anything.
+def scan_stream(stream: bytes, *, inflated_max_bytes: int) -> list[BatchContents]:
+    """Return what a stream's messages hold, without decompressing or copying anything.
 
-    Raises: BatchMalformed for a stream that is not well formed or asks for more than it may.
+    Raises: BatchMalformed for a stream that is not well formed or claims more than its limit.
     """
     try:
         return list(_scan(memoryview(stream), inflated_max_bytes))
@@ -59,7 +59,7 @@ def scan_stream(stream: bytes, *, inflated_max_bytes: int) -> list[Contents]:
 
 
 def check_expanded(expanded_bytes: int, max_bytes: int) -> None:
-    """Refuse a stream that stands for more than it may.
+    """Raise BatchMalformed if a stream expands to more than its limit.
 
     Raises: BatchMalformed.
     """
@@ -67,7 +67,7 @@ def check_expanded(expanded_bytes: int, max_bytes: int) -> None:
         raise BatchMalformed(f"expected at most {max_bytes} bytes once expanded; send fewer rows in one frame")
 
 
-def _scan(stream: memoryview, inflated_max_bytes: int) -> Iterator[Contents]:
+def _scan(stream: memoryview, inflated_max_bytes: int) -> Iterator[BatchContents]:
     inflated_bytes = 0
     for number, message in enumerate(_messages(stream)):
         if number > BATCHES_MAX:
@@ -118,7 +118,7 @@ def _part(stream: memoryview, start: int, length: int) -> memoryview:
     return stream[start : start + length]
 
 
-def _contents_of(message: _Message) -> Contents:
+def _contents_of(message: _Message) -> BatchContents:
     batch: _Table | None = message.header
     if message.kind == _DICTIONARY_BATCH:
         batch = message.header.table(1)
@@ -132,11 +132,11 @@ def _contents_of(message: _Message) -> Contents:
     if np.any(nodes < 0) or np.any(buffers < 0) or np.any(lengths > size) or np.any(offsets > size - lengths):
         raise BatchMalformed("not a valid Arrow stream: a buffer lies outside of its message")
     sizes = lengths if batch.table(3) is None else _inflated(message.body, offsets, lengths)
-    return Contents(message.kind == _DICTIONARY_BATCH, nodes[:, 0], _sum(sizes))
+    return BatchContents(message.kind == _DICTIONARY_BATCH, nodes[:, 0], _sum(sizes))
 
 
 def _inflated(body: memoryview, offsets: Numbers, lengths: Numbers) -> Numbers:
-    """Read how large compressed buffers will be: each begins with that number, or with -1 if it is as it was."""
+    """Return the decompressed sizes of buffers: each begins with its size, or with -1 if it is not compressed."""
     filled = lengths > 0
     if np.any(lengths[filled] < _I64.size):
         raise BatchMalformed("not a valid Arrow stream: a compressed buffer is too short")
@@ -148,15 +148,12 @@ def _inflated(body: memoryview, offsets: Numbers, lengths: Numbers) -> Numbers:
 
 
 def _sum(numbers: Numbers) -> int:
-    """Add up without overflow; no numpy type holds the sum of what a stream may claim."""
+    """Return a sum without overflow; no numpy type holds the sum of what a stream may claim."""
     return sum(numbers.tolist())
 
 
-# -- the schema
-
-
 def _check_schema(schema: _Table) -> None:
-    """Count fields and text: parts of a flatbuffer may be used many times, and Arrow would copy them each time."""
+    """Bound fields and text: parts of a flatbuffer may be referenced many times, and Arrow copies them each time."""
     if schema.number(_I16, 0) != 0:
         raise BatchMalformed("expected an Arrow stream of little-endian numbers")
     tally = _Tally(text_bytes=len(schema.data))
@@ -166,7 +163,7 @@ def _check_schema(schema: _Table) -> None:
 
 @dataclass(slots=True)
 class _Tally:
-    """What a schema may still have. All text of one that uses nothing twice fits in its own bytes."""
+    """What a schema may still use. The text of a schema without repeated references fits in its own bytes."""
 
     text_bytes: int
     fields: int = FIELDS_MAX
@@ -191,7 +188,7 @@ class _Tally:
             self.take_text(pair, 1)
 
     def take_name(self, parent: _Table, slot: int) -> None:
-        """Take the name of a field or of a time zone, which others will read as text."""
+        """Take the name of a field or of a time zone, which must be UTF-8."""
         try:
             self.take_text(parent, slot).decode()
         except UnicodeDecodeError as error:
@@ -199,7 +196,7 @@ class _Tally:
 
     def take_text(self, parent: _Table, slot: int) -> bytes:
         text = parent.text(slot)
-        # A pair of empty texts is not for nothing either.
+        # Empty texts count as well, so that their number is bounded.
         self.text_bytes -= len(text) + 1
         if self.text_bytes < 0:
             raise BatchMalformed("not a valid Arrow stream: its schema uses one text many times")
@@ -210,13 +207,10 @@ def _check_key_values(message: _Table, slot: int) -> None:
     _Tally(text_bytes=len(message.data)).take_key_values(message, slot)
 
 
-# -- flatbuffers
-
-
 class _Table:
-    """A table in a flatbuffer: `number` and the others read the member in a slot. All access is checked.
+    """A table in a flatbuffer: `number` and the others return the member in a slot. All access is checked.
 
-    A member that is absent has its default: 0, None, or nothing in it.
+    An absent member has its default: 0, None, or an empty vector.
     """
 
     __slots__ = ("_members", "data", "position")
@@ -224,7 +218,7 @@ class _Table:
     def __init__(self, data: memoryview, position: int) -> None:
         (distance,) = _I32.unpack_from(data, position)
         vtable = position - distance
-        if vtable < 0:  # which would count from the end
+        if vtable < 0:  # a negative index would count from the end
             raise IndexError
         (size,) = _U16.unpack_from(data, vtable)
         self.data = data
@@ -232,12 +226,12 @@ class _Table:
         self._members: tuple[int, ...] = struct.unpack_from(f"<{size // 2}H", data, vtable)[2:]
 
     def _member(self, slot: int) -> int:
-        """Find a member, 0 where it is absent."""
+        """Return the position of a member, 0 if it is absent."""
         offset = self._members[slot] if slot < len(self._members) else 0
         return self.position + offset if offset else 0
 
     def _target(self, slot: int) -> int:
-        """Find what a member refers to, 0 where it is absent."""
+        """Return the position that a member refers to, 0 if it is absent."""
         position = self._member(slot)
         return position + _U32.unpack_from(self.data, position)[0] if position else 0
 
@@ -257,7 +251,7 @@ class _Table:
         return bytes(self.data[start : start + _U32.unpack_from(self.data, position)[0]])
 
     def tables(self, slot: int, *, at_most: int) -> list[_Table]:
-        """Read a vector of tables; one more than `at_most` is enough to know that there are too many."""
+        """Return a vector of tables, at most one more than `at_most`: then there are too many."""
         vector = self._target(slot)
         if not vector:
             return []
@@ -266,7 +260,7 @@ class _Table:
         return [_Table(self.data, place + _U32.unpack_from(self.data, place)[0]) for place in places]
 
     def pairs(self, slot: int) -> Numbers:
-        """Read a vector of structs of two 64-bit integers."""
+        """Return a vector of structs of two 64-bit integers."""
         vector = self._target(slot)
         if not vector:
             return np.empty((0, 2), np.int64)

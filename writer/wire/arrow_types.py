@@ -1,4 +1,4 @@
-"""Arrow types and the columns that they declare. Owns which types a frame may use and what they become.
+"""Arrow types: which ones a frame may use, the columns that they declare, and the JSON form of their values.
 
     bool                          boolean        date32, date64              date
     int8, int16, int32            int            time32, time64              time
@@ -13,9 +13,22 @@
     dictionary of any of these but nested ones   its values' type
     null; list or struct of nothing but null     no column: there is nothing to hold
 
-Nanoseconds become timestamp_ns or timestamptz_ns in tables of format version 3. Others have no such type: there a
-moment is kept where it has whole microseconds. Decimals have at most 38 digits; those that a scale below 0 leaves
-unwritten count.
+Nanoseconds become timestamp_ns or timestamptz_ns in tables of format version 3. Other tables have no such type: there a
+timestamp is kept if it has whole microseconds. Decimals have at most 38 digits, including those that a negative scale
+omits.
+
+Few Arrow functions take dictionaries, views, large and fixed-size lists, and extensions, and casting a nested column
+fails on nulls without a type. So `plain_rows` first converts all columns, level by level, to plain types whose values
+stand for themselves. The JSON form of plain values is used by `_cdc_rescued` and by columns of JSON text:
+
+    numbers             numbers, with all their digits; NaN, Infinity and -Infinity as text
+    dates and times     text: 2026-11-16, 05:28:00.5, 2026-11-16T05:28:00.123456789, with Z if the type has a zone;
+                        outside the years 1 to 9999 the number of days or units since 1970
+    uuid, bytes         text: 8-4-4-4-12 hexadecimal digits, base64
+    structs, lists      objects with all their fields, arrays
+    maps                objects if keys are text and unique, else arrays of {"key": ..., "value": ...}
+
+A JSON frame could have brought the same value, and the same columns take it.
 """
 
 from __future__ import annotations
@@ -38,16 +51,22 @@ import pyarrow.types as pt
 from lakefeed.contract.changes import TIMESTAMP_MAX_MS, TIMESTAMP_MIN_MS, fold, is_usable
 from lakefeed.iceberg.types import DECIMAL_MAX_PRECISION, UNNUMBERED, Field, ListType, MapType, StructType, Type
 
-# --- writer.arrow.types -----------------------------------------------------------------------------------------------
-
-
 UUID, JSON = "arrow.uuid", "arrow.json"
 
-# Types whose plain form is remembered; one takes some hundred bytes.
+# Types whose plain form is cached; one takes some hundred bytes.
 TYPES_MAX = 1024
 
 # The plain type of uuids.
 UUID_VALUES = pa.large_binary()
+
+_MS_PER_DAY = 86_400_000
+_UNITS_PER_S = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_MS_PER_S = 1_000
+_SURELY_INT64 = 10**18
+
+# Arrow writes as many digits after the point as the unit has, JSON as many as the value needs.
+_ZEROS_AT_END = r"(\.\d*?)0+(Z?)$"
+_POINT_AT_END = r"\.(Z?)$"
 
 _PRIMITIVES: dict[pa.DataType, str] = {
     pa.bool_(): "boolean",
@@ -75,7 +94,7 @@ _PRIMITIVES: dict[pa.DataType, str] = {
 
 
 def declared_fields(fields: Iterable[pa.Field], *, nanoseconds: bool) -> tuple[Field, ...]:
-    """Give the fields, not numbered yet, that plain ones of Arrow declare; without those that hold nothing."""
+    """Return the fields, without ids, that plain Arrow fields declare; those of null types declare nothing."""
     return tuple(
         Field(UNNUMBERED, field.name, type_)
         for field in fields
@@ -84,7 +103,7 @@ def declared_fields(fields: Iterable[pa.Field], *, nanoseconds: bool) -> tuple[F
 
 
 def declared_type(type_: pa.DataType, *, nanoseconds: bool) -> Type | None:
-    """Give the type of a new column for a plain one of Arrow's, None where there is nothing to hold."""
+    """Return the type of a new column for a plain Arrow type, None if there is nothing to hold."""
     if pt.is_struct(type_):
         fields = declared_fields(usable_fields(type_), nanoseconds=nanoseconds)
         return StructType(fields) if fields else None
@@ -112,10 +131,7 @@ def _declared_primitive(type_: pa.DataType, *, nanoseconds: bool) -> str:
 
 @lru_cache(maxsize=TYPES_MAX)
 def plain_type(type_: pa.DataType) -> pa.DataType:
-    """Give the type whose values stand for themselves, without what few of Arrow's functions take.
-
-    That is dictionaries, views and extensions. UUID_VALUES, which nothing else becomes, tells uuids from other bytes.
-    """
+    """Return the plain type for a type. UUIDs become UUID_VALUES, which no other type becomes."""
     if pt.is_struct(type_):
         return pa.struct([field.with_type(plain_type(field.type)) for field in type_])
     if pt.is_map(type_):
@@ -132,36 +148,36 @@ def plain_type(type_: pa.DataType) -> pa.DataType:
 
 
 def usable_fields(fields: Iterable[pa.Field]) -> list[pa.Field]:
-    """Pick the fields of a struct that can have a place in a table; of names that differ by case only, the first."""
+    """Return the fields of a struct that a table can have; of names that differ by case only, the first."""
     first = {fold(field.name): field for field in reversed(list(fields)) if is_usable(field.name)}
     return list(reversed(first.values()))
 
 
 def decimal_shape(type_: pa.DataType) -> tuple[int, int]:
-    """Give precision and scale as Iceberg counts them: a scale is neither negative nor above the precision."""
+    """Return precision and scale as Iceberg counts them: a scale is neither negative nor above the precision."""
     precision, scale = type_.precision, type_.scale
     return max(precision - min(scale, 0), scale), max(scale, 0)
 
 
 def is_list(type_: pa.DataType) -> bool:
-    """Tell whether a type is one of the lists that a frame may use."""
+    """Return whether a type is one of the lists that a frame may use."""
     return bool(pt.is_list(type_) or pt.is_large_list(type_) or pt.is_fixed_size_list(type_))
 
 
 def is_text(type_: pa.DataType) -> bool:
-    """Tell whether a type is text, however it is laid out."""
+    """Return whether a type is text, in any layout."""
     return bool(pt.is_string(type_) or pt.is_large_string(type_) or pt.is_string_view(type_))
 
 
 def is_bytes(type_: pa.DataType) -> bool:
-    """Tell whether a type is bytes, however they are laid out."""
+    """Return whether a type is bytes, in any layout."""
     return bool(
         pt.is_binary(type_) or pt.is_large_binary(type_) or pt.is_binary_view(type_) or pt.is_fixed_size_binary(type_)
     )
 
 
 def find_unsupported(fields: Iterable[pa.Field], parent: str = "") -> Iterator[tuple[str, str]]:
-    """Find fields whose type a frame may not use; gives each one's path and the rule."""
+    """Yield the path of each field whose type a frame may not use, and the rule."""
     for field in fields:
         yield from _find_unsupported(field.type, parent + field.name)
 
@@ -172,7 +188,7 @@ def _find_unsupported(type_: pa.DataType, path: str) -> Iterator[tuple[str, str]
     elif is_list(type_):
         yield from _find_unsupported(type_.value_type, f"{path}.element")
     elif pt.is_map(type_):
-        # Keys may not be null, and those of a dictionary can be in a way that Arrow does not see.
+        # Keys must not be null, and Arrow does not see nulls inside a dictionary's values.
         if pt.is_nested(type_.key_type) or pt.is_null(type_.key_type) or pt.is_dictionary(type_.key_type):
             yield f"{path}.key", f"type {type_.key_type} is not supported as a key"
         yield from _find_unsupported(type_.key_type, f"{path}.key")
@@ -202,18 +218,8 @@ def _is_supported(type_: pa.DataType) -> bool:
     return bool(is_other) or type_ in _PRIMITIVES
 
 
-# --- writer.arrow.plain -----------------------------------------------------------------------------------------------
-#
-# Arrow columns whose values stand for themselves, in few types. Owns what is taken apart before anything else.
-#
-#     dictionaries, views, large and fixed-size lists, extensions --> plain types (arrow_types.plain_type)
-#
-# Most of Arrow's functions do not take the former, and casting a nested column whole fails on nulls without a type. So
-# nested columns are taken apart here, level by level. Columns that are plain already stay as they are.
-
-
 def plain_rows(rows: pa.Table) -> pa.Table:
-    """Make all columns plain. They must not be slices."""
+    """Return a table with plain columns. They must not be slices."""
     columns = [_plain_column(column) for column in rows.columns]
     return pa.table(columns, names=rows.column_names)
 
@@ -248,33 +254,8 @@ def _nulls(values: pa.Array) -> pa.Array | None:
     return values.is_null() if values.null_count else None
 
 
-# --- writer.arrow.json ------------------------------------------------------------------------------------------------
-#
-# Arrow values in the form that JSON has for them. Owns that form; `_cdc_rescued` and columns of JSON text hold it.
-#
-#     numbers             numbers, with all their digits; NaN, Infinity and -Infinity as text
-#     dates and times     text: 2026-11-16, 05:28:00.5, 2026-11-16T05:28:00.123456789, with Z where the type has a zone
-#                         outside the years 1 to 9999 the number of days or units since 1970, as Arrow holds it
-#     uuid                text: 8-4-4-4-12 hexadecimal digits
-#     bytes               text: base64
-#     structs, lists      objects with all their fields, arrays
-#     maps                objects where keys are text and differ, else arrays of {"key": ..., "value": ...}
-#
-# So a JSON frame could have brought the same value, and a column that takes it from there takes it from here.
-
-
-_MS_PER_DAY = 86_400_000
-_UNITS_PER_S = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
-_MS_PER_S = 1_000
-_SURELY_INT64 = 10**18
-
-# Arrow writes as many digits behind the point as the unit has; JSON as many as the value needs.
-_ZEROS_AT_END = r"(\.\d*?)0+(Z?)$"
-_POINT_AT_END = r"\.(Z?)$"
-
-
 def json_values(values: pa.Array) -> list[Any]:
-    """Give values of a plain type as misfits.parse_row would from a JSON document; None for nulls."""
+    """Return values of a plain type as json_exact.parse_row would parse them from JSON; None for nulls."""
     type_ = values.type
     if type_ == UUID_VALUES:
         return _each(values, _uuid_text)
@@ -326,7 +307,7 @@ def _base64_text(value: bytes) -> str:
 
 def _structs(values: pa.StructArray) -> list[Any]:
     names = [field.name for field in values.type]
-    # Flattened children are null where the struct is.
+    # Flattened children are null if the struct is.
     columns = [json_values(child) for child in values.flatten()]
     rows = zip(*columns, strict=True) if columns else ((),) * len(values)
     valid = values.is_valid().to_pylist()
@@ -344,7 +325,7 @@ def _maps(values: pa.MapArray) -> list[Any]:
 
 
 def _by_list(lists: pa.Array, elements: list[Any]) -> list[Any]:
-    """Hand out elements to their lists, None to lists that are null: those may have elements too."""
+    """Return the elements of each list, None for a null list, which may have elements too."""
     offsets, valid = lists.offsets.to_pylist(), lists.is_valid().to_pylist()
     return [elements[offsets[i] : offsets[i + 1]] if valid[i] else None for i in range(len(lists))]
 
@@ -356,7 +337,7 @@ def _map_form(entries: list[tuple[Any, Any]], *, by_text: bool) -> Any:
 
 
 def _moments(values: pa.Array) -> list[Any]:
-    """Write what has a common form as text, and the rest as the number that it is."""
+    """Return times within the common years as text, and others as the number that Arrow stores."""
     shown = pa.array(in_common_years(values))
     texts: list[Any] = moment_texts(pc.if_else(shown, values, pa.scalar(None, values.type))).to_pylist()
     if all(texts):
@@ -366,7 +347,7 @@ def _moments(values: pa.Array) -> list[Any]:
 
 
 def moment_texts(values: pa.Array) -> pa.Array:
-    """Write dates and times, all within the common years, as text."""
+    """Return dates and times, all within the common years, as text."""
     if pt.is_timestamp(values.type) and values.type.tz is not None:
         values = values.cast(pa.timestamp(values.type.unit, "UTC"))
     texts = values.cast(pa.string())
@@ -383,7 +364,7 @@ def _as_stored(moments: pa.Array) -> pa.Array:
 
 
 def in_common_years(values: pa.Array) -> npt.NDArray[np.bool_]:
-    """Tell of dates and timestamps whether they lie in the years 1 to 9999; true of nulls and times of day."""
+    """Return which dates and timestamps are in the years 1 to 9999; true for nulls and times of day."""
     type_ = values.type
     if pt.is_timestamp(type_):
         per_s = _UNITS_PER_S[type_.unit]
@@ -394,6 +375,6 @@ def in_common_years(values: pa.Array) -> npt.NDArray[np.bool_]:
     else:
         return np.ones(len(values), bool)
     numbers = _as_stored(values).fill_null(0).to_numpy()
-    # Nanoseconds do not reach so far, and neither do the bounds fit 64 bits.
+    # Nanoseconds in 64 bits end before these years, and the bounds themselves do not fit 64 bits.
     within: npt.NDArray[np.bool_] = (numbers >= max(first, -(2**63))) & (numbers <= min(end - 1, 2**63 - 1))
     return within

@@ -1,18 +1,18 @@
-"""The JSON batch as it travels: who sent it, and for each change everything but the row itself.
+"""JSON batch: the fields of a batch and its changes, their ranges and defaults. Rows stay undecoded.
 
-Owns the fields, their ranges and their defaults. Both sides of the log decode with these types: admission to check
-and to number, the writer to read. Rows stay undecoded (`msgspec.Raw`): their columns belong to rows/json_strict.py.
+Both sides of the log decode with these types: admission to check and number changes, the writer to read them. Rows are
+`msgspec.Raw`; rows/json_strict.py decodes them.
 
     {"type": "cdc_batch", "sourceDoId": "shop-1", "sequenceNumber": 7, "events": [
         {"sequence": 41, "timestamp": 1763251200000, "operation": "UPDATE", "table": "users", "rowId": "9",
          "before": {"id": 9, ...}, "after": {"id": 9, ...}, "unchanged": ["photo"]}, ...]}
 
-What decoding guarantees of a raw row: it is one JSON value, syntactically right to its last token, without NaN or
-Infinity, and its surrogate escapes pair up. What it does not: that its bytes are UTF-8, that its keys are unique, that
-its numbers fit anything. Those rows are admitted and end in `_cdc_rescued` where no column can hold them.
+Decoding guarantees that a raw row is one JSON value with correct syntax, without NaN or Infinity, and that its
+surrogate escapes are paired. It does not guarantee that its bytes are UTF-8, that its keys are unique, or that its
+numbers fit any type. Such rows are admitted, and values that no column can hold go to `_cdc_rescued`.
 
-Nesting is bounded by the interpreter's recursion limit, which depends on how deep the caller already stands. Admission
-therefore stands deeper on purpose (`decode_deeper`), so that what it took, the writer can always decode.
+The interpreter's recursion limit bounds nesting, and it depends on the depth of the caller's stack. Admission decodes
+on a deeper stack on purpose (`decode_deeper`), so that the writer can decode whatever was admitted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lakefeed.contract.errors import WriterError
 
 T = TypeVar("T")
 
-# Stack frames that admission keeps free for the writer. The writer's own stack is about ten frames high.
+# Stack frames that admission keeps free for the writer, whose own stack is about ten frames deep.
 ADMISSION_HEADROOM_FRAMES = 100
 
 Sequence = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
@@ -37,11 +37,11 @@ NonEmpty = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class BatchMalformed(WriterError):
-    """The body is not a batch: refuse it. The message names the field and the rule."""
+    """The body is not a batch: refuse it. The message has the field and the rule."""
 
 
 class EventHead(msgspec.Struct, rename="camel", gc=False):
-    """One change without its row, as admission looks at it. A timestamp of 0 stands for the time of receipt."""
+    """One change without its row, for admission. A timestamp of 0 means the time of receipt."""
 
     sequence: Sequence
     operation: OperationName
@@ -60,9 +60,9 @@ class Event(EventHead, rename="camel", gc=False):
 
 
 class BatchHead(msgspec.Struct, rename="camel", tag_field="type", tag="cdc_batch"):
-    """One message of changes, without their rows, whose syntax is checked all the same while they are skipped.
+    """One message of changes without their rows, whose syntax is checked while they are skipped.
 
-    Only the events are needed: the rest may be left to the connection that carries them.
+    Only the events are required: the connection supplies the rest.
     """
 
     events: list[EventHead]
@@ -79,7 +79,7 @@ class BatchHead(msgspec.Struct, rename="camel", tag_field="type", tag="cdc_batch
 
 
 class Batch(msgspec.Struct, rename="camel", tag_field="type", tag="cdc_batch"):
-    """The changes of a message that was admitted, with their rows."""
+    """The changes of an admitted message, with their rows."""
 
     events: list[Event]
 
@@ -97,10 +97,10 @@ def decode_batch(body: bytes) -> Batch:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BatchMalformed(f"batch is malformed: {error}") from error
     except RecursionError:
-        # The traceback of a thousand frames says nothing more.
+        # A traceback of a thousand frames has no more information.
         raise BatchMalformed("batch is malformed: a value is nested too deeply") from None
 
 
 def decode_deeper(decode: Callable[[bytes], T], body: bytes, *, frames: int = ADMISSION_HEADROOM_FRAMES) -> T:
-    """Decode under a stricter limit on nesting than `decode_batch`, so that what is admitted can be decoded again."""
+    """Decode with a stricter limit on nesting than `decode_batch`, so that what is admitted can be decoded again."""
     return decode_deeper(decode, body, frames=frames - 1) if frames else decode(body)

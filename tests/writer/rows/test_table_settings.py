@@ -61,7 +61,7 @@ def test_properties_of_several_sections_are_joined():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"flush_max_changes": 0}, "flush_max_changes must be positive"),
+        ({"flush_max_changes": 0}, "flush_max_changes must be at least 1"),
         ({"partition": "day"}, "partition must be"),
         ({"partition": "bucket[0](id)"}, "transform is not known"),
         ({"partition": "day(a), day(a)"}, "twice"),

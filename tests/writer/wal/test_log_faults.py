@@ -63,7 +63,7 @@ async def test_no_room_to_write_a_group_changes_nothing_and_appends_go_on_once_t
         await wait_for_spare(log)
         files.write_max_bytes = 100  # the first call still works, so that a part of the group is in the file
         files.fail("write", errno.ENOSPC, after_calls=1)
-        with pytest.raises(WalFull, match="no room for the group"):
+        with pytest.raises(WalFull, match="the group was not written"):
             await append(log, b"refused, whole", b"refused, in part" * 100)
         for _ in range(3):  # no new segment can be begun either
             with pytest.raises(WalFull, match="no room for another segment"):
