@@ -45,7 +45,7 @@ def _short_retries(monkeypatch):
 
 def splits(running: Running) -> dict[str, float]:
     """Count by reason what may have been torn apart."""
-    (metric,) = (each for each in running.registry.collect() if each.name == "writer_split_transactions")
+    (metric,) = (each for each in running.registry.collect() if each.name == "lakefeed_writer_split_transactions")
     return {each.labels["reason"]: each.value for each in metric.samples if each.name.endswith("_total") and each.value}
 
 
