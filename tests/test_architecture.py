@@ -148,6 +148,13 @@ def test_what_the_pipeline_takes_to_clusters_needs_the_standard_library_only():
     assert found == []
 
 
+def test_pyiceberg_is_imported_by_the_second_readers_child_process_only():
+    modules = load_modules(*PACKAGES)
+    found = {m.path for m in modules if any(is_within(name, ("pyiceberg",)) for _, name in imported_names(m.tree))}
+
+    assert found == {"writer/pyiceberg_plan.py"}
+
+
 def test_every_folder_tells_its_story():
     packages = [module for module in load_modules(*PACKAGES) if module.path.endswith("__init__.py")]
 
