@@ -6,10 +6,7 @@ tables come there out of its order. It holds for each of its tables, so there th
 
     source U+001F table        shop-1, sales.orders
 
-Changes out of a record that could not be read come there in no order, when the record is replayed (records.py): those
-of one record and table at once, under a mark that is theirs alone
-
-    source U+001F table U+001F sequence of the record
+Earlier versions also wrote marks of one record and table, with the record's sequence as a third part.
 
 No source has a control character in its name, so a name with one is ours and its first part is the source itself.
 """
@@ -145,9 +142,9 @@ def is_quarantine(table: TableName) -> bool:
     return table.name == TABLE
 
 
-def mark_of(source: SourceId, table: TableName, *, record: int | None = None) -> SourceId:
-    """Name the mark of a source's rows of one table, which come in order; or of those out of one record."""
-    return SourceId(_SEPARATOR.join((source, str(table), *(() if record is None else (str(record),)))))
+def mark_of(source: SourceId, table: TableName) -> SourceId:
+    """Return the mark of a source's rows of one table, which come in order."""
+    return SourceId(_SEPARATOR.join((source, str(table))))
 
 
 def command_mark(verb: str) -> SourceId:

@@ -31,7 +31,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from lakefeed.contract import changes as cdc
 from lakefeed.contract import properties
@@ -78,20 +77,14 @@ COLUMNS = pa.schema(
     ]
 )
 
-# Who says what became of changes: the commands do, all of them in one order. Who takes records apart: they too.
+# Commands record what became of changes, all of them in one order.
 RESOLUTIONS = properties.command_mark("resolve")
-RECORDS = properties.command_mark("record")
 
 _CHANGE_SCHEMA = to_arrow_schema(Schema(0, initial_columns(keep_before=True)))
 
 
-def quarantine_rows(
-    group: Group, *, table: TableName, reason: Reason, node: str, recorded_at_us: int, record: int | None = None
-) -> ArrowGroup:
-    """Turn changes of a table, all of them refused for one reason, into a group of its namespace's quarantine.
-
-    `record` is the sequence of the record that they were in, if that could not be read.
-    """
+def quarantine_rows(group: Group, *, table: TableName, reason: Reason, node: str, recorded_at_us: int) -> ArrowGroup:
+    """Turn changes of a table, all of them refused for one reason, into a group of its namespace's quarantine."""
     change = group.whole().change_columns(_CHANGE_SCHEMA)
     own = {
         properties.TABLE_NAME: pa.repeat(str(table), len(group)),
@@ -117,7 +110,7 @@ def quarantine_rows(
     )
     index = recorded.schema.get_field_index(cdc.TIMESTAMP)
     rows = recorded.set_column(index, cdc.TIMESTAMP, change[cdc.TIMESTAMP])
-    runs = [replace(run, source=properties.mark_of(run.source, table, record=record)) for run in group.runs]
+    runs = [replace(run, source=properties.mark_of(run.source, table)) for run in group.runs]
     return _group_of(rows, table, runs)
 
 
@@ -133,14 +126,6 @@ def resolution_rows(
     rows = _record_rows(own, kind, ids=ids, sequences=sequences, recorded_at_us=recorded_at_us)
     run = Run(0, len(ids), RESOLUTIONS, epoch=0, received_at_us=recorded_at_us, offset=0)
     return _group_of(rows, table, [run])
-
-
-def without_changes(group: ArrowGroup, ids: pa.Array) -> ArrowGroup:
-    """Leave out rows of a group that came in one frame, by the ids of their changes."""
-    rows = group.rows.filter(pc.invert(pc.is_in(group.rows.column(cdc.ROW_ID), ids)))
-    (run,) = group.runs
-    left = (replace(run, stop=rows.num_rows),) if rows.num_rows else ()
-    return replace(group, rows=rows, sequences=rows.column(cdc.SEQUENCE).to_numpy(), runs=left)
 
 
 def _record_rows(

@@ -78,7 +78,7 @@ async def test_an_unknown_id_is_a_readable_error(local_lake):
     async with lake_bench(local_lake) as bench:
         await bench.quarantine(changes_of({1: {"id": 1}}))
         result = await run(bench, "show", "zzz")
-        assert (result.exit_code, result.stderr) == (1, "Error: no open change has an id that starts so: id=zzz\n")
+        assert (result.exit_code, result.stderr) == (1, "Error: no open change has an id with this prefix: id=zzz\n")
 
 
 async def test_replay_appends_to_the_table_and_empties_the_list(local_lake):

@@ -14,11 +14,11 @@ import pytest
 from lakefeed.contract import properties
 from lakefeed.contract.changes import SourceId
 from lakefeed.contract.errors import WriterError
-from lakefeed.writer.quarantine import replay
-from lakefeed.writer.quarantine.replay import REPLAYED_PROPERTY, NoteUnreadable, Replayed, image_of, plan_ranges
+from lakefeed.writer.quarantine.replay import REPLAYS, image_of
 from lakefeed.writer.quarantine.store import Filter, Quarantine
 from lakefeed.writer.rows.values import text_of
 from tests.fakes import CatalogFault
+from tests.writer import lakes
 from tests.writer.quarantine.bench import ORDERS, QUARANTINE, USERS, changes_of, lake_bench, sequences
 from tests.writer.sample_rows import event, frame, json_groups, raw_group
 from tests.writer.wire.arrowed import arrow_group, changes
@@ -206,8 +206,6 @@ async def test_only_what_was_asked_for_is_replayed(local_lake):
         await bench.quarantine(changes_of({4: {"id": 4}}), table=ORDERS)
         await bench.replay(Filter(ids=(id_of(2),)))
         assert sequences(bench.rows(USERS, "_cdc_sequence")) == [2]
-        note = json.loads(bench.properties(USERS)[REPLAYED_PROPERTY])
-        assert list(note["ranges"].values()) == [[[0, 2, 2]]]
         assert sorted((await bench.contents()).entries["sequence"].to_pylist()) == [1, 3, 4]
 
 
@@ -231,50 +229,25 @@ async def test_changes_out_of_many_small_files_go_in_one_commit(local_lake):
             await bench.quarantine(changes_of({sequence: {"id": sequence}}))
         await bench.replay()
         assert sequences(bench.rows(USERS, "_cdc_sequence")) == [1, 2, 3, 4, 5]
-        note = json.loads(bench.properties(USERS)[REPLAYED_PROPERTY])
-        assert (note["number"], list(note["ranges"].values())) == (1, [[[0, 1, 5]]])
+        progress = json.loads(bench.properties(USERS)["lakefeed.progress"])
+        assert progress["sources"][REPLAYS] == [0, 1]
 
 
-async def test_a_note_that_would_be_too_long_is_spread_over_several_commits(local_lake, monkeypatch):
+async def test_replayed_changes_are_found_after_a_crash_though_a_compaction_moved_them(local_lake, monkeypatch):
     async with lake_bench(local_lake) as bench:
-        monkeypatch.setattr(replay, "RANGES_MAX", 2)
-        await bench.quarantine(changes_of({n: {"id": n} for n in range(1, 20)}))
-        odd = tuple(id_of(n) for n in range(1, 20, 2))
-        await bench.replay(Filter(ids=odd))
-        assert sequences(bench.rows(USERS, "_cdc_sequence")) == list(range(1, 20, 2))
-        note = json.loads(bench.properties(USERS)[REPLAYED_PROPERTY])
-        assert note["number"] >= 5
-        assert sum(map(len, note["ranges"].values())) <= 2
-
-
-async def test_a_damaged_note_stops_the_replay(local_lake):
-    async with lake_bench(local_lake) as bench:
-        await bench.write(USERS, changes_of({9: {"id": 9}}))
-        await bench.quarantine(changes_of({1: {"id": 1}}))
-        with (
-            contextlib.closing(local_lake.open_pyiceberg()) as catalog,
-            catalog.load_table("default.users").transaction() as t,
-        ):
-            t.set_properties({REPLAYED_PROPERTY: "{"})
-        with pytest.raises(NoteUnreadable, match="note of the last replay is damaged"):
+        await bench.quarantine(changes_of({1: {"id": 1}, 2: {"id": 2}}))
+        with monkeypatch.context() as patch, contextlib.suppress(Killed):
+            patch.setattr(Quarantine, "resolve", _die)
             await bench.replay()
-        assert sequences(bench.rows(USERS, "_cdc_sequence")) == [9]
+        await lakes.compact(bench, lambda rows: rows)
+        report = await bench.replay()
+        assert (report.replayed, report.found) == (0, 2)
+        assert sequences(bench.rows(USERS, "_cdc_sequence")) == [1, 2]
+        assert (await bench.contents()).entries.num_rows == 0
 
 
-async def test_ranges_are_of_what_is_open_and_give_back_the_same_changes(local_lake):
-    async with lake_bench(local_lake) as bench:
-        await bench.quarantine(
-            changes_of({n: {"id": n} for n in (1, 4, 6, 9)}),
-            changes_of({n: {"id": n} for n in (2, 3)}, source="bank"),
-            changes_of({2: {"id": 2}}, epoch=1),
-        )
-        entries = (await bench.contents()).entries
-        chosen = [id_of(1), id_of(4), id_of(9), id_of(3, source="bank")]
-        ranges = plan_ranges(entries, chosen)
-        assert sorted(ranges.values()) == [[(0, 1, 4), (0, 9, 9)], [(0, 3, 3)]]
-        assert Replayed(1, ranges).ids_in(entries) == sorted(chosen)
-        await bench.quarantine(changes_of({10: {"id": 10}}, epoch=1), changes_of({5: {"id": 5}}, source="bank"))
-        assert Replayed(1, ranges).ids_in((await bench.contents()).entries) == sorted(chosen)
+async def _die(*_, **__):
+    raise Killed
 
 
 @pytest.mark.parametrize(

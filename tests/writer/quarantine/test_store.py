@@ -130,9 +130,9 @@ async def test_an_id_may_be_cut_short_but_must_name_one_change(local_lake):
         await bench.quarantine(changes_of({n: {"id": n} for n in range(1, 40)}))
         entries = (await bench.contents()).entries
         assert find_id(entries, id_of(7)[:16].upper()) == id_of(7)
-        with pytest.raises(NotInQuarantine, match="several changes have an id that starts so: id="):
+        with pytest.raises(NotInQuarantine, match="several changes have an id with this prefix: id="):
             find_id(entries, "")
-        with pytest.raises(NotInQuarantine, match="no open change has an id that starts so: id=xyz"):
+        with pytest.raises(NotInQuarantine, match="no open change has an id with this prefix: id=xyz"):
             find_id(entries, "xyz")
 
 
