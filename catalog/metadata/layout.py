@@ -1,7 +1,7 @@
-"""Updates of schemas, partition specs and sort orders. Core; ids are given out and reused as Iceberg's builder does.
+"""Updates of schemas, partition specs and sort orders. Ids are assigned and reused as in Iceberg's builder.
 
-An added schema, spec or order that equals an existing one reuses its id, and otherwise gets a fresh one whatever id
-was sent: two clients that both add "their" number 1 must not overwrite each other.
+An added schema, spec or order that equals an existing one reuses its id; otherwise it gets a fresh id, whatever id was
+sent: two clients that both add number 1 must not overwrite each other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FIRST_SORTED_ID = 1
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Where one kind of layout lives in the document, and when two of it are the same."""
+    """Where schemas, specs or orders are in a document, and when two of them are the same."""
 
     key: str
     id_key: str
@@ -51,12 +51,12 @@ _ORDERS = _Kind("sort-orders", "order-id", "default sort order", same_order)
 
 
 def add_schema(draft: Draft, update: JsonObject) -> None:
-    """Add a schema, or find the equal one. The sent last-column-id is deprecated: it is computed."""
+    """Add a schema, or find the equal one. The last-column-id is computed; sending it is deprecated."""
     schema = read_object(update, "schema")
     columns = check_schema(schema, draft.format_version)
     _check_initial_defaults(draft, columns)
     maybe_id(update, "last-column-id")
-    # Not every reader takes null for a list.
+    # Not every reader accepts null for a list.
     stored = {key: value for key, value in schema.items() if value is not None}
     _add(draft, _SCHEMAS, item=stored, first_id=0)
     draft.put("last-column-id", max(draft.document["last-column-id"], *columns, 0))
@@ -69,7 +69,7 @@ def set_current_schema(draft: Draft, update: JsonObject) -> None:
 
 
 def remove_schemas(draft: Draft, update: JsonObject) -> None:
-    """Forget schemas that are not current; unknown ids are ignored."""
+    """Remove schemas that are not current; unknown ids are ignored."""
     doomed = set(read_ints(update, "schema-ids"))
     if draft.document["current-schema-id"] in doomed:
         raise ValidationFailed("Cannot remove the current schema")
@@ -96,7 +96,7 @@ def set_default_spec(draft: Draft, update: JsonObject) -> None:
 
 
 def remove_specs(draft: Draft, update: JsonObject) -> None:
-    """Forget partition specs that are not the default; unknown ids are ignored."""
+    """Remove partition specs that are not the default; unknown ids are ignored."""
     doomed = set(read_ints(update, "spec-ids"))
     if draft.document["default-spec-id"] in doomed:
         raise ValidationFailed("Cannot remove the default partition spec")
@@ -117,9 +117,9 @@ def set_default_order(draft: Draft, update: JsonObject) -> None:
 
 
 def check_layout(draft: Draft) -> None:
-    """Check that the default spec and order, and specs added just now, fit the current schema, and all specs' names.
+    """Check that the default spec and order, and added specs, fit the current schema, and the names of all specs.
 
-    At the end, not while updates are applied: DuckDB adds specs before it makes their schema current.
+    This runs after all updates, because DuckDB adds specs before it makes their schema current.
     """
     document, base = draft.document, draft.base
     watched = ("current-schema-id", "partition-specs", "default-spec-id", "sort-orders", "default-sort-order-id")
@@ -162,9 +162,9 @@ def _by_id(items: list[JsonObject], id_key: str, wanted: int) -> JsonObject:
 
 
 def _check_initial_defaults(draft: Draft, columns: Mapping[int, FieldInfo]) -> None:
-    """Refuse to change an existing column's initial default while files written before rely on it.
+    """Check that no existing column changes its initial default, because older files rely on it.
 
-    A replaced table has no main branch at this point, so its columns may start over.
+    A replaced table has no main branch at this point, so its columns may change.
     """
     if MAIN not in draft.document["refs"]:
         return

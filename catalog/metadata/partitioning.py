@@ -1,4 +1,4 @@
-"""Partition specs and sort orders as JSON: their checks, comparison and ids. Core of add-spec and add-sort-order."""
+"""Partition specs and sort orders as JSON: checks, comparison, and ids of partition fields."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from lakefeed.catalog.json_fields import (
 )
 from lakefeed.catalog.metadata.schema import FieldInfo
 
-# Partition field ids start here so that they never meet the field ids of the manifests' own columns.
+# Partition field ids start here so that they differ from the ids of the manifests' own columns.
 FIRST_PARTITION_FIELD_ID = 1000
 
 _DATES = frozenset(("date", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"))
 _TIMES = _DATES - {"date"}
 _BUCKETED = _DATES | {"int", "long", "decimal", "time", "string", "uuid", "fixed", "binary"}
 _TRUNCATED = frozenset(("int", "long", "decimal", "string", "binary"))
-# A transform that is not named here is kept as it is: the specification lets writers invent some.
+# Other transforms are accepted as they are, because the specification allows writers to define some.
 _SOURCE_TYPES: Mapping[str, frozenset[str]] = {
     "year": _DATES,
     "month": _DATES,
@@ -67,7 +67,7 @@ def check_order(order: JsonObject) -> None:
 
 
 def check_spec_fits(spec: Mapping[str, Any], columns: Mapping[int, FieldInfo]) -> None:
-    """Check that every partition field has a source column that its transform takes."""
+    """Check that every partition field has a source column of a type that its transform accepts."""
     for field in spec["fields"]:
         # A dropped field of a v1 table is a void transform, whose source column may be gone.
         if field["transform"] != "void":
@@ -75,10 +75,10 @@ def check_spec_fits(spec: Mapping[str, Any], columns: Mapping[int, FieldInfo]) -
 
 
 def check_spec_names(spec: Mapping[str, Any], columns: Mapping[int, FieldInfo]) -> None:
-    """Check that no partition field takes the name of a column, unless it is made from that very column.
+    """Check that no partition field has the name of a column other than its source.
 
-    Java binds all specs to the current schema when it reads a table, and fails on one that breaks this rule. A field
-    whose own column is gone may have any name: its spec is history.
+    Java binds all specs to the current schema when it reads a table, and fails if one breaks this rule. A field whose
+    source was dropped may have any name.
     """
     ids_by_name = {info.name: field_id for field_id, info in columns.items()}
     for field in spec["fields"]:
@@ -90,31 +90,31 @@ def check_spec_names(spec: Mapping[str, Any], columns: Mapping[int, FieldInfo]) 
 
 
 def check_order_fits(order: Mapping[str, Any], columns: Mapping[int, FieldInfo]) -> None:
-    """Check that every sort field has a source column that its transform takes."""
+    """Check that every sort field has a source column of a type that its transform accepts."""
     for field in order["fields"]:
         _check_source(field, columns, kind="sort")
 
 
 def check_sequential_ids(spec: Mapping[str, Any]) -> None:
-    """Check the rule of v1 tables, whose partition fields are known by position."""
+    """Check that ids are sequential, as v1 requires, where partition fields are identified by position."""
     ids = [field["field-id"] for field in spec["fields"]]
     if ids != list(range(FIRST_PARTITION_FIELD_ID, FIRST_PARTITION_FIELD_ID + len(ids))):
         raise ValidationFailed(f"Spec does not use sequential IDs that are required in v1: {ids}")
 
 
 def same_spec(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Tell whether two specs partition alike under the same names."""
+    """Return whether two specs have the same fields, apart from field ids."""
     return _comparable(one, ("name", "transform")) == _comparable(other, ("name", "transform"))
 
 
 def same_order(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Tell whether two sort orders sort alike."""
+    """Return whether two sort orders have the same fields."""
     keys = ("transform", "direction", "null-order")
     return _comparable(one, keys) == _comparable(other, keys)
 
 
 def number_spec_fields(spec: JsonObject, specs: Iterable[Mapping[str, Any]], last_partition_id: int) -> JsonObject:
-    """Give an id to each field that has none: that of an equal field of an older spec, else the next one."""
+    """Return a spec whose fields all have ids: that of an equal field of an older spec, or else the next one."""
     known = {_field_key(field): field["field-id"] for older in specs for field in older["fields"]}
     taken = {field["field-id"] for field in spec["fields"] if field.get("field-id") is not None}
     highest = max(last_partition_id, *taken, FIRST_PARTITION_FIELD_ID - 1)
@@ -134,17 +134,17 @@ def number_spec_fields(spec: JsonObject, specs: Iterable[Mapping[str, Any]], las
 
 
 def highest_partition_field_id(spec: Mapping[str, Any]) -> int:
-    """Return the highest field id of a spec; an unpartitioned one counts as the id before the first."""
+    """Return the highest field id of a spec; the id before the first one if it is unpartitioned."""
     return max((field["field-id"] for field in spec["fields"]), default=FIRST_PARTITION_FIELD_ID - 1)
 
 
 def rewrite_sources(document: JsonObject, fresh: Mapping[int, int]) -> JsonObject:
-    """Copy a spec or sort order whose fields refer to columns by old ids, with new ones."""
+    """Return a copy of a spec or sort order with new column ids."""
     return {**document, "fields": [_rewrite_source(field, fresh) for field in document["fields"]]}
 
 
 def source_ids(field: Mapping[str, Any]) -> list[int]:
-    """Read the columns a field is made from; v3 transforms of several columns list them."""
+    """Return the source columns of a field; v3 transforms of several columns list them."""
     if field.get("source-ids") is not None:
         return [as_id(item, "item of source-ids") for item in read_list(field, "source-ids")]
     return [read_id(field, "source-id")]

@@ -1,7 +1,7 @@
-"""Schemas as JSON: their checks, comparison and field ids. Owns the list of types and the version each needs.
+"""Schemas as JSON: checks, comparison, field ids, and which format version each type needs.
 
 A schema is an object `{"type": "struct", "fields": [...], "schema-id": n, "identifier-field-ids": [...]}` whose fields
-nest structs, lists and maps. Fields this module does not know are kept by whoever copies the object.
+nest structs, lists and maps. Keys that this module does not know are kept.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from lakefeed.catalog.json_fields import (
 SCHEMA_MAX_DEPTH = 100
 
 _NESTED = ("struct", "list", "map")
+_PARTS = {"list": ("element",), "map": ("key", "value")}
 _NUMBERS = {"int", "long", "float", "double", "decimal"}
 _TIMES = {"date", "time", "timestamp", "timestamptz"}
 _SINCE_V1 = _NUMBERS | _TIMES | {"boolean", "string", "uuid", "binary", "fixed"}
 _SINCE_V3 = {"timestamp_ns", "timestamptz_ns", "unknown", "variant", "geometry", "geography"}
 _PARAMETERS = {
     "fixed": re.compile(r"\[\s*(?P<length>[0-9]+)\s*\]"),
-    # At most 38 digits, of which some may be behind the point.
+    # At most 38 digits, before and after the point.
     "decimal": re.compile(r"\(\s*(?:[1-9]|[12]\d|3[0-8])\s*,\s*(?:\d|[12]\d|3[0-8])\s*\)"),
     "geometry": re.compile(r"(\(.*\))?"),
     "geography": re.compile(r"(\(.*\))?"),
@@ -43,7 +44,7 @@ _DEFAULTS = ("initial-default", "write-default")
 
 @dataclass(frozen=True, slots=True)
 class FieldInfo:
-    """One field of a schema, at any depth, with what other checks ask about it."""
+    """One field of a schema, at any depth, with what other checks need to know of it."""
 
     name: str
     type_name: str
@@ -53,7 +54,7 @@ class FieldInfo:
 
     @property
     def is_primitive(self) -> bool:
-        """Tell whether the field holds a single value."""
+        """Return whether the field holds a single value."""
         return self.type_name not in (*_NESTED, "variant")
 
 
@@ -75,12 +76,12 @@ def check_schema(schema: JsonObject, format_version: int) -> dict[int, FieldInfo
 
 
 def same_schema(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Tell whether two schemas differ in their id only."""
+    """Return whether two schemas differ in their id only."""
     return _comparable_struct(one) == _comparable_struct(other) and _identifiers(one) == _identifiers(other)
 
 
 def assign_fresh_ids(schema: JsonObject) -> tuple[JsonObject, dict[int, int]]:
-    """Assign a new table's field ids from 1, level by level as Iceberg does; return the schema and old id -> new id."""
+    """Assign field ids from 1, level by level as Iceberg does; return the new schema, and old id -> new id."""
     fresh: dict[int, int] = {}
 
     def take(old: int) -> int:
@@ -123,7 +124,7 @@ def _walk_type(type_: Any, *, prefix: str, depth: int, in_collection: bool) -> I
     if type_["type"] == "struct":
         yield from _walk_struct(type_, prefix=prefix, depth=depth, in_collection=in_collection)
         return
-    for part in ("element",) if type_["type"] == "list" else ("key", "value"):
+    for part in _PARTS[type_["type"]]:
         if depth > SCHEMA_MAX_DEPTH:
             raise BadRequest(f"Invalid schema: nested deeper than {SCHEMA_MAX_DEPTH} levels")
         required = part == "key" or read_bool(type_, f"{part}-required")
@@ -133,7 +134,7 @@ def _walk_type(type_: Any, *, prefix: str, depth: int, in_collection: bool) -> I
 
 
 def _type_name(type_: Any) -> str:
-    """Name a type without its parameters, checking that Iceberg knows it."""
+    """Return the name of a type without its parameters; check that Iceberg has the type."""
     if isinstance(type_, dict) and type_.get("type") in _NESTED:
         return str(type_["type"])
     if not isinstance(type_, str):
@@ -141,12 +142,12 @@ def _type_name(type_: Any) -> str:
     match = _TYPE_NAME.match(type_)
     name = match[0] if match else ""
     parameters = type_[len(name) :]
-    if name not in _SINCE_V1 | _SINCE_V3 or not _are_sound(name, parameters):
+    if name not in _SINCE_V1 | _SINCE_V3 or not _are_valid(name, parameters):
         raise BadRequest(f"Cannot parse type string to primitive: {type_}")
     return name
 
 
-def _are_sound(name: str, parameters: str) -> bool:
+def _are_valid(name: str, parameters: str) -> bool:
     expected = _PARAMETERS.get(name)
     match = expected.fullmatch(parameters) if expected else None
     if expected is None or match is None:
@@ -218,12 +219,12 @@ def _comparable_type(type_: Any) -> Any:
         return type_.replace(" ", "")
     if type_["type"] == "struct":
         return _comparable_struct(type_)
-    parts = ("element",) if type_["type"] == "list" else ("key", "value")
+    parts = _PARTS[type_["type"]]
     return {**type_, **{part: _comparable_type(type_[part]) for part in parts}}
 
 
 def _renumber_type(type_: Any, take: Callable[[int], int]) -> Any:
-    """Copy a type with new ids: all ids of one level are taken before the ids inside its members."""
+    """Return a copy of a type with new ids. All ids of one level are taken before those of nested levels."""
     if isinstance(type_, str):
         return type_
     if type_["type"] == "struct":
@@ -231,6 +232,6 @@ def _renumber_type(type_: Any, take: Callable[[int], int]) -> Any:
         numbered = zip(ids, type_["fields"], strict=True)
         fields = [{**field, "id": new, "type": _renumber_type(field["type"], take)} for new, field in numbered]
         return {**type_, "fields": fields}
-    parts = ("element",) if type_["type"] == "list" else ("key", "value")
+    parts = _PARTS[type_["type"]]
     ids_by_part = {f"{part}-id": take(type_[f"{part}-id"]) for part in parts}
     return {**type_, **ids_by_part, **{part: _renumber_type(type_[part], take) for part in parts}}

@@ -1,4 +1,11 @@
-"""Updates of snapshots, refs and statistics. Core; the order of checks and their words follow Iceberg's builder."""
+"""Updates of snapshots, branches, tags and statistics, and the append-only rule.
+
+The order of checks and their messages follow Iceberg's TableMetadata.Builder.
+
+Append-only tables: a streaming reader follows main from snapshot to snapshot and fails if rows vanish. While the
+property `lakefeed.append-only` is true, every snapshot must append or replace, and main only moves to descendants. To
+break the rule, a client first sets the property to false, in a commit of its own.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +29,8 @@ from lakefeed.catalog.metadata.document import MAIN, ROW_LINEAGE_VERSION, no_sna
 from lakefeed.catalog.metadata.draft import Draft
 from lakefeed.catalog.metadata.properties import APPEND_ONLY, is_true
 
-# --- catalog.metadata.snapshots ---------------------------------------------------------------------------------------
-
-
 _OPERATIONS = ("append", "replace", "overwrite", "delete")
+_APPEND_ONLY_OPERATIONS = ("append", "replace")
 _id_of = operator.itemgetter("snapshot-id")
 _REF_AGES = ("max-ref-age-ms", "max-snapshot-age-ms", "min-snapshots-to-keep")
 
@@ -42,11 +47,11 @@ def add_snapshot(draft: Draft, update: JsonObject) -> None:
 
 
 def set_ref(draft: Draft, update: JsonObject) -> None:
-    """Point a branch or tag at a snapshot; moving main also writes the snapshot log."""
+    """Point a branch or tag at a snapshot; a move of main is added to the snapshot log."""
     name = read_text(update, "ref-name")
     ref = _checked_ref(name, update)
     snapshot_id = ref["snapshot-id"]
-    # From the end: what a ref is set to was mostly added just now, and there can be thousands.
+    # From the end: a ref mostly moves to a snapshot that was just added, and there can be thousands.
     if snapshot_id not in map(_id_of, reversed(draft.document["snapshots"])):
         raise ValidationFailed(f"Cannot set {name} to unknown snapshot: {snapshot_id}")
     if draft.document["refs"].get(name) == ref:
@@ -58,7 +63,7 @@ def set_ref(draft: Draft, update: JsonObject) -> None:
 
 
 def remove_ref(draft: Draft, update: JsonObject) -> None:
-    """Remove a branch or tag; without main the table is empty, but its history stays (a replace starts so)."""
+    """Remove a branch or tag. Without main the table is empty, but its history stays (a replace starts like this)."""
     _remove_ref(draft, read_text(update, "ref-name"))
 
 
@@ -95,28 +100,28 @@ def set_partition_statistics(draft: Draft, update: JsonObject) -> None:
 
 
 def remove_statistics(draft: Draft, update: JsonObject) -> None:
-    """Forget the statistics file of one snapshot; an unknown snapshot is no change."""
+    """Remove the statistics file of one snapshot; an unknown snapshot is no change."""
     _remove_statistics(draft, "statistics", update)
 
 
 def remove_partition_statistics(draft: Draft, update: JsonObject) -> None:
-    """Forget the partition statistics file of one snapshot; an unknown snapshot is no change."""
+    """Remove the partition statistics file of one snapshot; an unknown snapshot is no change."""
     _remove_statistics(draft, "partition-statistics", update)
 
 
 def finish_snapshot_log(draft: Draft) -> None:
-    """Drop log entries that never were a visible state, and all history before a removed snapshot."""
+    """Remove log entries that were never visible, and all history before a removed snapshot."""
     current = draft.document["current-snapshot-id"]
-    passing = draft.added_snapshots.keys() - {current}
-    if not passing and not draft.removed_snapshots:
+    intermediate = draft.added_snapshots.keys() - {current}
+    if not intermediate and not draft.removed_snapshots:
         return
     known = {snapshot["snapshot-id"] for snapshot in draft.document["snapshots"]}
     log: list[JsonObject] = []
     for entry in draft.document["snapshot-log"]:
         if entry["snapshot-id"] not in known:
-            # A gap makes time travel to before it wrong, so what lies before is no history any more.
+            # Time travel across a gap would be wrong, so entries before it are removed.
             log.clear()
-        elif entry["snapshot-id"] not in passing:
+        elif entry["snapshot-id"] not in intermediate:
             log.append(entry)
     draft.put("snapshot-log", log)
 
@@ -142,7 +147,7 @@ def _checked_snapshot(snapshot: JsonObject, draft: Draft) -> JsonObject:
 def _advance_sequence_number(draft: Draft, snapshot: JsonObject) -> None:
     number, last = read_int(snapshot, "sequence-number"), draft.document["last-sequence-number"]
     if number <= last and snapshot.get("parent-snapshot-id") is not None:
-        # A conflict, not a bad request: the client has to plan again, and Java writers retry on 409 only.
+        # A conflict, not a bad request: the client must plan again, and Java writers retry on 409 only.
         raise CommitFailed(f"Cannot add snapshot with sequence number {number} older than last sequence number {last}")
     draft.put("last-sequence-number", max(number, last))
 
@@ -177,7 +182,7 @@ def _checked_ref(name: str, update: JsonObject) -> JsonObject:
 
 
 def _log_current(draft: Draft, snapshot_id: int) -> None:
-    """Log that main moved. Times never fall: Java refuses to read a table whose log is out of order."""
+    """Add a move of main to the log. Times never decrease: Java rejects a table whose log is out of order."""
     added = draft.added_snapshots.get(snapshot_id)
     moment = draft.now_ms if added is None else added["timestamp-ms"]
     log = draft.change_list("snapshot-log")
@@ -208,18 +213,6 @@ def _remove_statistics(draft: Draft, key: str, update: JsonObject) -> None:
     draft.put(key, [entry for entry in draft.document[key] if entry["snapshot-id"] != snapshot_id])
 
 
-# --- catalog.metadata.append_only -------------------------------------------------------------------------------------
-#
-# The rule of append-only tables: rows are added or rewritten as they are, never changed or taken away.
-#
-# A streaming reader follows main from snapshot to snapshot and breaks when rows vanish behind it. So while the property
-# `lakefeed.append-only` is true, every snapshot appends or replaces, and main only moves to descendants of where it
-# was. Whoever must break the rule first sets the property to false, in a commit of its own.
-
-
-_ALLOWED_OPERATIONS = ("append", "replace")
-
-
 def check_append_only(draft: Draft) -> None:
     """Check the rule for a table that was, or by this commit becomes, append-only.
 
@@ -235,7 +228,7 @@ def check_append_only(draft: Draft) -> None:
 
 def _check_operation(snapshot: Mapping[str, Any]) -> None:
     operation = (snapshot.get("summary") or {}).get("operation")
-    if operation not in _ALLOWED_OPERATIONS:
+    if operation not in _APPEND_ONLY_OPERATIONS:
         raise ValidationFailed(
             f"Table is append-only ({APPEND_ONLY}=true): only append and replace snapshots are allowed, not {operation}"
         )
@@ -246,7 +239,7 @@ def _check_forward(draft: Draft) -> None:
     if start is None or start == end:
         return
     if end and draft.added_snapshots.get(end["snapshot-id"], {}).get("parent-snapshot-id") == start["snapshot-id"]:
-        return  # an append, as nearly all are: no need to look at thousands of others
+        return  # an append, like nearly all commits: no need to scan thousands of snapshots
     parents = {item["snapshot-id"]: item.get("parent-snapshot-id") for item in after["snapshots"]}
     at = end and end["snapshot-id"]
     for _ in parents:

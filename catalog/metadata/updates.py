@@ -1,8 +1,13 @@
-"""Applying a commit's updates to a table document. Owns the table of update kinds and the order of final steps.
+"""Commits to tables: requirements, updates, and the creation of a table from a request or from updates.
 
-    base document -> draft -> each update in turn -> final checks -> new document with its metadata log
+    requirements: each holds for the base, or CommitFailed (409): the client plans again on fresh metadata
+    updates:      base -> Draft -> each update in order -> final checks -> new document with its metadata log
 
-The base is never changed. A commit that changes nothing yields None, so that no new file is written for it.
+The base is never changed. A commit that changes nothing yields None, so that no file is written for it.
+
+A create request becomes the updates that a client would commit, so both ways of creating a table meet here. The
+difference: field ids in a request are placeholders and are replaced; a commit has ids that were assigned before.
+Messages of requirements are Iceberg's, word for word.
 """
 
 from __future__ import annotations
@@ -49,15 +54,96 @@ from lakefeed.catalog.metadata.properties import (
 from lakefeed.catalog.metadata.schema import assign_fresh_ids, check_schema
 from lakefeed.catalog.metadata.snapshots import check_append_only
 
-# --- catalog.metadata.updates -----------------------------------------------------------------------------------------
-
-
 Update = JsonObject
+Requirement = JsonObject
+
+# kind -> (field of the requirement, field of the document, what the message calls it)
+_EQUALITIES = {
+    "assert-last-assigned-field-id": ("last-assigned-field-id", "last-column-id", "last assigned field id"),
+    "assert-current-schema-id": ("current-schema-id", "current-schema-id", "current schema"),
+    "assert-last-assigned-partition-id": (
+        "last-assigned-partition-id",
+        "last-partition-id",
+        "last assigned partition id",
+    ),
+    "assert-default-spec-id": ("default-spec-id", "default-spec-id", "default partition spec"),
+    "assert-default-sort-order-id": ("default-sort-order-id", "default-sort-order-id", "default sort order"),
+}
+
+_UNPARTITIONED: JsonObject = {"spec-id": 0, "fields": []}
+_UNSORTED: JsonObject = {"order-id": 0, "fields": []}
+
+
+def parse_requirements(requirements: list[JsonObject]) -> list[Requirement]:
+    """Check that every requirement is of a known kind and has the fields of its kind.
+
+    Raises: BadRequest.
+    """
+    for requirement in requirements:
+        match read_text(requirement, "type"):
+            case "assert-create":
+                pass
+            case "assert-table-uuid":
+                read_text(requirement, "uuid")
+            case "assert-ref-snapshot-id":
+                read_text(requirement, "ref")
+                maybe_int(requirement, "snapshot-id")
+            case kind if kind in _EQUALITIES:
+                read_int(requirement, _EQUALITIES[kind][0])
+            case kind:
+                raise BadRequest(f"Cannot parse update requirement, unknown type: {kind}")
+    if len(requirements) > 1 and is_create(requirements):
+        raise BadRequest("Invalid create requirements: assert-create must stand alone")
+    return requirements
+
+
+def is_create(requirements: list[Requirement]) -> bool:
+    """Return whether these are the requirements of a commit that creates its table."""
+    return any(requirement["type"] == "assert-create" for requirement in requirements)
+
+
+def check_requirements(requirements: list[Requirement], base: Mapping[str, Any]) -> None:
+    """Check every requirement against the base document.
+
+    Raises: CommitFailed.
+    """
+    for requirement in requirements:
+        match requirement["type"]:
+            case "assert-create":
+                raise CommitFailed("Requirement failed: table already exists")
+            case "assert-table-uuid":
+                _check_uuid(requirement["uuid"], base.get("table-uuid"))
+            case "assert-ref-snapshot-id":
+                _check_ref(requirement["ref"], requirement.get("snapshot-id"), base)
+            case kind:
+                field, base_field, what = _EQUALITIES[kind]
+                expected, found = requirement[field], base[base_field]
+                if expected != found:
+                    raise CommitFailed(f"Requirement failed: {what} changed: expected id {expected} != {found}")
+
+
+def _check_uuid(expected: str, found: str | None) -> None:
+    if str(found).lower() != expected.lower():
+        raise CommitFailed(f"Requirement failed: UUID does not match: expected {found} != {expected}")
+
+
+def _check_ref(name: str, expected: int | None, base: Mapping[str, Any]) -> None:
+    ref = base["refs"].get(name)
+    if ref is None:
+        if expected is not None:
+            raise CommitFailed(f"Requirement failed: branch or tag {name} is missing, expected {expected}")
+        return
+    if expected is None:
+        raise CommitFailed(f"Requirement failed: {ref['type']} {name} was created concurrently")
+    if expected != ref["snapshot-id"]:
+        raise CommitFailed(
+            f"Requirement failed: {ref['type']} {name} has changed: expected id {expected} != {ref['snapshot-id']}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A new document, and the metadata files that its log no longer names and that the table wants deleted."""
+    """A new document, and the metadata files to delete because its metadata log no longer names them."""
 
     document: JsonObject
     expired_files: tuple[str, ...] = ()
@@ -76,7 +162,7 @@ def parse_updates(updates: list[JsonObject]) -> list[Update]:
 
 
 def apply_updates(base: Mapping[str, Any], updates: list[Update], *, base_location: str, now_ms: int) -> Applied | None:
-    """Apply updates to a table that exists at `base_location`; None if they change nothing.
+    """Apply updates to an existing table, whose metadata file is at `base_location`; None if they change nothing.
 
     Raises: BadRequest, ValidationFailed, CommitFailed.
     """
@@ -93,7 +179,7 @@ def apply_updates(base: Mapping[str, Any], updates: list[Update], *, base_locati
 
 
 def apply_to_draft(draft: Draft, updates: list[Update]) -> None:
-    """Apply each update in turn."""
+    """Apply each update in order."""
     for update in _merge_removals(updates):
         _ACTIONS[update["action"]](draft, update)
 
@@ -104,13 +190,13 @@ def finish(draft: Draft) -> JsonObject:
     layout.check_layout(draft)
     check_append_only(draft)
     newest = max((snapshot["timestamp-ms"] for snapshot in draft.added_snapshots.values()), default=0)
-    # Never backwards: Java refuses metadata that is older than its own log entries.
+    # Never backwards: Java rejects metadata that is older than its own log entries.
     draft.put("last-updated-ms", max(draft.base["last-updated-ms"], draft.now_ms, newest))
     return _write_legacy_fields(draft.document)
 
 
 def _merge_removals(updates: list[Update]) -> Iterator[Update]:
-    """Merge neighbouring remove-snapshots: Spark sends one per snapshot, and each walks all snapshots."""
+    """Merge adjacent remove-snapshots: Spark sends one per snapshot, and each of them scans all snapshots."""
     doomed: list[int] = []
     for update in updates:
         if update["action"] == "remove-snapshots":
@@ -125,7 +211,7 @@ def _merge_removals(updates: list[Update]) -> Iterator[Update]:
 
 
 def _write_legacy_fields(document: JsonObject) -> JsonObject:
-    """Repeat the current schema and spec where readers of v1 look for them; later versions must not have them."""
+    """Copy the current schema and spec to where readers of v1 expect them; later versions must not have them."""
     if document["format-version"] == 1:
         by_id = {schema["schema-id"]: schema for schema in document["schemas"]}
         specs = {spec["spec-id"]: spec for spec in document["partition-specs"]}
@@ -166,7 +252,7 @@ def _set_location(draft: Draft, update: Update) -> None:
 
 def _set_properties(draft: Draft, update: Update) -> None:
     updates = read_text_map(update, "updates")
-    # The format version has its own update and field; kept as a property it would only come to contradict them.
+    # The format version has its own update and field; as a property it would contradict them some day.
     updates.pop(FORMAT_VERSION, None)
     known = draft.document["properties"]
     if any(known.get(name) != value for name, value in updates.items()):
@@ -225,132 +311,9 @@ _ACTIONS: dict[str, Callable[[Draft, Update], None]] = {
 }
 
 
-# --- catalog.metadata.requirements ------------------------------------------------------------------------------------
-#
-# What a commit requires of the table it changes. Owns the kinds, their fields and Iceberg's exact messages.
-#
-# Checking raises CommitFailed (409) and nothing else, so that clients plan again on fresh metadata.
-
-
-ASSERT_CREATE = "assert-create"
-
-Requirement = JsonObject
-_Base = Mapping[str, Any]
-
-
-def parse_requirements(requirements: list[JsonObject]) -> list[Requirement]:
-    """Check that every requirement is of a known kind and has the fields of its kind.
-
-    Raises: BadRequest.
-    """
-    for requirement in requirements:
-        kind = read_text(requirement, "type")
-        if kind != ASSERT_CREATE and kind not in _CHECKS:
-            raise BadRequest(f"Cannot parse update requirement, unknown type: {kind}")
-        _READERS[kind](requirement)
-    if len(requirements) > 1 and is_create(requirements):
-        raise BadRequest("Invalid create requirements: assert-create must stand alone")
-    return requirements
-
-
-def is_create(requirements: list[Requirement]) -> bool:
-    """Tell whether these are the requirements of a commit that creates its table."""
-    return any(requirement["type"] == ASSERT_CREATE for requirement in requirements)
-
-
-def check_requirements(requirements: list[Requirement], base: Mapping[str, Any]) -> None:
-    """Check every requirement against the table as it is.
-
-    Raises: CommitFailed.
-    """
-    for requirement in requirements:
-        if requirement["type"] == ASSERT_CREATE:
-            raise CommitFailed("Requirement failed: table already exists")
-        _CHECKS[requirement["type"]](requirement, base)
-
-
-def _check_uuid(requirement: Requirement, base: _Base) -> None:
-    found = base.get("table-uuid")
-    if str(found).lower() != requirement["uuid"].lower():
-        raise CommitFailed(f"Requirement failed: UUID does not match: expected {found} != {requirement['uuid']}")
-
-
-def _check_ref(requirement: Requirement, base: _Base) -> None:
-    name, expected = requirement["ref"], requirement.get("snapshot-id")
-    ref = base["refs"].get(name)
-    if ref is None:
-        if expected is not None:
-            raise CommitFailed(f"Requirement failed: branch or tag {name} is missing, expected {expected}")
-        return
-    if expected is None:
-        raise CommitFailed(f"Requirement failed: {ref['type']} {name} was created concurrently")
-    if expected != ref["snapshot-id"]:
-        raise CommitFailed(
-            f"Requirement failed: {ref['type']} {name} has changed: expected id {expected} != {ref['snapshot-id']}"
-        )
-
-
-def _check_equal(field: str, base_field: str, what: str) -> Callable[[Requirement, _Base], None]:
-    def check(requirement: Requirement, base: _Base) -> None:
-        expected, found = requirement[field], base[base_field]
-        if expected != found:
-            raise CommitFailed(f"Requirement failed: {what} changed: expected id {expected} != {found}")
-
-    return check
-
-
-def _read_ref(requirement: Requirement) -> None:
-    read_text(requirement, "ref")
-    maybe_int(requirement, "snapshot-id")
-
-
-# kind -> (field of the requirement, field of the document, words of the message)
-_EQUALITIES = {
-    "assert-last-assigned-field-id": ("last-assigned-field-id", "last-column-id", "last assigned field id"),
-    "assert-current-schema-id": ("current-schema-id", "current-schema-id", "current schema"),
-    "assert-last-assigned-partition-id": (
-        "last-assigned-partition-id",
-        "last-partition-id",
-        "last assigned partition id",
-    ),
-    "assert-default-spec-id": ("default-spec-id", "default-spec-id", "default partition spec"),
-    "assert-default-sort-order-id": ("default-sort-order-id", "default-sort-order-id", "default sort order"),
-}
-
-_CHECKS: dict[str, Callable[[Requirement, _Base], None]] = {
-    "assert-table-uuid": _check_uuid,
-    "assert-ref-snapshot-id": _check_ref,
-    **{kind: _check_equal(*facts) for kind, facts in _EQUALITIES.items()},
-}
-
-
-def _reader_of(field: str) -> Callable[[Requirement], object]:
-    return lambda requirement: read_int(requirement, field)
-
-
-_READERS: dict[str, Callable[[Requirement], object]] = {
-    ASSERT_CREATE: lambda _requirement: None,
-    "assert-table-uuid": lambda requirement: read_text(requirement, "uuid"),
-    "assert-ref-snapshot-id": _read_ref,
-    **{kind: _reader_of(facts[0]) for kind, facts in _EQUALITIES.items()},
-}
-
-
-# --- catalog.metadata.create ------------------------------------------------------------------------------------------
-#
-# New tables: from a create request, or from the updates of a commit that creates its table, to a document.
-#
-# A create request becomes the same updates that a client would commit, so both ways meet in one place. The difference:
-# a request carries placeholder field ids, which are replaced here; a commit carries ids that were assigned before.
-
-
-_UNPARTITIONED: JsonObject = {"spec-id": 0, "fields": []}
-_UNSORTED: JsonObject = {"order-id": 0, "fields": []}
-
-
 @dataclass(frozen=True, slots=True)
 class CreateRequest:
-    """A new table as its client describes it."""
+    """A request to create a table, parsed."""
 
     schema: JsonObject
     spec: JsonObject
@@ -361,7 +324,7 @@ class CreateRequest:
 
 
 def parse_create(document: JsonObject) -> CreateRequest:
-    """Read the body of a create, beside its name.
+    """Read the body of a create request, except its name.
 
     Raises: BadRequest, ValidationFailed.
     """
@@ -381,10 +344,10 @@ def parse_create(document: JsonObject) -> CreateRequest:
 
 
 def plan_create(request: CreateRequest, *, location: str, table_uuid: str) -> list[Update]:
-    """Turn a create request into updates, with fresh field ids everywhere."""
+    """Return the updates that a create request stands for, with fresh field ids."""
     schema, fresh = assign_fresh_ids(request.schema)
     spec, order = rewrite_sources(request.spec, fresh), rewrite_sources(request.order, fresh)
-    # A new table's partition fields are numbered here too, whatever placeholders were sent.
+    # Partition field ids of a request are placeholders too.
     spec["fields"] = [{key: value for key, value in field.items() if key != "field-id"} for field in spec["fields"]]
     return [
         {"action": "assign-uuid", "uuid": table_uuid},
@@ -401,7 +364,7 @@ def plan_create(request: CreateRequest, *, location: str, table_uuid: str) -> li
 
 
 def create_document(updates: list[Update], *, default_uuid: str, default_location: str, now_ms: int) -> JsonObject:
-    """Apply the updates of a create to nothing, and fill in what they leave open.
+    """Apply the updates of a create to an empty document, and add what they leave out.
 
     Raises: BadRequest, ValidationFailed.
     """
@@ -430,7 +393,7 @@ def _plan_rest(document: JsonObject, default_uuid: str, default_location: str) -
 
 
 def _first_format_version(updates: list[Update]) -> int:
-    """Start at the version the client asks for, so that schemas are checked against it wherever it stands."""
+    """Return the version that the client asks for, so that schemas are checked against it in any order of updates."""
     asked = [update.get("format-version") for update in updates if update["action"] == "upgrade-format-version"]
     return _format_version(asked[0]) if asked else DEFAULT_FORMAT_VERSION
 

@@ -1,8 +1,8 @@
-"""View documents: a new one, and a commit's updates and requirements applied to an old one. Document in, document out.
+"""View metadata: create a document, and apply the requirements and updates of a commit.
 
-A view is a list of versions, one of them current; each names a schema and says the query in one or more SQL dialects.
-Versions and schemas that equal an existing one reuse its id, and otherwise get a fresh one whatever id was sent: two
-clients that both send "their" version 2 must not overwrite each other.
+A view has a list of versions, one of them current. Each version has a schema and the query in one or more SQL dialects.
+A version or schema that equals an existing one reuses its id; otherwise it gets a fresh id, whatever id was sent: two
+clients that both send version 2 must not overwrite each other.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _HISTORY_SIZE_DEFAULT = 10
 _LAST_ADDED = -1
 _FIRST_VERSION_ID = 1
 _SCHEMAS, _VERSIONS = "schemas", "versions"
-# What makes two versions the same: everything but their ids and times.
+# Two versions are the same if these are equal: everything but their ids and times.
 _COMPARED = ("schema-id", "summary", "representations", "default-catalog", "default-namespace")
 
 
 @dataclass(frozen=True, slots=True)
 class CreateView:
-    """A new view as its client describes it."""
+    """A request to create a view, parsed."""
 
     schema: JsonObject
     version: JsonObject
@@ -55,7 +55,7 @@ class CreateView:
 
 
 def parse_create_view(body: JsonObject) -> CreateView:
-    """Read the body of a create, beside its name.
+    """Read the body of a create request, except its name.
 
     Raises: BadRequest, ValidationFailed, IllegalArgument.
     """
@@ -71,7 +71,7 @@ def parse_create_view(body: JsonObject) -> CreateView:
 
 
 def create_view_document(request: CreateView, *, view_uuid: str, location: str, now_ms: int) -> JsonObject:
-    """Make the document of a new view: its first schema is number 0 and its first version number 1.
+    """Return the document of a new view: its first schema has id 0 and its first version has id 1.
 
     Raises: BadRequest, ValidationFailed, IllegalArgument.
     """
@@ -94,7 +94,7 @@ def create_view_document(request: CreateView, *, view_uuid: str, location: str, 
 
 
 def parse_view_document(raw: bytes) -> JsonObject:
-    """Read a view's metadata file, ours or another writer's, and check what later commits rely on.
+    """Read a view's metadata file, also of another writer, and check what later commits rely on.
 
     Raises: BadRequest, ValidationFailed.
     """
@@ -117,7 +117,7 @@ def parse_view_document(raw: bytes) -> JsonObject:
 
 
 def parse_view_updates(updates: list[JsonObject]) -> list[JsonObject]:
-    """Check that every update is of a kind that views have.
+    """Check that every update is of a kind that views support.
 
     Raises: BadRequest.
     """
@@ -128,7 +128,7 @@ def parse_view_updates(updates: list[JsonObject]) -> list[JsonObject]:
 
 
 def parse_view_requirements(requirements: list[JsonObject]) -> list[JsonObject]:
-    """Check that every requirement is of the one kind that views have.
+    """Check that every requirement is of the one kind that views support.
 
     Raises: BadRequest.
     """
@@ -140,7 +140,7 @@ def parse_view_requirements(requirements: list[JsonObject]) -> list[JsonObject]:
 
 
 def check_view_requirements(requirements: list[JsonObject], base: Mapping[str, Any]) -> None:
-    """Check every requirement against the view as it is.
+    """Check every requirement against the base document.
 
     Raises: CommitFailed.
     """
@@ -166,12 +166,12 @@ def _finish(draft: Draft) -> JsonObject:
     document, previous = draft.document, draft.base["current-version-id"]
     if document["current-version-id"] != previous:
         _check_dialects_kept(draft, previous)
-    _forget_old_versions(draft)
+    _remove_old_versions(draft)
     return document
 
 
 def _check_dialects_kept(draft: Draft, previous_id: int) -> None:
-    """Refuse a replace that would silently lose the query of another engine."""
+    """Check that a replace does not silently drop the query of another engine."""
     previous = _find_version(draft.base, previous_id)
     if previous is None or is_true(draft.document["properties"], DROP_DIALECT_ALLOWED):
         return
@@ -183,8 +183,8 @@ def _check_dialects_kept(draft: Draft, previous_id: int) -> None:
         )
 
 
-def _forget_old_versions(draft: Draft) -> None:
-    """Keep the current version and the newest others; the log ends where it would name a forgotten one."""
+def _remove_old_versions(draft: Draft) -> None:
+    """Keep the current version and the newest others; the log is cut after the last entry of a removed one."""
     document = draft.document
     versions = sorted(document[_VERSIONS], key=lambda version: version["version-id"], reverse=True)
     current_id = document["current-version-id"]
@@ -210,7 +210,7 @@ def _history_size(document: Mapping[str, Any]) -> int:
 
 
 def _check_version(version: JsonObject) -> None:
-    """Check a version as it was sent; times and ids are filled in by who creates it.
+    """Check a version as it was sent. The caller sets times and ids.
 
     Raises: BadRequest, IllegalArgument.
     """
@@ -238,7 +238,7 @@ def _upgrade_format_version(draft: Draft, update: JsonObject) -> None:
     version = read_int(update, "format-version")
     if version != VIEW_FORMAT_VERSION:
         raise IllegalArgument(f"Cannot upgrade view to unsupported format version: v{version}")
-    del draft  # there is one version only, and every view has it
+    del draft  # there is one format version, and every view has it
 
 
 def _add_schema(draft: Draft, update: JsonObject) -> None:
@@ -318,7 +318,7 @@ def _remove_properties(draft: Draft, update: JsonObject) -> None:
 
 def _current(draft: Draft) -> JsonObject:
     version = _find_version(draft.document, draft.document["current-version-id"])
-    assert version is not None, "a version is found before it becomes current"
+    assert version is not None, "a version exists before it becomes current"
     return version
 
 

@@ -1,18 +1,20 @@
-"""What is known of a column's values in some rows, and what a predicate may come to there. Core of all pruning.
+"""Evaluation of filters by statistics: which rows may match, and the residual that readers still have to check.
 
-Facts come from three places and are put together: a manifest's summary of its partitions, a file's partition tuple,
-and a file's column statistics. All say the same kind of thing: whether there may be nulls, NaNs or ordinary values,
-and that some transform of the ordinary values lies between two bounds (for statistics, the identity):
+Statistics of a column come from three sources and are combined: a manifest's partition summaries, a file's partition
+tuple, and a file's column metrics. Each says whether there may be nulls, NaNs or other values, and that some transform
+of the other values lies between two bounds (for metrics, the identity):
 
-    day(ts) in [19000, 19000]        a file's partition
-    bucket[16](id) in [3, 3]         another one's
-    amount in [1.50, 99.00]          statistics
+    day(ts) in [19000, 19000]        the partition of a file
+    bucket[16](id) in [3, 3]         the partition of another file
+    amount in [1.50, 99.00]          column metrics
 
 A literal is compared with a column through its own image: if day(ts) is at most 19000 and day(literal) is 19001, then
-every ts is less than the literal. So no transform is ever turned around.
+every ts is less than the literal. So no transform is ever inverted.
 
 Outcomes are sets, over all rows. Where engines differ (a comparison with null or NaN is false by Iceberg's
-specification of expressions, unknown by SQL) both are possible: that keeps a file or a filter rather than dropping it.
+specification of expressions, unknown in SQL) both are possible, which keeps a file or a filter rather than dropping
+it. A file is read if some row may make the filter true. Parts of the filter that are true of every row are left out of
+the residual, so that a reader of one day's partition does not compare the day again.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ from lakefeed.catalog.planning.expressions import (
     Junction,
     Not,
     Opaque,
-    Operation,
     Predicate,
+    PredicateKind,
     join,
 )
 from lakefeed.iceberg.manifests import column_value
@@ -41,28 +43,25 @@ from lakefeed.iceberg.terms import IDENTITY, Transform, parse_transform
 from lakefeed.iceberg.transforms import TIME_UNITS, apply_transform, result_type, wraps
 from lakefeed.iceberg.values import decode_bound, is_nan
 
-# --- catalog.planning.facts -------------------------------------------------------------------------------------------
-
-
-# Beyond so many literals of one `in`, only the least and the greatest are looked at, as Iceberg's own planner does.
+# Beyond this many literals of one `in`, only the least and the greatest are compared, as in Iceberg's own planner.
 IN_MAX_LITERALS = 200
 
 
-# What an expression may come to, for some row or other: a set of bits. Plain numbers, as this is asked of every file
-# and Python's own sets of flags take as long as all the rest together.
+# The outcomes that an expression may have, for some row: a set of bits. Plain numbers, because every file is evaluated
+# and enum.Flag takes as long as all the rest together.
 Outcomes: TypeAlias = int
 NONE, TRUE, FALSE, UNKNOWN = 0, 1, 2, 4
 EVERY_OUTCOME = TRUE | FALSE | UNKNOWN
 NOT_COMPARED = FALSE | UNKNOWN
 
-# How values may stand to a literal, as a set of bits too.
+# How values may compare with a literal: a set of bits too.
 Order: TypeAlias = int
 LESS, EQUAL, GREATER = 1, 2, 4
 EVERY_ORDER = LESS | EQUAL | GREATER
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ValueRange:
     """All images under a transform are at least `lower` and at most `upper`, where these are given."""
 
     transform: Transform
@@ -71,17 +70,17 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """Whether some rows may hold nulls, NaNs and other values, and where the other values lie."""
+class ColumnStats:
+    """Whether a column may hold nulls, NaNs and other values in some rows, and the ranges of the other values."""
 
     nulls: bool
     nans: bool
     values: bool
-    ranges: tuple[Range, ...]
+    ranges: tuple[ValueRange, ...]
 
-    def __and__(self, other: Facts) -> Facts:
-        """Put together what two sources know of the same rows."""
-        return Facts(
+    def __and__(self, other: ColumnStats) -> ColumnStats:
+        """Combine what two sources know of the same rows."""
+        return ColumnStats(
             nulls=self.nulls and other.nulls,
             nans=self.nans and other.nans,
             values=self.values and other.values,
@@ -89,14 +88,14 @@ class Facts:
         )
 
 
-NOTHING_KNOWN = Facts(nulls=True, nans=True, values=True, ranges=())
+NO_STATS = ColumnStats(nulls=True, nans=True, values=True, ranges=())
 
 
-def make_range(type_: str, transform: Transform, lower: Any, upper: Any) -> tuple[Range, ...]:
-    """Make the range of a transform of a column of `type_` from two bounds; none if they tell nothing."""
+def make_range(type_: str, transform: Transform, lower: Any, upper: Any) -> tuple[ValueRange, ...]:
+    """Return the range of a transform of a column of `type_` from two bounds; none if they say nothing."""
     if lower is None and upper is None:
         return ()
-    # Writers order uuids in two ways, by signed and by unsigned bytes: only two equal bounds mean the same to all.
+    # Writers order uuids in two ways, by signed and by unsigned bytes: only equal bounds mean the same to all.
     if type_ == "uuid" and lower != upper:
         return ()
     if wraps(transform, type_, lower, upper):
@@ -104,28 +103,28 @@ def make_range(type_: str, transform: Transform, lower: Any, upper: Any) -> tupl
     # Early versions of Iceberg rounded times before 1970 up, not down.
     if transform.kind in TIME_UNITS and lower is not None and lower <= 0:
         lower -= 1
-    return (Range(transform, lower, upper),)
+    return (ValueRange(transform, lower, upper),)
 
 
-def predicate_outcomes(predicate: Predicate, facts: Facts) -> Outcomes:
-    """Find what a predicate may come to, given what is known of its column."""
-    known = _facts_of_term(predicate, facts)
+def predicate_outcomes(predicate: Predicate, stats: ColumnStats) -> Outcomes:
+    """Return the possible outcomes of a predicate, given the statistics of its column."""
+    known = _term_stats(predicate, stats)
     match predicate.operation:
-        case Operation.IS_NULL:
+        case PredicateKind.IS_NULL:
             outcomes = _either(known.nulls, known.values or known.nans)
-        case Operation.IS_NAN:
+        case PredicateKind.IS_NAN:
             outcomes = _either(known.nans, known.values) | (NOT_COMPARED if known.nulls else NONE)
         case _:
             outcomes = _VALUE_OUTCOMES[predicate.operation](predicate, known) if known.values else NONE
             if known.nulls or known.nans:
                 outcomes |= NOT_COMPARED
-    # Facts that contradict each other rule out everything: then at least one is wrong, and none is believed.
+    # Contradictory statistics rule out every outcome: at least one is wrong, so all of them are ignored.
     outcomes = outcomes or EVERY_OUTCOME
     return negate(outcomes) if predicate.negated else outcomes
 
 
 def negate(outcomes: Outcomes) -> Outcomes:
-    """Give the outcomes of the opposite."""
+    """Return the outcomes of `not`."""
     turned = outcomes & UNKNOWN
     if outcomes & TRUE:
         turned |= FALSE
@@ -135,7 +134,7 @@ def negate(outcomes: Outcomes) -> Outcomes:
 
 
 def both(one: Outcomes, other: Outcomes) -> Outcomes:
-    """Give the outcomes of `and`, for any pairing of the two."""
+    """Return the outcomes of `and`, for any pairing of the two."""
     outcomes = (one & other & TRUE) | ((one | other) & FALSE)
     not_false = TRUE | UNKNOWN
     if one & not_false and other & not_false and (one | other) & UNKNOWN:
@@ -143,21 +142,21 @@ def both(one: Outcomes, other: Outcomes) -> Outcomes:
     return outcomes
 
 
-def _facts_of_term(predicate: Predicate, facts: Facts) -> Facts:
-    """Turn facts of a column into facts of the term that is compared: all its ranges are then of the identity."""
+def _term_stats(predicate: Predicate, stats: ColumnStats) -> ColumnStats:
+    """Turn statistics of a column into those of the term that is compared: its ranges are then of the identity."""
     transform, source = predicate.transform, predicate.column.type_
-    nans = facts.nans and predicate.type_ in FLOATS
-    nulls = facts.nulls and (predicate.column.nullable or not (facts.values or facts.nans))
+    nans = stats.nans and predicate.type_ in FLOATS
+    nulls = stats.nulls and (predicate.column.nullable or not (stats.values or stats.nans))
     if transform.is_identity:
-        return Facts(nulls, nans, facts.values, facts.ranges)
-    ranges: tuple[Range, ...] = ()
-    for known in facts.ranges:
+        return ColumnStats(nulls, nans, stats.values, stats.ranges)
+    ranges: tuple[ValueRange, ...] = ()
+    for known in stats.ranges:
         if known.transform == transform:
-            ranges += (Range(IDENTITY, known.lower, known.upper),)
+            ranges += (ValueRange(IDENTITY, known.lower, known.upper),)
         elif known.transform.is_identity and (transform.keeps_order or known.lower == known.upper):
             images = (_image(transform, source, bound) for bound in (known.lower, known.upper))
-            ranges += (Range(IDENTITY, *images),)
-    return Facts(nulls, nans, facts.values, ranges)
+            ranges += (ValueRange(IDENTITY, *images),)
+    return ColumnStats(nulls, nans, stats.values, ranges)
 
 
 def _image(transform: Transform, source: str, value: Any) -> Any:
@@ -168,15 +167,15 @@ def _either(is_true: bool, is_false: bool) -> Outcomes:
     return (TRUE if is_true else NONE) | (FALSE if is_false else NONE)
 
 
-def _order(predicate: Predicate, facts: Facts, literal: Any) -> Order:
-    """Find how ordinary values may stand to a literal."""
+def _order(predicate: Predicate, stats: ColumnStats, literal: Any) -> Order:
+    """Return how ordinary values may compare with a literal."""
     order = EVERY_ORDER
-    for known in facts.ranges:
+    for known in stats.ranges:
         order &= _order_in_range(known, predicate.type_, literal)
     return order
 
 
-def _order_in_range(known: Range, type_: str, literal: Any) -> Order:
+def _order_in_range(known: ValueRange, type_: str, literal: Any) -> Order:
     transform = known.transform
     if transform.is_identity:
         return _order_between(known.lower, known.upper, literal)
@@ -187,13 +186,13 @@ def _order_in_range(known: Range, type_: str, literal: Any) -> Order:
     if not transform.keeps_order:
         return EVERY_ORDER if order & EQUAL else LESS | GREATER
     if order & EQUAL:
-        # Some values share the literal's image, and so may stand to it in any way; but look at its neighbours.
+        # Values with the literal's image may compare with it in any way, unless its neighbours rule some out.
         return _order_within_image(known, type_, literal)
     return order
 
 
-def _order_within_image(known: Range, type_: str, literal: Any) -> Order:
-    """Rule out what a literal at the edge of its image rules out: no ts of its day is less than midnight."""
+def _order_within_image(known: ValueRange, type_: str, literal: Any) -> Order:
+    """Return the order if the literal is at the edge of its image: no ts of its day is less than midnight."""
     order = EVERY_ORDER
     before, after = _neighbours(literal)
     if known.lower is not None and before is not None:
@@ -204,7 +203,7 @@ def _order_within_image(known: Range, type_: str, literal: Any) -> Order:
         image = apply_transform(known.transform, type_, after)
         if image is not None and known.upper < image:
             order &= ~GREATER
-    # What is truncated is never more than the whole. Numbers have neighbours, text and binary have not.
+    # A truncated value is never more than the whole one. Unlike numbers, text and binary have no neighbours.
     if known.transform.kind == "truncate" and known.lower is not None and known.lower >= literal:
         order &= ~LESS
     return order
@@ -228,33 +227,33 @@ def _order_between(lower: Any, upper: Any, literal: Any) -> Order:
     return order
 
 
-def _compare(wanted: Order) -> Callable[[Predicate, Facts], Outcomes]:
-    def outcomes(predicate: Predicate, facts: Facts) -> Outcomes:
-        order = _order(predicate, facts, predicate.literals[0])
+def _compare(wanted: Order) -> Callable[[Predicate, ColumnStats], Outcomes]:
+    def outcomes(predicate: Predicate, stats: ColumnStats) -> Outcomes:
+        order = _order(predicate, stats, predicate.literals[0])
         return _either(bool(order & wanted), bool(order & ~wanted))
 
     return outcomes
 
 
-def _is_in(predicate: Predicate, facts: Facts) -> Outcomes:
+def _is_in(predicate: Predicate, stats: ColumnStats) -> Outcomes:
     literals = predicate.literals
     if not literals:
         return FALSE
     if len(literals) > IN_MAX_LITERALS:
-        outside = _order(predicate, facts, min(literals)) == LESS or _order(predicate, facts, max(literals)) == GREATER
+        outside = _order(predicate, stats, min(literals)) == LESS or _order(predicate, stats, max(literals)) == GREATER
         return FALSE if outside else TRUE | FALSE
-    orders = [_order(predicate, facts, literal) for literal in literals]
+    orders = [_order(predicate, stats, literal) for literal in literals]
     return _either(any(order & EQUAL for order in orders), EQUAL not in orders)
 
 
-def _starts_with(predicate: Predicate, facts: Facts) -> Outcomes:
+def _starts_with(predicate: Predicate, stats: ColumnStats) -> Outcomes:
     outcomes = TRUE | FALSE
-    for known in facts.ranges:
+    for known in stats.ranges:
         outcomes &= _starts_with_in_range(predicate.literals[0], known)
     return outcomes
 
 
-def _starts_with_in_range(prefix: str, known: Range) -> Outcomes:
+def _starts_with_in_range(prefix: str, known: ValueRange) -> Outcomes:
     if known.transform.kind not in ("identity", "truncate"):
         return TRUE | FALSE
     compared = prefix if known.transform.is_identity else prefix[: known.transform.width]
@@ -266,102 +265,89 @@ def _starts_with_in_range(prefix: str, known: Range) -> Outcomes:
     return TRUE | FALSE
 
 
-_VALUE_OUTCOMES: dict[Operation, Callable[[Predicate, Facts], Outcomes]] = {
-    Operation.LT: _compare(LESS),
-    Operation.LT_EQ: _compare(LESS | EQUAL),
-    Operation.GT: _compare(GREATER),
-    Operation.GT_EQ: _compare(GREATER | EQUAL),
-    Operation.EQ: _compare(EQUAL),
-    Operation.IN: _is_in,
-    Operation.STARTS_WITH: _starts_with,
+_VALUE_OUTCOMES: dict[PredicateKind, Callable[[Predicate, ColumnStats], Outcomes]] = {
+    PredicateKind.LT: _compare(LESS),
+    PredicateKind.LT_EQ: _compare(LESS | EQUAL),
+    PredicateKind.GT: _compare(GREATER),
+    PredicateKind.GT_EQ: _compare(GREATER | EQUAL),
+    PredicateKind.EQ: _compare(EQUAL),
+    PredicateKind.IN: _is_in,
+    PredicateKind.STARTS_WITH: _starts_with,
 }
 
 
-# --- catalog.planning.judging -----------------------------------------------------------------------------------------
-#
-# What a whole filter comes to for some rows, and what is left of it for readers to check. Core.
-#
-# A file is read if some row of it may make the filter true. Of its filter is left what statistics do not settle: parts
-# that are true of every row go, so that a reader of one day's partition does not compare the day again.
-
-
-FactsOf: TypeAlias = Callable[[int], Facts]
+StatsOf: TypeAlias = Callable[[int], ColumnStats]
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """What a filter may come to, and the JSON of what is left to check."""
+class Evaluation:
+    """The possible outcomes of a filter, and the JSON of its residual."""
 
     outcomes: Outcomes
     residual: Any
 
     @property
     def may_match(self) -> bool:
-        """Tell whether some row may make the filter true."""
+        """Return whether some row may make the filter true."""
         return bool(self.outcomes & TRUE)
 
 
-def judge(expression: Expression, facts_of: FactsOf) -> Judgement:
-    """Judge a filter by the facts of its columns, which are looked up by field id."""
+def evaluate(expression: Expression, stats_of: StatsOf) -> Evaluation:
+    """Evaluate a filter by the statistics of its columns, which are looked up by field id."""
     match expression:
         case Constant():
             outcomes = TRUE if expression.value else FALSE
-            return Judgement(outcomes, expression.json)
+            return Evaluation(outcomes, expression.json)
         case Opaque():
-            return Judgement(EVERY_OUTCOME, expression.json)
+            return Evaluation(EVERY_OUTCOME, expression.json)
         case Predicate():
-            return _settled(predicate_outcomes(expression, facts_of(expression.column.field_id)), expression.json)
+            return _evaluation(predicate_outcomes(expression, stats_of(expression.column.field_id)), expression.json)
         case Not():
-            child = judge(expression.child, facts_of)
+            child = evaluate(expression.child, stats_of)
             unchanged = child.residual is expression.child.json
             residual = expression.json if unchanged else {"type": "not", "child": child.residual}
-            return _settled(negate(child.outcomes), residual)
+            return _evaluation(negate(child.outcomes), residual)
         case Junction():
-            return _judge_junction(expression, facts_of)
+            return _evaluate_junction(expression, stats_of)
 
 
-def _judge_junction(junction: Junction, facts_of: FactsOf) -> Judgement:
-    # One part that can come to `decisive` only decides the whole; one that can come to its opposite only adds nothing.
+def _evaluate_junction(junction: Junction, stats_of: StatsOf) -> Evaluation:
+    # A part whose only outcome is `decisive` decides the whole; one whose only outcome is `neutral` adds nothing.
     combine, decisive, neutral = (both, FALSE, TRUE) if junction.kind == "and" else (_any, TRUE, FALSE)
     outcomes, kept, unchanged = neutral, [], True
     for node in junction.children:
-        child = judge(node, facts_of)
+        child = evaluate(node, stats_of)
         if child.outcomes == decisive:
-            return _settled(decisive, None)
+            return _evaluation(decisive, None)
         outcomes = combine(outcomes, child.outcomes)
         unchanged = unchanged and child.residual is node.json
         if child.outcomes != neutral:
             kept.append(child.residual)
-    return _settled(outcomes, junction.json if unchanged or not kept else join(junction.kind, kept))
+    return _evaluation(outcomes, junction.json if unchanged or not kept else join(junction.kind, kept))
 
 
 def _any(one: Outcomes, other: Outcomes) -> Outcomes:
     return negate(both(negate(one), negate(other)))
 
 
-def _settled(outcomes: Outcomes, residual: Any) -> Judgement:
+def _evaluation(outcomes: Outcomes, residual: Any) -> Evaluation:
     if outcomes == TRUE:
-        return Judgement(outcomes, True)
+        return Evaluation(outcomes, True)
     if outcomes == FALSE:
-        return Judgement(outcomes, False)
-    return Judgement(outcomes, residual)
-
-
-# --- catalog.planning.partitions --------------------------------------------------------------------------------------
-#
-# What partitions and statistics say of columns, as facts. Core: owns the reading of specs, tuples and metrics.
+        return Evaluation(outcomes, False)
+    return Evaluation(outcomes, residual)
 
 
 FindColumn: TypeAlias = Callable[[int], Column | None]
 
-# Of the values of a transform that we do not know, whose kind only its inventor knows.
+# The type of values of an unknown transform.
 _UNKNOWN_TYPE = "string"
 _METRICS = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionField:
-    """One field of a spec. Without a transform it tells nothing about its source."""
+class ScanPartitionField:
+    """One field of a spec. Without a known transform it says nothing about its source."""
 
     source_id: int
     source_type: str
@@ -371,74 +357,74 @@ class PartitionField:
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class ScanSpec:
     """A partition spec, with the types of its fields."""
 
     spec_id: int
-    fields: tuple[PartitionField, ...]
+    fields: tuple[ScanPartitionField, ...]
 
     @property
     def is_partitioned(self) -> bool:
-        """Tell whether files of this spec are apart by anything."""
+        """Return whether any field partitions the files of this spec."""
         return not all(field.is_void for field in self.fields)
 
     @property
     def types(self) -> tuple[str, ...]:
-        """The types of its partition values."""
+        """Return the types of its partition values."""
         return tuple(field.type_ for field in self.fields)
 
 
-def read_specs(specs: Iterable[Mapping[str, Any]], find_column: FindColumn) -> dict[int, Spec]:
+def read_specs(specs: Iterable[Mapping[str, Any]], find_column: FindColumn) -> dict[int, ScanSpec]:
     """Read a table's specs, whose columns are looked up by field id."""
     return {
-        spec["spec-id"]: Spec(spec["spec-id"], tuple(_read_field(field, find_column) for field in spec["fields"]))
+        spec["spec-id"]: ScanSpec(spec["spec-id"], tuple(_read_field(field, find_column) for field in spec["fields"]))
         for spec in specs
     }
 
 
-def tuple_facts(spec: Spec, values: Sequence[Any], column: Column) -> Facts:
-    """Say what a file's partition tuple tells about a column."""
-    facts = NOTHING_KNOWN
+def partition_stats(spec: ScanSpec, values: Sequence[Any], column: Column) -> ColumnStats:
+    """Return the statistics of a column from a file's partition tuple."""
+    stats = NO_STATS
     for field, value in zip(spec.fields, values, strict=True):
         if field.source_id == column.field_id and field.transform is not None:
-            facts &= _value_facts(field, value)
-    return facts
+            stats &= _value_stats(field, value)
+    return stats
 
 
-def summary_facts(spec: Spec, summaries: Sequence[Mapping[str, Any]] | None, column: Column) -> Facts:
-    """Say what a manifest's summary of its partitions tells about a column."""
-    facts = NOTHING_KNOWN
+def summary_stats(spec: ScanSpec, summaries: Sequence[Mapping[str, Any]] | None, column: Column) -> ColumnStats:
+    """Return the statistics of a column from a manifest's partition summaries."""
+    stats = NO_STATS
     if summaries is None or len(summaries) != len(spec.fields):
-        return facts
+        return stats
     for field, summary in zip(spec.fields, summaries, strict=True):
         if field.source_id == column.field_id and field.transform is not None:
-            facts &= _summary_facts(field, summary)
-    return facts
+            stats &= _field_summary_stats(field, summary)
+    return stats
 
 
-def metrics_facts(file: Mapping[str, Any], column: Column) -> Facts:
-    """Say what a file's column statistics tell about a column."""
+def metrics_stats(file: Mapping[str, Any], column: Column) -> ColumnStats:
+    """Return the statistics of a column from a file's column metrics."""
     rows = file["record_count"]
     counted, nulls, nans, lower, upper = (column_value(file, name, column.field_id) for name in _METRICS)
-    # Where a struct around the field is null, some writers count nothing: then the field is null more often than told.
-    nulls_are_told = not column.nested or counted == rows
+    # Some writers do not count a field inside a null struct: it is null more often than its count says.
+    nulls_are_counted = not column.nested or counted == rows
     total = counted if counted is not None or column.nested else rows
-    return Facts(
-        nulls=not (nulls_are_told and nulls == 0),
+    return ColumnStats(
+        nulls=not (nulls_are_counted and nulls == 0),
         nans=nans != 0,
         values=not (total and total == (nulls or 0) + (nans or 0)),
         ranges=make_range(column.type_, IDENTITY, decode_bound(column.type_, lower), decode_bound(column.type_, upper)),
     )
 
 
-def _read_field(field: Mapping[str, Any], find_column: FindColumn) -> PartitionField:
+def _read_field(field: Mapping[str, Any], find_column: FindColumn) -> ScanPartitionField:
     name, sources = field["transform"], source_ids(field)
     source = find_column(sources[0])
     source_type = source.type_ if source is not None else _UNKNOWN_TYPE
     transform = parse_transform(name) if len(sources) == 1 else None
     type_ = result_type(transform, source_type) if transform is not None else None
     is_void = name == "void"
-    return PartitionField(
+    return ScanPartitionField(
         source_id=sources[0],
         source_type=source_type,
         transform=None if type_ is None or is_void else transform,
@@ -447,19 +433,19 @@ def _read_field(field: Mapping[str, Any], find_column: FindColumn) -> PartitionF
     )
 
 
-def _value_facts(field: PartitionField, value: Any) -> Facts:
+def _value_stats(field: ScanPartitionField, value: Any) -> ColumnStats:
     assert field.transform is not None
     if value is None or is_nan(value):
-        return Facts(nulls=value is None, nans=value is not None, values=False, ranges=())
+        return ColumnStats(nulls=value is None, nans=value is not None, values=False, ranges=())
     ranges = make_range(field.source_type, field.transform, value, value)
-    return Facts(nulls=False, nans=False, values=True, ranges=ranges)
+    return ColumnStats(nulls=False, nans=False, values=True, ranges=ranges)
 
 
-def _summary_facts(field: PartitionField, summary: Mapping[str, Any]) -> Facts:
-    """Read a summary. Bounds are left out where no value has any, unless nothing explains their absence."""
+def _field_summary_stats(field: ScanPartitionField, summary: Mapping[str, Any]) -> ColumnStats:
+    """Read a summary. Without bounds there are no ordinary values, if nulls or NaNs explain their absence."""
     assert field.transform is not None
     lower, upper = (decode_bound(field.type_, summary.get(name)) for name in ("lower_bound", "upper_bound"))
     nulls, nans = summary["contains_null"], summary.get("contains_nan")
     explained = summary.get("lower_bound") is None and (nulls or nans)
     ranges = make_range(field.source_type, field.transform, lower, upper)
-    return Facts(nulls=nulls, nans=nans is not False, values=not explained, ranges=ranges)
+    return ColumnStats(nulls=nulls, nans=nans is not False, values=not explained, ranges=ranges)

@@ -1,4 +1,4 @@
-"""Filters: from JSON, in today's form and the older one, to a tree bound to columns. Core: owns the grammar.
+"""Filters: parsed from JSON, in the current form and the older one, to a tree bound to the columns of a schema.
 
     PREDICATE: true | false | {"type": "not", "child": PREDICATE}
         | {"type": "and" | "or", "left": PREDICATE, "right": PREDICATE}
@@ -11,8 +11,8 @@
         | {"type": "apply", "function": ..., "arguments": [EXPR, ...]}
     TERM: NAME | {"type": "reference", "term": NAME} | {"type": "transform", "transform": NAME, "term": TERM}
 
-Every node keeps its JSON, so that what is left of a filter goes back to a client in the form it came in. What is valid
-but beyond what statistics can tell, such as a function that we do not know, becomes Opaque: it keeps every file.
+Every node keeps its JSON, so that a residual goes back to the client in the form that it sent. A valid predicate that
+statistics cannot evaluate, such as an unknown function, becomes Opaque: it keeps every file.
 """
 
 from __future__ import annotations
@@ -27,11 +27,6 @@ from lakefeed.catalog.json_fields import JsonObject, as_int, as_list, as_object,
 from lakefeed.iceberg.terms import IDENTITY, Transform, parse_transform
 from lakefeed.iceberg.transforms import result_type
 from lakefeed.iceberg.values import is_comparable, parse_literal
-
-# --- catalog.planning.columns -----------------------------------------------------------------------------------------
-#
-# The columns of a schema, as filters and statistics refer to them. Core: owns lookup by id and by full name.
-
 
 FLOATS = ("float", "double")
 
@@ -49,7 +44,7 @@ class Column:
 
 
 class Columns:
-    """The columns of one schema. Names are looked up with or without regard to case."""
+    """The columns of one schema, by id and by full name, with or without regard to case."""
 
     def __init__(self, schema: Mapping[str, Any], *, case_sensitive: bool) -> None:
         self._case_sensitive = case_sensitive
@@ -60,7 +55,7 @@ class Columns:
             self._by_name.setdefault(self._key(column.name), []).append(column)
 
     def by_id(self, field_id: int) -> Column | None:
-        """Return a column by its field id."""
+        """Return a column by its field id, or None."""
         return self._by_id.get(field_id)
 
     def named(self, name: str) -> Column:
@@ -80,7 +75,7 @@ class Columns:
 
 
 def _walk(struct: Mapping[str, Any], *, prefix: str, nullable: bool, in_collection: bool) -> Iterator[Column]:
-    """Walk the fields of a struct. A field is nullable if it or anything around it may be null."""
+    """Yield the fields of a struct at any depth. A field is nullable if it or a field around it may be null."""
     for field in struct["fields"]:
         name = prefix + field["name"]
         may_be_null = nullable or not field["required"]
@@ -104,15 +99,12 @@ def _type_name(type_: str | JsonObject) -> str:
     return type_.replace(" ", "") if isinstance(type_, str) else str(type_["type"])
 
 
-# --- catalog.planning.expressions -------------------------------------------------------------------------------------
-
-
-# The tree is walked by recursion, and orjson writes 254 levels at most. Chains of and/or count by their logarithm.
+# The tree is walked by recursion, and orjson writes at most 254 levels. A chain of and/or becomes a balanced tree.
 FILTER_MAX_DEPTH = 100
 
 
-class Operation(Enum):
-    """What a predicate asks of one value. Negations are the predicate's, not operations of their own."""
+class PredicateKind(Enum):
+    """What a predicate asks of one value. Negation is a field of the predicate."""
 
     IS_NULL = "is-null"
     IS_NAN = "is-nan"
@@ -135,7 +127,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """A predicate that nothing in a manifest tells about."""
+    """A predicate that statistics cannot evaluate."""
 
     json: JsonObject
 
@@ -144,7 +136,7 @@ class Opaque:
 class Predicate:
     """A question about a column, or about a transform of it, whose values are then of `type_`."""
 
-    operation: Operation
+    operation: PredicateKind
     negated: bool
     column: Column
     transform: Transform
@@ -175,23 +167,23 @@ Expression: TypeAlias = Constant | Opaque | Predicate | Not | Junction
 ALWAYS_TRUE = Constant(True, True)
 
 _NEGATIONS = {
-    "not-null": Operation.IS_NULL,
-    "not-nan": Operation.IS_NAN,
-    "not-eq": Operation.EQ,
-    "not-starts-with": Operation.STARTS_WITH,
-    "not-in": Operation.IN,
+    "not-null": PredicateKind.IS_NULL,
+    "not-nan": PredicateKind.IS_NAN,
+    "not-eq": PredicateKind.EQ,
+    "not-starts-with": PredicateKind.STARTS_WITH,
+    "not-in": PredicateKind.IN,
 }
-_OPERATIONS = {operation.value: (operation, False) for operation in Operation} | {
+_OPERATIONS = {operation.value: (operation, False) for operation in PredicateKind} | {
     name: (operation, True) for name, operation in _NEGATIONS.items()
 }
-_UNARY = (Operation.IS_NULL, Operation.IS_NAN)
-# What a comparison becomes when its sides change places.
+_UNARY = (PredicateKind.IS_NULL, PredicateKind.IS_NAN)
+# What a comparison becomes if its sides are swapped.
 _MIRRORED = {
-    Operation.LT: Operation.GT,
-    Operation.LT_EQ: Operation.GT_EQ,
-    Operation.GT: Operation.LT,
-    Operation.GT_EQ: Operation.LT_EQ,
-    Operation.EQ: Operation.EQ,
+    PredicateKind.LT: PredicateKind.GT,
+    PredicateKind.LT_EQ: PredicateKind.GT_EQ,
+    PredicateKind.GT: PredicateKind.LT,
+    PredicateKind.GT_EQ: PredicateKind.LT_EQ,
+    PredicateKind.EQ: PredicateKind.EQ,
 }
 _CONSTANTS = {"true": True, "false": False}
 _OWN_FUNCTIONS = (None, "iceberg_functions")
@@ -211,12 +203,12 @@ class _Literal:
     value: Any
 
 
-class _Beyond(Exception):
-    """Ends the reading of a predicate that is valid, but that statistics tell nothing about."""
+class _NotEvaluable(Exception):
+    """The predicate is valid, but statistics cannot evaluate it."""
 
 
 def parse_filter(document: Any, columns: Columns) -> Expression:
-    """Read a filter and bind it to columns.
+    """Parse a filter and bind it to columns.
 
     Raises: BadRequest, ValidationFailed.
     """
@@ -227,7 +219,7 @@ def parse_filter(document: Any, columns: Columns) -> Expression:
 
 
 def join(kind: str, parts: Sequence[Any]) -> Any:
-    """Write one or more expressions' JSON as a balanced tree, which stays shallow however many there are."""
+    """Return the JSON of one or more expressions as a balanced tree, which is shallow however many there are."""
     if len(parts) == 1:
         return parts[0]
     middle = len(parts) // 2
@@ -235,7 +227,7 @@ def join(kind: str, parts: Sequence[Any]) -> Any:
 
 
 def referenced_columns(expression: Expression) -> dict[int, Column]:
-    """Return the columns that statistics are needed of, by field id."""
+    """Return the columns whose statistics are needed, by field id."""
     match expression:
         case Predicate():
             return {expression.column.field_id: expression.column}
@@ -272,7 +264,7 @@ def _parse(document: Any, columns: Columns, depth: int) -> Expression:
 
 
 def _chain(node: JsonObject, kind: str) -> list[Any]:
-    """Gather the operands of a chain of one kind, however it is bracketed: clients send hundreds in a row."""
+    """Return the operands of a chain of one kind, however it is nested: clients send hundreds in a row."""
     operands: list[Any] = []
     waiting: list[Any] = [node]
     while waiting:
@@ -289,12 +281,12 @@ def _parse_predicate(node: JsonObject, kind: str, columns: Columns) -> Expressio
     try:
         if operation in _UNARY:
             term, literals = _operand(node, "child", columns), []
-        elif operation is Operation.IN:
+        elif operation is PredicateKind.IN:
             term, literals = _operand(node, "child", columns), _set_literals(node.get("values"))
         else:
             operation, term, value = _comparison(node, operation, columns)
             literals = [value]
-    except _Beyond:
+    except _NotEvaluable:
         return Opaque(node)
     if isinstance(term, _Literal):
         return Opaque(node)
@@ -309,8 +301,10 @@ def _operand(node: JsonObject, key: str, columns: Columns) -> _Term | _Literal:
     return _read_expression(node.get(key), columns)
 
 
-def _comparison(node: JsonObject, operation: Operation, columns: Columns) -> tuple[Operation, _Term | _Literal, Any]:
-    """Read both sides and bring the literal to the right."""
+def _comparison(
+    node: JsonObject, operation: PredicateKind, columns: Columns
+) -> tuple[PredicateKind, _Term | _Literal, Any]:
+    """Read both sides and put the literal on the right."""
     if "term" in node:
         return operation, _read_term(node["term"], columns), _bare(node.get("value"))
     left, right = (_read_expression(node.get(side), columns) for side in ("left", "right"))
@@ -318,7 +312,7 @@ def _comparison(node: JsonObject, operation: Operation, columns: Columns) -> tup
         return operation, left, right.value
     if isinstance(left, _Literal) and isinstance(right, _Term) and operation in _MIRRORED:
         return _MIRRORED[operation], right, left.value
-    raise _Beyond
+    raise _NotEvaluable
 
 
 def _read_term(term: Any, columns: Columns) -> _Term:
@@ -366,15 +360,15 @@ def _read_apply(node: JsonObject, columns: Columns) -> _Term:
     elif len(arguments) != 1:
         name = None
     if name is None:
-        raise _Beyond
+        raise _NotEvaluable
     source = _read_expression(arguments[-1], columns)
     if isinstance(source, _Literal):
-        raise _Beyond
+        raise _NotEvaluable
     return _with_transform(source, name)
 
 
 def _own_function(function: Any) -> str | None:
-    """Name a function of the specification's own; None for any other."""
+    """Return the name of a function of the specification; None for any other."""
     if isinstance(function, dict):
         if function.get("catalog") not in _OWN_FUNCTIONS:
             return None
@@ -387,7 +381,7 @@ def _own_function(function: Any) -> str | None:
 def _with_transform(term: _Term, name: str) -> _Term:
     transform = parse_transform(name)
     if transform is None or transform.is_void or not term.transform.is_identity:
-        raise _Beyond
+        raise _NotEvaluable
     return _Term(term.column, transform)
 
 
@@ -397,16 +391,16 @@ def _comparable_column(column: Column) -> Column:
     return column
 
 
-def _checked_type(operation: Operation, term: _Term) -> str:
-    """Give the type that a predicate's literals are of, checking that the operation is one for it."""
+def _checked_type(operation: PredicateKind, term: _Term) -> str:
+    """Return the type of a predicate's literals; check that the operation supports it."""
     type_ = result_type(term.transform, term.column.type_)
     if type_ is None:
         raise ValidationFailed(f"Cannot apply {term.transform.kind} to {term.column.name} of type {term.column.type_}")
-    if operation is Operation.IS_NULL:
+    if operation is PredicateKind.IS_NULL:
         return type_
-    if operation is Operation.IS_NAN and type_ not in FLOATS:
+    if operation is PredicateKind.IS_NAN and type_ not in FLOATS:
         raise ValidationFailed(f"IsNaN cannot be used with a non-floating-point column: {term.column.name}")
-    if operation is Operation.STARTS_WITH and type_ != "string":
+    if operation is PredicateKind.STARTS_WITH and type_ != "string":
         raise ValidationFailed(f"StartsWith cannot be used with a column that is not a string: {term.column.name}")
     if not is_comparable(type_):
         raise ValidationFailed(f"Cannot compare {term.column.name} of type {type_}")
@@ -430,7 +424,7 @@ def _not_null(value: Any) -> Any:
 
 
 def _depth(document: Any) -> int:
-    """Measure how deep JSON is nested, level by level."""
+    """Return how deep JSON is nested."""
     depth, level = 0, [document]
     while level:
         depth += 1

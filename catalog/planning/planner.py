@@ -1,7 +1,10 @@
-"""Plans scans: reads manifests, keeps plans, makes their pages. Owns the threads that decode and the running plans.
+"""Planner: runs scan plans and keeps them for their clients, within limits.
 
-Plans live in this process alone: a client that asks another process, or this one after a restart, is told that its
-plan does not exist, and plans again.
+    running -> ready | failed        any -> removed: cancelled, unused for its lifetime, or evicted when it is spent
+
+A plan is spent when a client has fetched all of its pages. It stays until memory is needed, because a response may
+have been lost. Plans live in this process only: another process, or this one after a restart, responds that the plan
+does not exist, and the client plans again.
 """
 
 from __future__ import annotations
@@ -37,19 +40,10 @@ from lakefeed.catalog.service.versions import Versions
 from lakefeed.contract.errors import LakefeedError
 from lakefeed.iceberg.manifests import Entry, Manifest, list_manifests
 
-# --- catalog.planning.plans -------------------------------------------------------------------------------------------
-#
-# The scan plans that this process holds for clients. Core: owns their number, their size and their end.
-#
-#     running -> ready | failed        each -> gone: cancelled, unused for its time, or in the way when it is spent
-#
-# A plan is spent when a client has had all of its pages. It stays, as an answer may have got lost, until room is
-# needed.
-
 
 @dataclass(slots=True)
-class Plan:
-    """One plan. It is running as long as it has neither a prepared scan nor a failure."""
+class ScanPlan:
+    """One plan. It is running until it has a prepared scan or a failure."""
 
     plan_id: str
     table: TableId
@@ -60,7 +54,7 @@ class Plan:
 
     @property
     def is_running(self) -> bool:
-        """Tell whether nothing has come of it yet."""
+        """Return whether the plan is neither ready nor failed."""
         return self.prepared is None and self.failure is None
 
     def page_number(self, text: str) -> int:
@@ -76,53 +70,53 @@ class Plan:
 
     @property
     def held_files(self) -> int:
-        """Count what it holds in memory, in descriptions of manifests and delete files."""
+        """Return how many manifests and delete files the plan holds in memory."""
         return 0 if self.prepared is None else self.prepared.held_files
 
 
-class Plans:
-    """Plans by id, those unused for the longest time first. The clock comes from outside, in seconds."""
+class ScanPlans:
+    """Plans by id, the least recently used first. The clock is in seconds."""
 
     def __init__(self, *, plans_max: int, held_max_files: int, lifetime_s: float, clock: Callable[[], float]) -> None:
         self._plans_max = plans_max
         self._held_max_files = held_max_files
         self._lifetime_s = lifetime_s
         self._clock = clock
-        self._plans: OrderedDict[str, Plan] = OrderedDict()
+        self._plans: OrderedDict[str, ScanPlan] = OrderedDict()
         self._held_files = 0
 
-    def add(self, plan_id: str, table: TableId) -> Plan:
-        """Begin a plan.
+    def add(self, plan_id: str, table: TableId) -> ScanPlan:
+        """Add a running plan.
 
         Raises: TooManyPlans.
         """
-        self._forget_expired()
-        if len(self._plans) >= self._plans_max and not self._forget_spent():
-            raise TooManyPlans(f"Too many scan plans are under way, at most {self._plans_max}")
-        plan = self._plans[plan_id] = Plan(plan_id, table, self._clock())
+        self._remove_expired()
+        if len(self._plans) >= self._plans_max and not self._evict_spent():
+            raise TooManyPlans(f"Too many scan plans, at most {self._plans_max}")
+        plan = self._plans[plan_id] = ScanPlan(plan_id, table, self._clock())
         return plan
 
-    def finish(self, plan: Plan, prepared: PreparedScan) -> None:
-        """Make a plan ready, if there is room for what it holds. One that is gone meanwhile stays so.
+    def finish(self, plan: ScanPlan, prepared: PreparedScan) -> None:
+        """Make a plan ready, if its files fit in memory. A plan that was removed meanwhile stays removed.
 
-        Raises: TooManyPlans; Unplannable if it would not fit even alone.
+        Raises: TooManyPlans; Unplannable if it does not fit even alone.
         """
         if prepared.held_files > self._held_max_files:
             raise Unplannable(f"Too many manifests and delete files to plan: {prepared.held_files}")
         while self._held_files + prepared.held_files > self._held_max_files:
-            if not self._forget_spent():
-                raise TooManyPlans(f"Scan plans under way hold too many files, at most {self._held_max_files}")
+            if not self._evict_spent():
+                raise TooManyPlans(f"Scan plans hold too many files, at most {self._held_max_files}")
         if plan.plan_id in self._plans:
             plan.prepared = prepared
             plan.unread_pages = set(range(len(prepared.pages)))
             self._held_files += prepared.held_files
 
-    def find(self, plan_id: str, table: TableId) -> Plan:
-        """Return a plan of a table, which counts as a use of it.
+    def find(self, plan_id: str, table: TableId) -> ScanPlan:
+        """Return a plan of a table, and mark it as used.
 
         Raises: NoSuchPlan.
         """
-        self._forget_expired()
+        self._remove_expired()
         plan = self._plans.get(plan_id)
         if plan is None or plan.table != table:
             raise NoSuchPlan(f"Plan does not exist: {plan_id}")
@@ -131,18 +125,18 @@ class Plans:
         return plan
 
     def remove(self, plan_id: str) -> None:
-        """Forget a plan; one that is gone already is fine."""
+        """Remove a plan, if it exists."""
         plan = self._plans.pop(plan_id, None)
         if plan is not None:
             self._held_files -= plan.held_files
 
-    def _forget_expired(self) -> None:
+    def _remove_expired(self) -> None:
         oldest = self._clock() - self._lifetime_s
         while self._plans and (first := next(iter(self._plans.values()))).used_at < oldest:
             self.remove(first.plan_id)
 
-    def _forget_spent(self) -> bool:
-        """Forget the spent plan that is unused for the longest time; tell whether there was one."""
+    def _evict_spent(self) -> bool:
+        """Remove the least recently used spent plan; return whether there was one."""
         for plan in self._plans.values():
             if not plan.is_running and not plan.unread_pages:
                 self.remove(plan.plan_id)
@@ -150,14 +144,11 @@ class Plans:
         return False
 
 
-# --- catalog.planning.planner -----------------------------------------------------------------------------------------
-
-
-# Decoding holds Python's lock for most of its time: more threads would only take turns with the event loop.
+# Decoding holds the GIL for most of its time: more threads would only compete with the event loop.
 _THREADS = 2
-# Plans and pages that are worked on at once, most of them waiting for storage; each has its manifests in memory.
+# Plans and pages in progress, most of them waiting for storage; each has its manifests in memory.
 _AT_WORK_MAX = 8
-# Files of one plan that are read at once; an object store answers as many in the time of one.
+# Files of one plan that are read concurrently; an object store serves as many in the time of one.
 _READS_AT_ONCE = 8
 
 _logger = logging.getLogger(__name__)
@@ -167,7 +158,7 @@ _T = TypeVar("_T")
 
 
 class Planner:
-    """Scan planning for the tables of the one warehouse. The clock comes from outside, in seconds."""
+    """Plans scans of the warehouse's tables. The clock is in seconds."""
 
     def __init__(
         self,
@@ -183,7 +174,7 @@ class Planner:
         self._new_id = versions.new_uuid
         self._files = files
         self._config = config
-        self._plans = Plans(
+        self._plans = ScanPlans(
             plans_max=config.plans_max,
             held_max_files=config.plans_held_max_files,
             lifetime_s=config.plan_lifetime_s,
@@ -194,7 +185,7 @@ class Planner:
         self._slots = asyncio.Semaphore(_AT_WORK_MAX)
 
     async def close(self) -> None:
-        """Give up the plans that are running and end the threads."""
+        """Cancel running plans and stop the threads."""
         running = list(self._running.values())
         for task in running:
             task.cancel()
@@ -202,9 +193,9 @@ class Planner:
         await asyncio.to_thread(self._executor.shutdown)
 
     async def plan(self, table: TableId, request: PlanRequest, *, wait_s: float) -> bytes:
-        """Plan a scan and answer with its first page; or with its id alone, if it takes longer than `wait_s`.
+        """Plan a scan and return its first page; only its id, if it takes longer than `wait_s`.
 
-        Cancelling gives the plan up, as does a failure: nobody knows its id yet.
+        Cancelling removes the plan, and so does a failure, because no client knows its id yet.
 
         Raises: NoSuchTable, BadRequest, ValidationFailed, LocationForbidden, FileMissing, TooManyPlans, Unplannable.
         """
@@ -222,11 +213,11 @@ class Planner:
                 raise plan.failure
             return await self._first_page(plan, {"status": "completed", "plan-id": plan.plan_id})
         except (LakefeedError, asyncio.CancelledError):
-            self._give_up(plan)
+            self._cancel(plan)
             raise
 
     async def fetch(self, table: TableId, plan_id: str) -> bytes:
-        """Answer with what has become of a plan, and with its first page if it is ready.
+        """Return the state of a plan, and its first page if it is ready.
 
         Raises: NoSuchTable, NoSuchPlan, FileMissing, Unplannable.
         """
@@ -241,15 +232,15 @@ class Planner:
         return await self._first_page(plan, {"status": "completed"})
 
     async def cancel(self, table: TableId, plan_id: str) -> None:
-        """Give up a plan and what it holds.
+        """Cancel a plan and release its memory.
 
         Raises: NoSuchTable, NoSuchPlan.
         """
         await self._tables.locate(table)
-        self._give_up(self._plans.find(plan_id, table))
+        self._cancel(self._plans.find(plan_id, table))
 
     async def fetch_tasks(self, table: TableId, plan_task: str) -> bytes:
-        """Answer with one page of a plan.
+        """Return one page of a plan.
 
         Raises: NoSuchTable, NoSuchPlanTask, FileMissing, Unplannable.
         """
@@ -261,31 +252,31 @@ class Planner:
         except NoSuchPlan as error:
             raise NoSuchPlanTask(f"Plan task does not exist: {plan_task:.100}") from error
 
-    def _give_up(self, plan: Plan) -> None:
+    def _cancel(self, plan: ScanPlan) -> None:
         self._plans.remove(plan.plan_id)
         task = self._running.get(plan.plan_id)
         if task is not None:
             task.cancel()
 
-    async def _first_page(self, plan: Plan, head: JsonObject) -> bytes:
+    async def _first_page(self, plan: ScanPlan, head: JsonObject) -> bytes:
         assert plan.prepared is not None, "a plan that has not failed is ready"
         if not plan.prepared.pages:
             return orjson.dumps({**head, "file-scan-tasks": []})
         later = [_plan_task(plan, number) for number in range(1, len(plan.prepared.pages))]
         return await self._page(plan, 0, head, later)
 
-    async def _page(self, plan: Plan, number: int, head: JsonObject, later: Sequence[str] = ()) -> bytes:
+    async def _page(self, plan: ScanPlan, number: int, head: JsonObject, later: Sequence[str] = ()) -> bytes:
         prepared = plan.prepared
         assert prepared is not None, "only pages of a plan that is ready are asked for"
         async with self._slots:
             locations = [part.manifest.location for part in prepared.pages[number]]
             bodies = [body async for _, body in self._read(locations)]
-            answer, is_enough = await self._run(_show_page, prepared, number, bodies=bodies, head=head, later=later)
+            response, is_enough = await self._run(_encode_page, prepared, number, bodies=bodies, head=head, later=later)
         plan.unread_pages = set() if is_enough else plan.unread_pages - {number}
-        return answer
+        return response
 
-    async def _prepare(self, plan: Plan, scan: Scan) -> None:
-        """Find the manifests and delete files of a scan, and make its plan ready or failed."""
+    async def _prepare(self, plan: ScanPlan, scan: Scan) -> None:
+        """Prepare the scan of a plan, and make the plan ready or failed."""
         try:
             async with self._slots:
                 prepared = await self._prepare_scan(scan)
@@ -298,7 +289,7 @@ class Planner:
 
     async def _prepare_scan(self, scan: Scan) -> PreparedScan:
         manifests = await self._run(keep_manifests, scan, await self._list_manifests(scan))
-        # What appends added is read as it was added: deletes of later snapshots are none of it.
+        # Files of an append scan are read as they were added: deletes of later snapshots do not apply.
         with_deletes = {m.location: m for m in manifests if m.holds_deletes and scan.added_by is None}
         deletes: list[Entry] = []
         async for location, body in self._read(list(with_deletes)):
@@ -308,7 +299,7 @@ class Planner:
         return await self._run(prepare_scan, scan, data, deletes, self._config.plan_page_files)
 
     async def _list_manifests(self, scan: Scan) -> list[Manifest]:
-        """Read the manifest lists of a scan; lists of several snapshots have most of their manifests in common."""
+        """Read the manifest lists of a scan. Lists of several snapshots share most of their manifests."""
         listed: dict[str, Manifest] = {}
         async for location, body in self._read(scan.manifest_lists):
             listed |= {m.location: m for m in await self._run(list_manifests, body, location)}
@@ -320,7 +311,7 @@ class Planner:
             raise Unplannable(f"Too many {what} to plan: more than {self._config.plans_held_max_files}")
 
     async def _read(self, locations: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
-        """Read files in order, several at once. Where they are is what clients wrote: it is checked here."""
+        """Read files in order, several at once. Clients wrote their locations, so these are checked."""
         for first in range(0, len(locations), _READS_AT_ONCE):
             batch = locations[first : first + _READS_AT_ONCE]
             for location in batch:
@@ -330,23 +321,23 @@ class Planner:
                 yield location, body
 
     async def _run(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Do what takes long in a thread. Cancelling leaves the thread to its own end."""
+        """Run work in a thread. Cancelling this does not stop the thread."""
         call = functools.partial(work, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)
 
 
-def _plan_task(plan: Plan, number: int) -> str:
+def _plan_task(plan: ScanPlan, number: int) -> str:
     return f"{plan.plan_id}/{number}"
 
 
-def _show_page(
+def _encode_page(
     prepared: PreparedScan, number: int, *, bodies: Sequence[bytes], head: JsonObject, later: Sequence[str]
 ) -> tuple[bytes, bool]:
-    """Write a page as an answer, and tell whether the client needs no other one."""
+    """Return the body of a page, and whether the client needs no other page."""
     page = read_page(prepared, prepared.pages[number], bodies)
-    answer: JsonObject = {**head, "file-scan-tasks": page.tasks}
+    response: JsonObject = {**head, "file-scan-tasks": page.tasks}
     if page.deletes:
-        answer["delete-files"] = page.deletes
+        response["delete-files"] = page.deletes
     if later and not page.is_enough:
-        answer["plan-tasks"] = later
-    return orjson.dumps(answer), page.is_enough
+        response["plan-tasks"] = later
+    return orjson.dumps(response), page.is_enough

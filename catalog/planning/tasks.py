@@ -1,9 +1,20 @@
-"""A planned scan in pages, and the files of one page. Core: decides which manifests and files a scan reads.
+"""Scan tasks: from a plan request and a table's metadata to pages of file scan tasks. Decides; reads no files itself.
+
+    request --bind_scan--> Scan --keep_manifests, read_deletes--> PreparedScan --read_page--> TaskPage
 
 Planning has two steps, so that its memory does not grow with the table:
 
-    1. the manifests that the filter leaves, and the delete files of the scan       held for as long as the plan
+    1. the manifests that may match the filter, and the delete files of the scan    kept as long as the plan
     2. a page: some manifests, or a part of one, read entry by entry into tasks     made when a client asks for it
+
+A scan reads one snapshot (by default the current one of the main branch), or what the appends after one snapshot and
+up to another one added. `select` has no effect here, because the reader of the files chooses the columns.
+
+Delete files apply to data files by the specification's rules of scan planning:
+
+    deletion vector     to the one file it names; then no position deletes of other files apply to it
+    position deletes    to the file it names, or to all files of its partition, not newer than itself
+    equality deletes    to all older files of its partition; with an unpartitioned spec, to all older files
 """
 
 from __future__ import annotations
@@ -19,14 +30,14 @@ import orjson
 from lakefeed.catalog.errors import BadRequest, Unplannable, ValidationFailed
 from lakefeed.catalog.json_fields import JsonObject, as_text, maybe_bool, maybe_int, maybe_texts, read_bool
 from lakefeed.catalog.planning.evaluate import (
-    Facts,
-    FactsOf,
-    Spec,
-    judge,
-    metrics_facts,
+    ColumnStats,
+    ScanSpec,
+    StatsOf,
+    evaluate,
+    metrics_stats,
+    partition_stats,
     read_specs,
-    summary_facts,
-    tuple_facts,
+    summary_stats,
 )
 from lakefeed.catalog.planning.expressions import (
     ALWAYS_TRUE,
@@ -39,21 +50,12 @@ from lakefeed.catalog.planning.expressions import (
 from lakefeed.iceberg.manifests import Content, Entry, Manifest, Status, column_value, read_entries
 from lakefeed.iceberg.values import value_to_json
 
-# --- catalog.planning.requests ----------------------------------------------------------------------------------------
-#
-# What a client asks to have planned, and the snapshots and columns it means. Core: owns the request's rules.
-#
-# A scan is of one snapshot (the current one of the main branch, unless named), or of what the appends after one
-# snapshot
-# and up to another added. `select` changes nothing here: columns are chosen by the reader of the files.
-
-
 _APPEND = "append"
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """The body of a plan request, parsed. The filter is JSON still, as the schema it is of is the table's to say."""
+    """The body of a plan request, parsed. The filter is still JSON, because it depends on the table's schema."""
 
     snapshot_id: int | None
     start_snapshot_id: int | None
@@ -67,18 +69,18 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """A request bound to a table's metadata. `added_by` names the snapshots whose additions alone are wanted."""
+    """A request bound to a table's metadata. With `added_by`, only files that these snapshots added are scanned."""
 
     manifest_lists: tuple[str, ...]
     added_by: frozenset[int] | None
     filter_: Expression
-    specs: Mapping[int, Spec]
+    specs: Mapping[int, ScanSpec]
     stats_fields: frozenset[int]
     min_rows: int | None
 
 
 def parse_plan_request(body: JsonObject) -> PlanRequest:
-    """Read a plan request.
+    """Parse a plan request.
 
     Raises: BadRequest.
     """
@@ -105,7 +107,7 @@ def parse_plan_request(body: JsonObject) -> PlanRequest:
 
 
 def bind_scan(request: PlanRequest, document: JsonObject) -> Scan:
-    """Find what a request means for a table.
+    """Bind a request to a table's metadata.
 
     Raises: BadRequest, ValidationFailed, Unplannable.
     """
@@ -140,7 +142,7 @@ def _last_snapshot(
 
 
 def _appends_between(last: JsonObject, start_id: int, snapshots: Mapping[int, JsonObject]) -> Iterator[JsonObject]:
-    """Walk back from `last` to the snapshot that the scan starts after; it may be expired, but must be an ancestor."""
+    """Yield the appends from `last` back to the start, exclusive. The start may be expired, but must be an ancestor."""
     snapshot: JsonObject | None = last
     while snapshot is not None:
         if snapshot["snapshot-id"] == start_id:
@@ -155,7 +157,7 @@ def _appends_between(last: JsonObject, start_id: int, snapshots: Mapping[int, Js
 
 
 def _find_column(field_id: int, columns: Columns, document: JsonObject) -> Column | None:
-    """Find a column that may have been dropped since: then in the last schema that has it."""
+    """Return a column from the schema, or, if it was dropped, from the last schema that has it."""
     found = columns.by_id(field_id)
     schemas = () if found is not None else reversed(document["schemas"])
     older = (Columns(schema, case_sensitive=True).by_id(field_id) for schema in schemas)
@@ -164,7 +166,7 @@ def _find_column(field_id: int, columns: Columns, document: JsonObject) -> Colum
 
 def _manifest_list(snapshot: JsonObject) -> str:
     location = snapshot.get("manifest-list")
-    if location is None:  # snapshots of format 1 may list manifests in place, of which nothing tells the spec
+    if location is None:  # snapshots of format 1 may list manifests, without their partition specs
         raise Unplannable(f"Cannot plan a scan of snapshot {snapshot['snapshot-id']}: it has no manifest list")
     return as_text(location, "manifest-list")
 
@@ -178,50 +180,41 @@ def _schema(request: PlanRequest, document: JsonObject, last: JsonObject | None)
     return by_id.get(wanted, by_id[document["current-schema-id"]])
 
 
-# --- catalog.planning.deletes -----------------------------------------------------------------------------------------
-#
-# Which delete files apply to a data file. Core: owns the specification's rules of scan planning for them.
-#
-# deletion vector     to the one file it names, and then no position deletes of other files do
-# position deletes    to the file it names, or to all of its partition, not newer than itself
-# equality deletes    to all older files of its partition; of an unpartitioned spec, to all older files
-
-
-# Reserved field id of the column of position deletes that names the data file.
+# Reserved field id of the column of position deletes with the path of the data file.
 FILE_PATH_ID = 2147483546
 
-_Place: TypeAlias = tuple[int, tuple[Any, ...]]
+_PartitionKey: TypeAlias = tuple[int, tuple[Any, ...]]
 
 
 class DeleteIndex:
     """Delete files by what they apply to."""
 
-    def __init__(self, entries: Iterable[Entry], specs: Mapping[int, Spec]) -> None:
+    def __init__(self, entries: Iterable[Entry], specs: Mapping[int, ScanSpec]) -> None:
         self._vectors: dict[str, Entry] = {}
         self._by_path: dict[str, list[Entry]] = {}
-        self._by_partition: dict[_Place, list[Entry]] = {}
-        self._equality: dict[_Place | None, list[Entry]] = {}
+        self._by_partition: dict[_PartitionKey, list[Entry]] = {}
+        self._equality: dict[_PartitionKey | None, list[Entry]] = {}
         for entry in entries:
             self._add(entry, specs[entry.spec_id])
 
     def find(self, entry: Entry) -> list[Entry]:
         """Return the delete files that apply to a data file."""
-        sequence, path, place = entry.sequence_number, entry.file["file_path"], _place(entry)
+        sequence, path, partition = entry.sequence_number, entry.file["file_path"], _partition_key(entry)
         found = [
             delete
-            for key in (None, place)
+            for key in (None, partition)
             for delete in self._equality.get(key, ())
             if delete.sequence_number > sequence
         ]
         vector = self._vectors.get(path)
         if vector is not None:
             return [*found, vector]
-        positions = (*self._by_partition.get(place, ()), *self._by_path.get(path, ()))
+        positions = (*self._by_partition.get(partition, ()), *self._by_path.get(path, ()))
         return found + [delete for delete in positions if delete.sequence_number >= sequence]
 
-    def _add(self, entry: Entry, spec: Spec) -> None:
+    def _add(self, entry: Entry, spec: ScanSpec) -> None:
         if entry.content is Content.EQUALITY_DELETES:
-            self._equality.setdefault(_place(entry) if spec.is_partitioned else None, []).append(entry)
+            self._equality.setdefault(_partition_key(entry) if spec.is_partitioned else None, []).append(entry)
             return
         path = entry.file.get("referenced_data_file")
         if path is not None and entry.file.get("content_offset") is not None:
@@ -229,27 +222,19 @@ class DeleteIndex:
             return
         path = path or _path_by_bounds(entry.file)
         if path is None:
-            self._by_partition.setdefault(_place(entry), []).append(entry)
+            self._by_partition.setdefault(_partition_key(entry), []).append(entry)
         else:
             self._by_path.setdefault(path, []).append(entry)
 
 
-def _place(entry: Entry) -> _Place:
+def _partition_key(entry: Entry) -> _PartitionKey:
     return entry.spec_id, tuple("nan" if value != value else value for value in entry.partition)  # noqa: PLR0124
 
 
 def _path_by_bounds(file: Mapping[str, Any]) -> str | None:
-    """Find the one data file that position deletes are of, if their bounds tell that it is one."""
+    """Return the one data file that position deletes refer to, if their bounds show that it is one."""
     lower, upper = (column_value(file, name, FILE_PATH_ID) for name in ("lower_bounds", "upper_bounds"))
     return lower.decode() if lower is not None and lower == upper else None
-
-
-# --- catalog.planning.content_files -----------------------------------------------------------------------------------
-#
-# Data and delete files as JSON, as the REST specification's content files. Core: owns the form, decides nothing.
-#
-# Bounds are the upper-case hexadecimal of their binary form: that is what Iceberg's own client reads, though the
-# specification's schema says values.
 
 
 _CONTENTS = {
@@ -269,24 +254,24 @@ _ALWAYS_SHOWN = ("split_offsets", "sort_order_id")
 _SHOWN_OF_DELETES = ("equality_ids", "referenced_data_file", "content_offset", "content_size_in_bytes")
 
 
-def show_data_file(entry: Entry, spec: Spec, stats_fields: Collection[int]) -> JsonObject:
-    """Write a data file with the statistics of the columns asked for."""
-    shown = _show_file(entry, spec)
+def data_file_json(entry: Entry, spec: ScanSpec, stats_fields: Collection[int]) -> JsonObject:
+    """Return a data file as JSON, with the statistics of the columns asked for."""
+    document = _file_json(entry, spec)
     if entry.first_row_id is not None:
-        shown["first-row-id"] = entry.first_row_id
+        document["first-row-id"] = entry.first_row_id
     if stats_fields:
-        shown |= _show_statistics(entry.file, stats_fields)
-    return shown
+        document |= _statistics_json(entry.file, stats_fields)
+    return document
 
 
-def show_delete_file(entry: Entry, spec: Spec) -> JsonObject:
-    """Write a delete file."""
-    return _show_file(entry, spec) | _show_present(entry.file, _SHOWN_OF_DELETES)
+def delete_file_json(entry: Entry, spec: ScanSpec) -> JsonObject:
+    """Return a delete file as JSON."""
+    return _file_json(entry, spec) | _present_fields(entry.file, _SHOWN_OF_DELETES)
 
 
-def _show_file(entry: Entry, spec: Spec) -> JsonObject:
+def _file_json(entry: Entry, spec: ScanSpec) -> JsonObject:
     file = entry.file
-    shown = {
+    document = {
         "content": _CONTENTS[entry.content],
         "file-path": file["file_path"],
         "file-format": file["file_format"].lower(),
@@ -296,40 +281,37 @@ def _show_file(entry: Entry, spec: Spec) -> JsonObject:
         ],
         "file-size-in-bytes": file["file_size_in_bytes"],
         "record-count": file["record_count"],
-        **_show_present(file, _ALWAYS_SHOWN),
+        **_present_fields(file, _ALWAYS_SHOWN),
     }
     if file.get("key_metadata") is not None:
-        shown["key-metadata"] = file["key_metadata"].hex().upper()
-    return shown
+        document["key-metadata"] = file["key_metadata"].hex().upper()
+    return document
 
 
-def _show_present(file: Mapping[str, Any], names: Collection[str]) -> JsonObject:
+def _present_fields(file: Mapping[str, Any], names: Collection[str]) -> JsonObject:
     return {name.replace("_", "-"): file[name] for name in names if file.get(name) is not None}
 
 
-def _show_statistics(file: Mapping[str, Any], stats_fields: Collection[int]) -> JsonObject:
-    shown = {}
+def _statistics_json(file: Mapping[str, Any], stats_fields: Collection[int]) -> JsonObject:
+    document = {}
     for name in STATISTICS:
         known = [(pair["key"], pair["value"]) for pair in file.get(name) or () if pair["key"] in stats_fields]
         if known:
             values = [value.hex().upper() if isinstance(value, bytes) else value for _, value in known]
-            shown[name.replace("_", "-")] = {"keys": [key for key, _ in known], "values": values}
-    return shown
+            document[name.replace("_", "-")] = {"keys": [key for key, _ in known], "values": values}
+    return document
 
 
-# --- catalog.planning.pages -------------------------------------------------------------------------------------------
-
-
-# An answer's bytes, roughly, at most; the filter is repeated in each of its tasks.
+# Roughly the largest response in bytes. The filter is repeated in each of its tasks.
 _PAGE_MAX_BYTES = 64 * 1024 * 1024
 _TASK_BYTES = 1024
-# Each is a file to read, and a client waits for all of a page.
+# Each part is a file to read, and a client waits for the whole page.
 _PAGE_MAX_PARTS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Entries of one manifest, from the first one on up to the end; no end means all."""
+class ManifestPart:
+    """Live entries of one manifest, from `first` to `end`; without an end, all of them."""
 
     manifest: Manifest
     first: int
@@ -338,10 +320,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class PreparedScan:
-    """A scan with the manifests it reads, in pages, and the delete files that may apply."""
+    """A scan with its manifests, in pages, and its delete files."""
 
     scan: Scan
-    pages: tuple[tuple[Part, ...], ...]
+    pages: tuple[tuple[ManifestPart, ...], ...]
     deletes: DeleteIndex
     filter_json: orjson.Fragment
     held_files: int
@@ -357,9 +339,9 @@ class TaskPage:
 
 
 def keep_manifests(scan: Scan, manifests: Iterable[Manifest]) -> list[Manifest]:
-    """Leave out the manifests that, by their summaries, have no file with a row that the filter wants.
+    """Return the manifests that, by their partition summaries, may have a file with a matching row.
 
-    Raises: Unplannable if a manifest is of a spec that the table does not have.
+    Raises: Unplannable if the table does not have the spec of a manifest.
     """
     columns = referenced_columns(scan.filter_)
     return [manifest for manifest in manifests if _manifest_may_match(scan, manifest, columns)]
@@ -375,7 +357,7 @@ def read_deletes(scan: Scan, data: bytes, manifest: Manifest) -> list[Entry]:
 
 
 def prepare_scan(scan: Scan, manifests: Sequence[Manifest], deletes: Sequence[Entry], page_files: int) -> PreparedScan:
-    """Cut a scan into pages of so many entries at most, and of fewer where the filter is long."""
+    """Divide a scan into pages of at most `page_files` entries, and of fewer if the filter is long."""
     filter_json = orjson.dumps(scan.filter_.json)
     entries = max(1, min(page_files, _PAGE_MAX_BYTES // (_TASK_BYTES + len(filter_json))))
     return PreparedScan(
@@ -387,8 +369,8 @@ def prepare_scan(scan: Scan, manifests: Sequence[Manifest], deletes: Sequence[En
     )
 
 
-def read_page(prepared: PreparedScan, page: Sequence[Part], bodies: Iterable[bytes]) -> TaskPage:
-    """Read the entries of a page, whose parts' manifests are given, into tasks.
+def read_page(prepared: PreparedScan, page: Sequence[ManifestPart], bodies: Iterable[bytes]) -> TaskPage:
+    """Return the tasks of a page, given the manifests of its parts.
 
     Raises: Unplannable.
     """
@@ -398,7 +380,7 @@ def read_page(prepared: PreparedScan, page: Sequence[Part], bodies: Iterable[byt
     for entry, residual in _matching_entries(scan, page, bodies):
         applying = [] if scan.added_by is not None else prepared.deletes.find(entry)
         task = {
-            "data-file": show_data_file(entry, scan.specs[entry.spec_id], scan.stats_fields),
+            "data-file": data_file_json(entry, scan.specs[entry.spec_id], scan.stats_fields),
             "residual-filter": prepared.filter_json if residual is scan.filter_.json else residual,
         }
         if applying:
@@ -407,8 +389,8 @@ def read_page(prepared: PreparedScan, page: Sequence[Part], bodies: Iterable[byt
         settled_rows += entry.file["record_count"] if residual is True and not applying else 0
         if scan.min_rows is not None and settled_rows >= scan.min_rows:
             break
-    shown = [show_delete_file(delete, scan.specs[delete.spec_id]) for _, delete in deletes.values()]
-    return TaskPage(tasks, shown, is_enough=scan.min_rows is not None and settled_rows >= scan.min_rows)
+    document = [delete_file_json(delete, scan.specs[delete.spec_id]) for _, delete in deletes.values()]
+    return TaskPage(tasks, document, is_enough=scan.min_rows is not None and settled_rows >= scan.min_rows)
 
 
 def _manifest_may_match(scan: Scan, manifest: Manifest, columns: Mapping[int, Column]) -> bool:
@@ -419,47 +401,47 @@ def _manifest_may_match(scan: Scan, manifest: Manifest, columns: Mapping[int, Co
         return False
     if manifest.files_count == 0:
         return False
-    return judge(scan.filter_, lambda field_id: summary_facts(spec, manifest.summaries, columns[field_id])).may_match
+    return evaluate(scan.filter_, lambda field_id: summary_stats(spec, manifest.summaries, columns[field_id])).may_match
 
 
-def _live_entries(data: bytes, manifest: Manifest, spec: Spec) -> Iterator[Entry]:
+def _live_entries(data: bytes, manifest: Manifest, spec: ScanSpec) -> Iterator[Entry]:
     return (entry for entry in read_entries(data, manifest, spec.types) if entry.status is not Status.DELETED)
 
 
-def _matching_entries(scan: Scan, page: Sequence[Part], bodies: Iterable[bytes]) -> Iterator[tuple[Entry, Any]]:
-    """Yield the files with a row that may match, and what of the filter is left to check in them."""
+def _matching_entries(scan: Scan, page: Sequence[ManifestPart], bodies: Iterable[bytes]) -> Iterator[tuple[Entry, Any]]:
+    """Yield the files with a row that may match, each with its residual filter."""
     columns = referenced_columns(scan.filter_)
     for part, body in zip(page, bodies, strict=True):
         spec = scan.specs[part.manifest.spec_id]
         for entry in islice(_live_entries(body, part.manifest, spec), part.first, part.end):
             if scan.added_by is not None and not _is_added(entry, scan.added_by):
                 continue
-            judgement = judge(scan.filter_, _file_facts(entry, spec, columns))
-            if judgement.may_match:
-                yield entry, judgement.residual
+            evaluation = evaluate(scan.filter_, _file_stats(entry, spec, columns))
+            if evaluation.may_match:
+                yield entry, evaluation.residual
 
 
 def _is_added(entry: Entry, added_by: frozenset[int]) -> bool:
     return entry.status is Status.ADDED and entry.snapshot_id in added_by
 
 
-def _file_facts(entry: Entry, spec: Spec, columns: Mapping[int, Column]) -> FactsOf:
-    """Look facts up when they are asked for, each once: a filter often asks several things of one column."""
+def _file_stats(entry: Entry, spec: ScanSpec, columns: Mapping[int, Column]) -> StatsOf:
+    """Return a lookup of statistics that computes each column once: filters often name a column repeatedly."""
 
     @cache
-    def facts_of(field_id: int) -> Facts:
+    def stats_of(field_id: int) -> ColumnStats:
         column = columns[field_id]
-        return tuple_facts(spec, entry.partition, column) & metrics_facts(entry.file, column)
+        return partition_stats(spec, entry.partition, column) & metrics_stats(entry.file, column)
 
-    return facts_of
+    return stats_of
 
 
-def _cut_pages(manifests: Sequence[Manifest], page_files: int) -> Iterator[tuple[Part, ...]]:
-    page: list[Part] = []
+def _cut_pages(manifests: Sequence[Manifest], page_files: int) -> Iterator[tuple[ManifestPart, ...]]:
+    page: list[ManifestPart] = []
     room = page_files
     for manifest in manifests:
         for part in _cut_manifest(manifest, page_files):
-            # An old list does not count: such a manifest is a page of its own.
+            # An old manifest list has no counts: such a manifest is a page of its own.
             size = page_files if part.end is None else part.end - part.first
             if page and (size > room or len(page) == _PAGE_MAX_PARTS):
                 yield tuple(page)
@@ -470,22 +452,22 @@ def _cut_pages(manifests: Sequence[Manifest], page_files: int) -> Iterator[tuple
         yield tuple(page)
 
 
-def _cut_manifest(manifest: Manifest, page_files: int) -> Iterator[Part]:
+def _cut_manifest(manifest: Manifest, page_files: int) -> Iterator[ManifestPart]:
     if manifest.files_count is None:
-        yield Part(manifest, 0, None)
+        yield ManifestPart(manifest, 0, None)
         return
     for first in range(0, manifest.files_count, page_files):
-        yield Part(manifest, first, min(first + page_files, manifest.files_count))
+        yield ManifestPart(manifest, first, min(first + page_files, manifest.files_count))
 
 
 def _reference(delete: Entry, deletes: dict[str, tuple[int, Entry]]) -> int:
-    """Give the place of a delete file among those of this page. One Puffin file holds several deletion vectors."""
+    """Return the index of a delete file in this page. One Puffin file holds several deletion vectors."""
     key = f"{delete.file.get('content_offset')} {delete.file['file_path']}"
     return deletes.setdefault(key, (len(deletes), delete))[0]
 
 
 def _slim(entry: Entry) -> Entry:
-    """Drop the statistics of a delete file, as it is held for long, but for those that tell its data file."""
+    """Return a delete file without its statistics, because it is kept in memory, except the bounds of its path."""
     kept = {name: value for name, value in entry.file.items() if name not in STATISTICS}
     for name in ("lower_bounds", "upper_bounds"):
         kept[name] = [pair for pair in entry.file.get(name) or () if pair["key"] == FILE_PATH_ID]

@@ -45,7 +45,7 @@ def rows(day: int, *ids: int) -> pa.Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlanResult:
     """A plan with all of its pages: tasks with their delete files in place."""
 
     first: dict[str, Any]
@@ -80,14 +80,14 @@ def append(table: Table, content: pa.Table) -> None:
 
 
 @pytest.fixture
-def plan(client: Client) -> Callable[..., Plan]:
+def plan(client: Client) -> Callable[..., PlanResult]:
     """Plan a scan, fetching all tasks."""
 
-    def run(filter_: Any = None, **options: Any) -> Plan:
+    def run(filter_: Any = None, **options: Any) -> PlanResult:
         body = {name.replace("_", "-"): value for name, value in options.items()}
         status, first = client.post(f"{PATH}/plan", body if filter_ is None else {**body, "filter": filter_})
         assert (status, first["status"]) == (200, "completed"), first
-        return Plan(first, list(all_tasks(client, first)))
+        return PlanResult(first, list(all_tasks(client, first)))
 
     return run
 

@@ -21,7 +21,7 @@ from pyiceberg.types import (
     TimestampType,
 )
 
-from lakefeed.catalog.planning.evaluate import Spec, read_specs
+from lakefeed.catalog.planning.evaluate import ScanSpec, read_specs
 from lakefeed.catalog.planning.expressions import Columns
 
 TYPES: dict[str, PrimitiveType] = {
@@ -78,7 +78,7 @@ def image(transform: str, name: str, value: Any) -> Any:
     return value if value is None else parse_transform(transform).transform(TYPES[name])(value)
 
 
-def make_spec(fields: Sequence[tuple[str, str]]) -> Spec:
+def make_spec(fields: Sequence[tuple[str, str]]) -> ScanSpec:
     document = {
         "spec-id": 0,
         "fields": [
@@ -121,7 +121,9 @@ def _statistic(kind: str, name: str, rows: Sequence[Mapping[str, Any]]) -> Any:
     return to_bytes(TYPES[name], min(ordinary) if kind == "lower_bounds" else max(ordinary))
 
 
-def summarise(spec: Spec, types: Sequence[PrimitiveType], tuples: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
+def summarise(
+    spec: ScanSpec, types: Sequence[PrimitiveType], tuples: Sequence[tuple[Any, ...]]
+) -> list[dict[str, Any]]:
     """Summarise the partitions of a manifest."""
     summaries = []
     for index, type_ in enumerate(types):

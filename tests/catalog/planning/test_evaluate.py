@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.transforms import parse_transform
 
-from lakefeed.catalog.planning.evaluate import judge, metrics_facts, summary_facts, tuple_facts
+from lakefeed.catalog.planning.evaluate import evaluate, metrics_stats, partition_stats, summary_stats
 from lakefeed.catalog.planning.expressions import parse_filter
 from tests.catalog.planning.scans import (
     COLUMNS,
@@ -199,18 +199,18 @@ def test_no_file_that_holds_a_matching_row_is_dropped_and_what_is_left_of_the_fi
     tuples = [partition_of(rows[0], fields) for rows in files]
     for rows, values in zip(files, tuples, strict=True):
         file = describe_file(rows, left_out=left_out)
-        judgement = judge(
-            bound, lambda i, v=values, f=file: tuple_facts(spec, v, BY_ID[i]) & metrics_facts(f, BY_ID[i])
+        evaluation = evaluate(
+            bound, lambda i, v=values, f=file: partition_stats(spec, v, BY_ID[i]) & metrics_stats(f, BY_ID[i])
         )
         for row in rows:
             for sql in (False, True):
                 matches = holds(filter_, row, sql=sql) is True
-                assert judgement.may_match or not matches
-                assert (holds(judgement.residual, row, sql=sql) is True) == matches
+                assert evaluation.may_match or not matches
+                assert (holds(evaluation.residual, row, sql=sql) is True) == matches
     types = [parse_transform(transform).result_type(TYPES[name]) for name, transform in fields]
     summaries = summarise(spec, types, tuples)
     matching = any(holds(filter_, row, sql=sql) is True for rows in files for row in rows for sql in (False, True))
-    assert judge(bound, lambda i: summary_facts(spec, summaries, BY_ID[i])).may_match or not matching
+    assert evaluate(bound, lambda i: summary_stats(spec, summaries, BY_ID[i])).may_match or not matching
 
 
 def judge_one(
@@ -219,10 +219,11 @@ def judge_one(
     """Judge a file of one row (or of that row and another) by its partition and statistics; give what is left."""
     rows = [dict.fromkeys(TYPES) | row, *([dict.fromkeys(TYPES) | other] if other else [])]
     spec, values, file = make_spec(fields), partition_of(rows[0], fields), describe_file(rows, left_out=left_out)
-    judgement = judge(
-        parse_filter(filter_, COLUMNS), lambda i: tuple_facts(spec, values, BY_ID[i]) & metrics_facts(file, BY_ID[i])
+    evaluation = evaluate(
+        parse_filter(filter_, COLUMNS),
+        lambda i: partition_stats(spec, values, BY_ID[i]) & metrics_stats(file, BY_ID[i]),
     )
-    return judgement.residual if judgement.may_match else "dropped"
+    return evaluation.residual if evaluation.may_match else "dropped"
 
 
 @pytest.mark.parametrize(
@@ -247,8 +248,8 @@ def test_files_are_dropped_by_statistics(fields: Any, row: Any, filter_: Any, le
 
 def judge_by_partition(fields: list[tuple[str, str]], row: dict[str, Any], filter_: Any) -> Any:
     spec, values = make_spec(fields), partition_of(row, fields)
-    judgement = judge(parse_filter(filter_, COLUMNS), lambda i: tuple_facts(spec, values, BY_ID[i]))
-    return judgement.residual if judgement.may_match else "dropped"
+    evaluation = evaluate(parse_filter(filter_, COLUMNS), lambda i: partition_stats(spec, values, BY_ID[i]))
+    return evaluation.residual if evaluation.may_match else "dropped"
 
 
 DAY_TWO = {"moment": 2 * _DAY_US + 5}
@@ -312,8 +313,8 @@ def test_prefix_longer_than_what_is_truncated_is_left_to_the_reader():
 def test_statistics_that_contradict_each_other_drop_nothing():
     file = describe_file([dict.fromkeys(TYPES)], left_out=frozenset())
     column = COLUMNS.named("number")
-    facts = metrics_facts(file, column) & tuple_facts(make_spec([("number", "identity")]), (5,), column)
-    assert judge(parse_filter({"type": "eq", "term": "number", "value": 7}, COLUMNS), lambda _: facts).may_match
+    stats = metrics_stats(file, column) & partition_stats(make_spec([("number", "identity")]), (5,), column)
+    assert evaluate(parse_filter({"type": "eq", "term": "number", "value": 7}, COLUMNS), lambda _: stats).may_match
 
 
 @pytest.mark.parametrize(("contains_null", "kept"), [(True, False), (False, True)])
@@ -322,8 +323,10 @@ def test_summary_without_bounds_says_that_there_are_no_values_only_where_it_says
 ):
     spec, filter_ = make_spec([("ratio", "identity")]), {"type": "eq", "term": "ratio", "value": 2.5}
     summaries = [{"contains_null": contains_null, "contains_nan": None, "lower_bound": None, "upper_bound": None}]
-    judgement = judge(parse_filter(filter_, COLUMNS), lambda _: summary_facts(spec, summaries, COLUMNS.named("ratio")))
-    assert judgement.may_match == kept
+    evaluation = evaluate(
+        parse_filter(filter_, COLUMNS), lambda _: summary_stats(spec, summaries, COLUMNS.named("ratio"))
+    )
+    assert evaluation.may_match == kept
 
 
 @pytest.mark.parametrize("wrapped", [2**63 - 8, 2**63 - 16])
@@ -331,15 +334,15 @@ def test_least_number_whose_truncation_wrapped_around_is_not_lost(wrapped: int):
     spec = make_spec([("number", "truncate[16]")])
     column = COLUMNS.named("number")
     filter_ = parse_filter({"type": "lt", "term": "number", "value": 0}, COLUMNS)
-    kept = judge(filter_, lambda _: tuple_facts(spec, (wrapped,), column)).may_match
+    kept = evaluate(filter_, lambda _: partition_stats(spec, (wrapped,), column)).may_match
     assert kept == (wrapped > 2**63 - 1 - 16)
 
 
 def test_time_before_1970_that_early_versions_rounded_up_is_not_lost():
     spec = make_spec([("moment", "day")])
     filter_ = parse_filter({"type": "lt", "term": "moment", "value": 0}, COLUMNS)
-    assert judge(filter_, lambda _: tuple_facts(spec, (0,), COLUMNS.named("moment"))).may_match
-    assert not judge(filter_, lambda _: tuple_facts(spec, (1,), COLUMNS.named("moment"))).may_match
+    assert evaluate(filter_, lambda _: partition_stats(spec, (0,), COLUMNS.named("moment"))).may_match
+    assert not evaluate(filter_, lambda _: partition_stats(spec, (1,), COLUMNS.named("moment"))).may_match
 
 
 def test_long_in_list_is_judged_by_its_least_and_greatest():

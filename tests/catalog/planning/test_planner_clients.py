@@ -27,7 +27,7 @@ from pyiceberg.expressions import (
 from pyiceberg.table import Table
 
 from tests.catalog.conftest import Server
-from tests.catalog.planning.conftest import SCHEMA, Plan, append, rows
+from tests.catalog.planning.conftest import SCHEMA, PlanResult, append, rows
 from tests.clients import open_duckdb
 
 DAY_TWO = dt.datetime(1970, 1, 3, tzinfo=dt.UTC)
@@ -87,7 +87,7 @@ def test_delete_file_that_is_older_than_a_data_file_is_not_for_it(server: Server
     with contextlib.closing(open_duckdb(server.url)) as connection:
         connection.execute("DELETE FROM lake.db.t WHERE id = 11")
     pyiceberg.load_table("db.t").append(rows(2, 20, 21))
-    planned: Plan = plan()
+    planned: PlanResult = plan()
     deletes = {task["data-file"]["record-count"]: task["deletes"] for task in planned.tasks}
     assert [delete["content"] for delete in deletes[3]] == ["position-deletes"]
     assert deletes[2] == []

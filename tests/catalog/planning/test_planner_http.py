@@ -14,9 +14,9 @@ from pyiceberg.table.snapshots import Operation
 from pyiceberg.types import LongType
 
 from tests.catalog.conftest import Client, Server
-from tests.catalog.planning.conftest import DAY_US, PATH, Plan, all_tasks, append, rows
+from tests.catalog.planning.conftest import DAY_US, PATH, PlanResult, all_tasks, append, rows
 
-RunPlan = Callable[..., Plan]
+RunPlan = Callable[..., PlanResult]
 
 OF_DAY_TWO = {
     "type": "and",

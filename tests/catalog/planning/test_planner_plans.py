@@ -7,7 +7,7 @@ import pytest
 from lakefeed.catalog.errors import NoSuchPlan, TooManyPlans, Unplannable
 from lakefeed.catalog.names import TableId
 from lakefeed.catalog.planning.expressions import Columns
-from lakefeed.catalog.planning.planner import Plan, Plans
+from lakefeed.catalog.planning.planner import ScanPlan, ScanPlans
 from lakefeed.catalog.planning.tasks import PreparedScan, bind_scan, parse_plan_request, prepare_scan
 from lakefeed.iceberg.manifests import Manifest
 from tests.catalog.documents import new_table
@@ -36,11 +36,11 @@ def prepared(count: int, *, page_files: int = 1) -> PreparedScan:
     return prepare_scan(scan, manifests(count), [], page_files)
 
 
-def make_plans(clock: Clock, *, plans_max: int = 10, held_max_files: int = 10) -> Plans:
-    return Plans(plans_max=plans_max, held_max_files=held_max_files, lifetime_s=LIFETIME_S, clock=clock)
+def make_plans(clock: Clock, *, plans_max: int = 10, held_max_files: int = 10) -> ScanPlans:
+    return ScanPlans(plans_max=plans_max, held_max_files=held_max_files, lifetime_s=LIFETIME_S, clock=clock)
 
 
-def add_ready(plans: Plans, plan_id: str, count: int) -> Plan:
+def add_ready(plans: ScanPlans, plan_id: str, count: int) -> ScanPlan:
     plan = plans.add(plan_id, TABLE)
     plans.finish(plan, prepared(count))
     return plan

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from lakefeed.catalog.planning.evaluate import Spec
-from lakefeed.catalog.planning.tasks import FILE_PATH_ID, DeleteIndex, show_delete_file
+from lakefeed.catalog.planning.evaluate import ScanSpec
+from lakefeed.catalog.planning.tasks import FILE_PATH_ID, DeleteIndex, delete_file_json
 from lakefeed.iceberg.manifests import Content, Entry, Status
 from tests.catalog.planning.scans import make_spec
 
 BY_DAY = make_spec([("moment", "day")])
-UNPARTITIONED = Spec(1, ())
+UNPARTITIONED = ScanSpec(1, ())
 BY_VOID = replace(make_spec([("moment", "void")]), spec_id=2)
 SPECS = {0: BY_DAY, 1: UNPARTITIONED, 2: BY_VOID}
 
 
 def file_of(
-    path: str, sequence: int, *, spec: Spec = BY_DAY, day: Any = 1, content: Content = Content.DATA, **more: Any
+    path: str, sequence: int, *, spec: ScanSpec = BY_DAY, day: Any = 1, content: Content = Content.DATA, **more: Any
 ) -> Entry:
     file = {"file_path": path, "record_count": 1, "file_format": "PARQUET", "file_size_in_bytes": 1, **more}
     partition = (day,) * len(spec.fields)
@@ -52,7 +52,7 @@ def test_deletes_stay_in_their_partition(content: Content):
 
 
 @pytest.mark.parametrize("spec", [UNPARTITIONED, BY_VOID])
-def test_equality_deletes_of_an_unpartitioned_spec_apply_everywhere(spec: Spec):
+def test_equality_deletes_of_an_unpartitioned_spec_apply_everywhere(spec: ScanSpec):
     delete = file_of("d", 9, spec=spec, day=None, content=EQUALITY)
     assert deletes_for(file_of("f", 5, day=2), delete) == ["d"]
     assert deletes_for(file_of("f", 5, spec=UNPARTITIONED), delete) == ["d"]
@@ -81,7 +81,7 @@ def test_files_of_a_nan_partition_meet():
 
 def test_delete_file_is_shown_with_what_readers_need():
     vector = file_of("v", 9, content=POSITION, referenced_data_file="f", content_offset=4, content_size_in_bytes=40)
-    assert show_delete_file(vector, BY_DAY) == {
+    assert delete_file_json(vector, BY_DAY) == {
         "content": "position-deletes",
         "file-path": "v",
         "file-format": "parquet",
@@ -94,6 +94,6 @@ def test_delete_file_is_shown_with_what_readers_need():
         "content-size-in-bytes": 40,
     }
     equality = file_of("e", 9, content=EQUALITY, equality_ids=[1, 2], sort_order_id=0, key_metadata=b"\xab")
-    shown = show_delete_file(equality, BY_DAY)
+    shown = delete_file_json(equality, BY_DAY)
     assert (shown["content"], shown["equality-ids"], shown["sort-order-id"]) == ("equality-deletes", [1, 2], 0)
     assert shown["key-metadata"] == "AB"
