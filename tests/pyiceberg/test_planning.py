@@ -30,9 +30,9 @@ from pyiceberg.partitioning import PartitionSpec as PeerSpec
 from pyiceberg.schema import Schema as PeerSchema
 from pyiceberg.typedef import Record
 
-from lakefeed.catalog.planning.evaluate import judge, read_specs
+from lakefeed.catalog.planning.evaluate import evaluate, read_specs
 from lakefeed.catalog.planning.expressions import Columns, parse_filter, referenced_columns
-from lakefeed.catalog.planning.tasks import _file_facts
+from lakefeed.catalog.planning.tasks import _file_stats
 from lakefeed.iceberg.arrow import split_by_partition, to_arrow_schema
 from lakefeed.iceberg.layout import PartitionSpec, parse_partition, spec_to_json
 from lakefeed.iceberg.manifests import DataFile, Manifest, TableShape, encode_manifest, read_entries
@@ -246,13 +246,13 @@ def test_no_file_with_a_matching_row_is_lost_and_residuals_are_exact(tmp_path):
         for file, rows in make_files([random_row(rng) for _ in range(rng.randint(1, 25))], spec):
             encoded = encode_manifest([file], shape=TableShape(SCHEMA, spec, 2), snapshot_id=1)
             [entry] = read_entries(encoded, MANIFEST, planned_spec.types)
-            judgement = judge(bound, _file_facts(entry, planned_spec, columns))
+            evaluation = evaluate(bound, _file_stats(entry, planned_spec, columns))
             matches = [truth(document, row) is True for row in rows]
-            assert judgement.may_match or not any(matches), where
-            if judgement.may_match:
-                assert [truth(judgement.residual, row) is True for row in rows] == matches, where
-            kept += judgement.may_match
-            settled += judgement.may_match and judgement.residual is True
+            assert evaluation.may_match or not any(matches), where
+            if evaluation.may_match:
+                assert [truth(evaluation.residual, row) is True for row in rows] == matches, where
+            kept += evaluation.may_match
+            settled += evaluation.may_match and evaluation.residual is True
             if peer is not None and not _has_double(spec):
                 (tmp_path / "m.avro").write_bytes(encoded)
                 judged_by_both += 1
