@@ -67,6 +67,7 @@ _ARROW_TYPES: Mapping[str, pa.DataType] = {
     "binary": pa.binary(),
 }
 _DECIMAL_BYTES = 16  # of Arrow's decimal128
+_SEVERAL = object()
 
 
 def to_arrow_schema(schema: Schema) -> pa.Schema:
@@ -244,17 +245,10 @@ def split_by_partition(table: pa.Table, spec: PartitionSpec, schema: Schema) -> 
     if table.num_rows == 0:
         return []
     columns = [_Column.of(table, field, schema) for field in spec.fields]
-    whole = [column.single_value() for column in columns]
-    if all(value is not None for value in whole):
-        return [(tuple(value.value for value in whole if value is not None), table)]
+    shared = [column.shared_value() for column in columns]
+    if _SEVERAL not in shared:
+        return [(tuple(shared), table)]
     return _split_by_keys(table, [column.keys() for column in columns])
-
-
-@dataclass(frozen=True, slots=True)
-class _Single:
-    """A value that all rows share; it wraps the value because the value may be None."""
-
-    value: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,19 +267,19 @@ class _Column:
         assert isinstance(source_type, str)
         return cls(transform, source_type, _values_at(table, path))
 
-    def single_value(self) -> _Single | None:
-        """Find the value that all rows share, from the ends of the column; None if there may be several."""
+    def shared_value(self) -> Any:
+        """Find the value that all rows share, from the ends of the column; _SEVERAL if there may be several."""
         if self.transform.is_void or self.values.null_count == len(self.values):
-            return _Single(None)
-        if self.values.null_count or self.source_type in {"float", "double"}:  # min_max passes over NaN
             return None
+        if self.values.null_count or self.source_type in {"float", "double"}:  # min_max passes over NaN
+            return _SEVERAL
         ends = pc.min_max(self.values)
         # If both ends have one image, so has all that lies between them, unless images do not rise with their column.
         if not self.transform.keeps_order and ends["min"] != ends["max"]:
-            return None
+            return _SEVERAL
         # Arrow's own scalars: Python has no times in nanoseconds, nor any beyond its years 1 to 9999.
         low, high = self._transform(pa.array([ends["min"], ends["max"]], self.values.type)).to_pylist()
-        return _Single(low) if low == high and not wraps(self.transform, self.source_type, low, high) else None
+        return low if low == high and not wraps(self.transform, self.source_type, low, high) else _SEVERAL
 
     def keys(self) -> pa.Array:
         """Compute the partition value of each row."""

@@ -47,6 +47,8 @@ _HEADER = fastavro.parse_schema(
         ],
     }
 )
+# Logical types that fastavro would apply, or a backslash that may hide one. It passes over maps, which are arrays.
+_LOGICAL_TYPE = re.compile(rb'\\|"logicalType"\s*:\s*"(?!map")')
 # What fastavro and the codecs below it raise for bytes that are not what they should be.
 _UNREADABLE = (
     *(ValueError, TypeError, KeyError, IndexError, AttributeError, EOFError, StopIteration),
@@ -72,15 +74,18 @@ def read_avro(data: bytes, *, wanted: Projection | None = None) -> tuple[list[Av
     header: Any = fastavro.schemaless_reader(source, _HEADER, None)
     if header["magic"] != _MAGIC:
         raise ValueError("not an Avro file")
-    schema = orjson.loads(header["meta"]["avro.schema"])
-    plain_schema = _without_logical_types(schema)
-    header["meta"]["avro.schema"] = orjson.dumps(plain_schema)
-    plain = io.BytesIO()
-    fastavro.schemaless_writer(plain, _HEADER, header)
-    plain.write(data[source.tell() :])
-    plain.seek(0)
-    records: Any = fastavro.reader(plain, reader_schema=None if wanted is None else _project(plain_schema, wanted))
-    return schema["fields"], iter(records)
+    text = header["meta"]["avro.schema"]
+    schema = plain_schema = orjson.loads(text)
+    if _LOGICAL_TYPE.search(text):
+        plain_schema = _without_logical_types(schema)
+        header["meta"]["avro.schema"] = orjson.dumps(plain_schema)
+        records = data[source.tell() :]
+        source = io.BytesIO()
+        fastavro.schemaless_writer(source, _HEADER, header)
+        source.write(records)
+    source.seek(0)
+    reader: Any = fastavro.reader(source, reader_schema=None if wanted is None else _project(plain_schema, wanted))
+    return schema["fields"], iter(reader)
 
 
 def write_avro(schema: Any, records: Iterable[Mapping[str, Any]], metadata: dict[str, str]) -> bytes:

@@ -181,24 +181,18 @@ def _check_sort_transform(transform: str, source: Type) -> None:
 
 def find_column(name: str, schema: Schema) -> Field | None:
     """Find a column by its name, or a field inside structs by its path: `address.zip`."""
-    return _find_field(name, schema.columns)
+    nested = (path[-1] for path in _paths(schema) if ".".join(field.name for field in path) == name)
+    return schema.columns.field(name) or next(nested, None)
 
 
-def _find_field(name: str, struct: StructType) -> Field | None:
-    field = struct.field(name)
-    outer_name, dot, rest = name.partition(".")
-    if field is not None or not dot:
-        return field
-    outer = struct.field(outer_name)
-    return _find_field(rest, outer.type) if outer is not None and isinstance(outer.type, StructType) else None
+def _find_source(source_id: int, schema: Schema) -> tuple[Field, ...] | None:
+    """Find a field by its id, with the structs around it from the outside in."""
+    return next((path for path in _paths(schema) if path[-1].id == source_id), None)
 
 
-def find_path(struct: StructType, field_id: int) -> tuple[Field, ...] | None:
-    """Find a field and the structs around it, from the outside in."""
-    for path in walk(struct):
-        if path[-1].id == field_id and all(isinstance(outer.type, StructType) for outer in path[:-1]):
-            return path
-    return None
+def _paths(schema: Schema) -> Iterator[tuple[Field, ...]]:
+    """Yield the fields that rows have one value of: columns, and fields inside structs."""
+    return (path for path in walk(schema.columns) if all(isinstance(outer.type, StructType) for outer in path[:-1]))
 
 
 def transform_for(text: str, source: Type) -> Transform:
@@ -247,7 +241,7 @@ def partition_source(field: PartitionField, schema: Schema) -> tuple[Field, ...]
     Raises:
         PartitionRejected: the schema has no such column.
     """
-    path = find_path(schema.columns, field.source_id)
+    path = _find_source(field.source_id, schema)
     if path is None:
         raise PartitionRejected(
             f"partition field has no column in the schema: field={field.name} source_id={field.source_id}"
@@ -277,7 +271,7 @@ def sort_source(field: SortField, schema: Schema) -> tuple[Field, ...]:
     Raises:
         SortRejected: the schema has no such column, or the transform does not take its type.
     """
-    path = find_path(schema.columns, field.source_id)
+    path = _find_source(field.source_id, schema)
     if path is None:
         raise SortRejected(f"sort field has no column in the schema: source_id={field.source_id}")
     _check_sort_transform(field.transform, path[-1].type)
