@@ -33,9 +33,9 @@ soak: everything ## Search for defects of the data plane and the catalog for abo
 	BAD_REQUESTS=$${BAD_REQUESTS:-30000} BAD_REQUESTS_SEED=$${BAD_REQUESTS_SEED:-random} \
 	PYICEBERG_SAMPLES=$${PYICEBERG_SAMPLES:-5000} PYICEBERG_SEED=$${PYICEBERG_SEED:-random} PLANNED_FILTERS=$${PLANNED_FILTERS:-5000} \
 	PLANNED_FILTERS_SEED=$${PLANNED_FILTERS_SEED:-random} DAMAGED_FILES=$${DAMAGED_FILES:-100000} DAMAGED_FILES_SEED=$${DAMAGED_FILES_SEED:-random} \
-	MIRROR_ROUNDS=$${MIRROR_ROUNDS:-20} MIRROR_SEED=$${MIRROR_SEED:-random} BACKFILL_SEED=$${BACKFILL_SEED:-random} \
+	MIRROR_MODES=all MIRROR_ROUNDS=$${MIRROR_ROUNDS:-20} MIRROR_SEED=$${MIRROR_SEED:-random} BACKFILL_SEED=$${BACKFILL_SEED:-random} \
 	$(ENV_PYTHON) -m pytest --timeout=0 -s -v tests/model tests/crash tests/integration/test_data_plane_faults.py \
-	tests/catalog/routes/test_bad_requests.py tests/catalog/metadata/test_updates_differential.py tests/pyiceberg tests/lakefeed/iceberg/test_manifests.py tests/writer/commit/test_expiring.py tests/writer/rows/test_schema_round_trip.py tests/spark/test_mirror_kills.py tests/spark/backfill/test_runs_spark.py $(ARGS)
+	tests/catalog/routes/test_bad_requests.py tests/catalog/metadata/test_updates_differential.py tests/pyiceberg tests/lakefeed/iceberg/test_manifests.py tests/writer/commit/test_expiring.py tests/writer/rows/test_schema_round_trip.py tests/spark/test_mirror_kills.py tests/spark/test_mirror_conflicts_spark.py tests/spark/test_mirror_upkeep_spark.py tests/spark/backfill/test_runs_spark.py $(ARGS)
 
 # Needs Java 17, Maven and Maven Central, for Iceberg's own tests and client; says so and ends with 3 where they are not.
 rck: everything ## Run Iceberg's REST compatibility kit against the catalog

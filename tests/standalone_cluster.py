@@ -25,7 +25,7 @@ from tests.service_process import free_ports
 SPARK_HOME = Path(pyspark.__file__).parent
 SUBMIT = Path(__file__).parent.parent / "deploy" / "spark" / "submit"
 
-_START_TIMEOUT_S = 90.0
+_START_TIMEOUT_S = 600.0
 _STOP_TIMEOUT_S = 20.0
 _POLL_S = 0.1
 
@@ -42,7 +42,7 @@ class Cluster:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("LAKEFEED_")}
         environ = {**_with_java(inherited), "SPARK_HOME": str(SPARK_HOME), "MASTER": self.master_url, **variables}
         return subprocess.run(
-            [str(SUBMIT), *arguments], capture_output=True, text=True, check=False, timeout=240, env=environ
+            [str(SUBMIT), *arguments], capture_output=True, text=True, check=False, timeout=900, env=environ
         )
 
     def finished_applications(self) -> list[dict[str, object]]:

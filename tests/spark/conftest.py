@@ -1,6 +1,8 @@
-"""One Spark for all tests of this folder; each test gets a session of its own on the catalog it names.
+"""One Spark for all tests of this folder; each test gets its own session on the catalog that it names.
 
-Starting Spark takes seconds, so its JVM is shared. Sessions on it share nothing else: neither settings nor catalogs.
+Starting Spark takes seconds, so its JVM is shared. Sessions share nothing else, neither settings nor catalogs. Commands
+run on it through `run_lakefeed`. Only tests of what a real start shows have JVMs of their own: a command's process
+(test_spark_commands_spark), Spark Connect, the cluster, the kills of mirrors and of a backfill.
 """
 
 from __future__ import annotations
@@ -26,13 +28,16 @@ from tests.serving import serve_in_thread
 
 OpenSpark = Callable[..., SparkSession]
 
-# For tests whose checkpoints lie on S3.
+# A limit for tests that hang: on a busy machine Spark is ten times slower than usual.
+TIMEOUT_S = 1800
+
+# For tests whose checkpoints are on S3.
 needs_s3a = pytest.mark.skipif(
     not installed_version().has_jar_on_pypi,
     reason="Hadoop's S3A for this Spark is on Maven Central only, with 600 MB of AWS SDK",
 )
 
-# Of PySpark itself: it leaves sockets to the garbage collector, and knows neither Python 3.12's nor pandas 3's ways.
+# PySpark leaves sockets to the garbage collector, and uses what Python 3.12 and pandas 3 deprecate.
 PYSPARK_WARNINGS = (
     "ignore:unclosed.*socket:ResourceWarning",
     "ignore::DeprecationWarning:pyspark",
@@ -43,13 +48,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker("spark")
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(TIMEOUT_S))
             for warning in PYSPARK_WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(warning))
 
 
 @pytest.fixture(scope="session")
 def running_spark() -> Iterator[SparkSession]:
-    quiet = {"spark.log.level": "ERROR"}  # pytest shows all that a JVM said since its start, when any test fails
+    quiet = {"spark.log.level": "ERROR"}  # pytest prints the JVM's whole output when a test fails
     spark = build_session(pipeline_config.SessionConfig(master="local[2]", extra_conf=quiet))
     yield spark
     stop_session(spark)
@@ -57,12 +64,12 @@ def running_spark() -> Iterator[SparkSession]:
 
 @pytest.fixture
 def open_spark(running_spark: SparkSession) -> OpenSpark:
-    """Open a session on a catalog: `open_spark(uri=..., token=...)` takes what the pipeline's CatalogConfig takes."""
+    """Open a session on a catalog: `open_spark(uri=..., token=...)` takes the fields of our CatalogConfig."""
 
     def open_session(**catalog: str) -> SparkSession:
         session = running_spark.newSession()
         attach_catalog(session, pipeline_config.CatalogConfig(**catalog))
-        # Iceberg's DataFrame source looks up its catalog in the active session, whichever session is asked to load.
+        # Iceberg's DataFrame source looks up its catalog in the active session, not in the one that loads.
         session._jvm.SparkSession.setActiveSession(session._jsparkSession)
         return session
 
@@ -71,7 +78,7 @@ def open_spark(running_spark: SparkSession) -> OpenSpark:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    """A service for a module's tests of mirrors; rows that got another key are found by their images from before."""
+    """A service for a module's tests of mirrors. It keeps images from before, by which changes of keys are found."""
     with service_process(tmp_path_factory.mktemp("service"), {"writer.keep_before": "true"}) as running:
         running.start()
         yield running
@@ -79,21 +86,21 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
 
 @pytest.fixture
 def spark(service: ServiceProcess, open_spark: OpenSpark, request: pytest.FixtureRequest) -> SparkSession:
-    """A session on that service, by a catalog with the test's name."""
+    """A session on the service, with a catalog of the test's name."""
     return open_spark(uri=service.http_url, name=request.node.originalname[:40])
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> MirrorConfig:
-    """Mirrors whose checkpoints are the test's own."""
+    """Settings of mirrors, with checkpoints of the test's own."""
     return MirrorConfig(checkpoints=str(tmp_path / "checkpoints"))
 
 
 @pytest.fixture
 def run_lakefeed(running_spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """Run a command of `lakefeed` in this process, on the Spark that is already there: `run_lakefeed("maintain", ...)`.
+    """Run a command of `lakefeed` in this process, on the shared Spark: `run_lakefeed("maintain", ...)`.
 
-    Only what a start of Spark settles is left out; catalog, settings and errors are the command's own.
+    Only what the start of Spark determines is left out; catalog, settings and errors are the command's own.
     """
 
     def build(config: pipeline_config.SessionConfig) -> SparkSession:

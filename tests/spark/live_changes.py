@@ -13,7 +13,7 @@ from websockets.sync.client import connect
 
 from tests.service_process import ServiceProcess
 
-WAIT_S = 120.0
+WAIT_S = 600.0
 BATCH_ROWS = 20
 PACE_S = 0.15
 

@@ -1,43 +1,36 @@
-"""`lakefeed mirror` as an operator has it: a process of its own, tables and checkpoints on S3."""
+"""`lakefeed mirror` as an operator runs it: tables and checkpoints on S3, settings in the environment."""
 
 from __future__ import annotations
 
-import os
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 
 from tests.clients import open_pyiceberg
 from tests.mirror_events import Pusher
 from tests.s3_server import S3Server
-from tests.service_process import LAKEFEED, service_process
+from tests.service_process import service_process
 from tests.spark.conftest import needs_s3a
-
-pytestmark = pytest.mark.timeout(600)
 
 
 @needs_s3a
-def test_the_command_mirrors_tables_on_s3_with_checkpoints_there(tmp_path: Path, s3_server: S3Server) -> None:
+def test_command_mirrors_tables_on_s3_with_checkpoints_on_s3(
+    tmp_path: Path, s3_server: S3Server, run_lakefeed: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lakefeed.pipeline.mirrors.commands.set_up_logging", lambda _level: None)
     warehouse = s3_server.new_warehouse()
     bucket = warehouse["storage.warehouse"].removeprefix("s3://").partition("/")[0]
     with service_process(tmp_path, warehouse) as service:
         service.start()
         push = Pusher(service, "shop", "users")
         push.insert(1, name="Ada").insert(2, name="Grace").update(2, name="Hopper").delete(1).commit()
-        command = [LAKEFEED, "mirror", "run", "users", "--once", "--url", service.http_url, "--master", "local[2]"]
+        command = ("mirror", "run", "users", "--once", "--url", service.http_url, "--catalog-name", "on_s3")
         variables = {f"LAKEFEED_{key.replace('.', '_').upper()}": value for key, value in warehouse.items()}
-        done = subprocess.run(
-            [*command, "--checkpoints", f"s3a://{bucket}/checkpoints"],
-            cwd=tmp_path,
-            env=os.environ | variables,
-            capture_output=True,
-            text=True,
-            timeout=500,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert '"event": "mirror_merged"' in done.stderr
+        done = run_lakefeed(*command, "--checkpoints", f"s3a://{bucket}/checkpoints", env=variables)
+        assert done.exit_code == 0, done.output
         catalog = open_pyiceberg(service.http_url, s3=s3_server.settings)
         mirror = catalog.load_table("default.users_current").scan().to_arrow()
         assert mirror.select(["id", "name"]).to_pylist() == [{"id": 2, "name": "Hopper"}]

@@ -22,8 +22,7 @@ from tests.fault_proxy import CutResponse, Fault, FaultProxy, Meanwhile, Rule, f
 from tests.mirror_events import Pusher
 from tests.service_process import ServiceProcess
 from tests.spark.conftest import OpenSpark
-
-pytestmark = pytest.mark.timeout(600)
+from tests.spark.mirror_runs import some
 
 EAGER = MaintenanceSettings(min_input_files=2)
 
@@ -76,7 +75,13 @@ def repeats(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.what for record in caplog.records if record.getMessage() == "conflict_retried"]
 
 
-@pytest.mark.parametrize("mode", [MirrorMode.COPY_ON_WRITE, MirrorMode.DELETION_VECTORS, MirrorMode.HISTORY])
+@pytest.mark.parametrize(
+    "mode",
+    some(
+        [MirrorMode.COPY_ON_WRITE, MirrorMode.DELETION_VECTORS, MirrorMode.HISTORY],
+        briefly=[MirrorMode.DELETION_VECTORS, MirrorMode.HISTORY],
+    ),
+)
 def test_a_merge_that_meets_a_compaction_is_repeated_and_both_are_kept(
     service: ServiceProcess,
     proxy: FaultProxy,
@@ -113,12 +118,15 @@ def test_a_merge_that_meets_a_compaction_is_repeated_and_both_are_kept(
 
 @pytest.mark.parametrize(
     ("mode", "has_begun"),
-    [
-        (MirrorMode.COPY_ON_WRITE, False),
-        (MirrorMode.HISTORY, False),
-        (MirrorMode.COPY_ON_WRITE, True),
-        (MirrorMode.DELETION_VECTORS, True),
-    ],
+    some(
+        [
+            (MirrorMode.COPY_ON_WRITE, False),
+            (MirrorMode.HISTORY, False),
+            (MirrorMode.COPY_ON_WRITE, True),
+            (MirrorMode.DELETION_VECTORS, True),
+        ],
+        briefly=[(MirrorMode.HISTORY, False), (MirrorMode.COPY_ON_WRITE, True)],
+    ),
 )
 def test_a_merge_that_another_application_came_before_is_given_up_and_brings_no_row_back(
     service: ServiceProcess,
@@ -161,7 +169,9 @@ def test_a_merge_that_another_application_came_before_is_given_up_and_brings_no_
     assert "another application merges into this mirror" in given_up.get(f"default.{table}", "")
 
 
-@pytest.mark.parametrize("mode", [MirrorMode.COPY_ON_WRITE, MirrorMode.HISTORY])
+@pytest.mark.parametrize(
+    "mode", some([MirrorMode.COPY_ON_WRITE, MirrorMode.HISTORY], briefly=[MirrorMode.COPY_ON_WRITE])
+)
 def test_a_merge_whose_answer_is_lost_is_merged_once(
     service: ServiceProcess,
     proxy: FaultProxy,

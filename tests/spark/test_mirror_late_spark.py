@@ -24,8 +24,6 @@ from tests.mirror_model import START_MS, Change, expected_history, expected_rows
 from tests.seeds import choose_seed
 from tests.spark.conftest import OpenSpark
 
-pytestmark = pytest.mark.timeout(600)
-
 CHANGES = (
     StructType()
     .add("id", "long")

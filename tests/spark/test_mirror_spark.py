@@ -28,8 +28,6 @@ from tests.mirror_events import Pusher
 from tests.service_process import ServiceProcess
 from tests.spark.mirror_runs import keyed, mirrored, run_once
 
-pytestmark = pytest.mark.timeout(600)
-
 
 def test_a_mirror_shows_the_last_state_of_each_row_and_is_a_consumer_of_its_table(
     service: ServiceProcess, spark: SparkSession, config: MirrorConfig

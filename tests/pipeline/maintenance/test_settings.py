@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from lakefeed.pipeline.maintenance.commands import parse_steps
-from lakefeed.pipeline.maintenance.locations import SharedLocation, check_location_is_own, directories_of
 from lakefeed.pipeline.maintenance.settings import MaintenanceConfig, Step
 from lakefeed.settings import SettingsError, load_section
 
@@ -70,45 +69,3 @@ def test_every_setting_is_documented_with_its_default_and_reason() -> None:
     shown = {item.name: repr(getattr(config, item.name)) for item in fields(config)}
     shown["run"] = ", ".join(step.value for step in config.run)
     assert table == [f"| `{item.name}` | `{shown[item.name]}` | {item.metadata['help']} |" for item in fields(config)]
-
-
-A, B = "default.a", "default.a.b"
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ("s3://lake/a", "s3://lake/a/b"),
-        ("s3://lake/a", "s3://lake/a"),
-        ("file:///lake/a", "file:/lake/a/"),
-        ("file:/lake/a/", "file:///lake/a/b"),
-        ("/lake/a", "file:///lake/a/b"),
-        ("file://localhost/lake//a", "/lake/x/../a"),
-        ("s3a://lake/a", "s3://lake/a/b"),
-        ("s3://lake/a", "s3n://lake/a/"),
-        ("S3://lake/a", "s3a://lake/a"),
-        ("abfs://c@lake/a", "abfss://c@lake/a"),
-    ],
-)
-def test_no_orphans_are_looked_for_where_another_tables_files_lie(first: str, second: str) -> None:
-    with pytest.raises(SharedLocation, match=r"default\.a\.b"):
-        check_location_is_own(A, {A: [first], B: [second]})
-
-
-@pytest.mark.parametrize("key", ["write.data.path", "write.metadata.path"])
-def test_no_orphans_are_looked_for_where_another_table_puts_its_new_files(key: str) -> None:
-    elsewhere = directories_of("s3://lake/b", {"owner": "x", key: "s3a://lake/a/of-b"})
-    with pytest.raises(SharedLocation, match=r"other tables have files there.*default\.a\.b"):
-        check_location_is_own(A, {A: ["s3://lake/a"], B: elsewhere})
-    assert check_location_is_own(A, {A: directories_of("s3://lake/a", {key: "s3://lake/a/data"}), B: ["s3://lake/b"]})
-
-
-def test_no_orphans_are_looked_for_while_it_is_not_known_where_some_table_lies() -> None:
-    for places in ({A: ["s3://lake/a"], B: []}, {A: [], B: ["s3://lake/b"]}, {B: ["s3://lake/b"]}):
-        with pytest.raises(SharedLocation, match="location of some tables is unknown"):
-            check_location_is_own(A, places)
-
-
-@pytest.mark.parametrize("other", ["s3://lake/ab", "s3://lake", "s3://other/a", "file:/lake/a", "s3://lake//a"])
-def test_a_table_beside_or_above_does_not_matter(other: str) -> None:
-    assert check_location_is_own(A, {A: ["s3://lake/a"], B: [other]}) == "s3://lake/a"
