@@ -174,9 +174,7 @@ def _primitive(name: Any, path: str) -> str:
         if (parts := decimal_parts(name)) is not None:
             precision, scale = parts
             right = 1 <= precision <= DECIMAL_MAX_PRECISION and scale <= precision
-            _check(
-                right, path, f"expected at most {DECIMAL_MAX_PRECISION} digits, and no more of them behind the point"
-            )
+            _check(right, path, f"expected at most {DECIMAL_MAX_PRECISION} digits, and a scale no larger than that")
             return f"decimal({precision}, {scale})"
         if name in PRIMITIVES or _FIXED.fullmatch(name):
             return name

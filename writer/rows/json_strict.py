@@ -350,7 +350,7 @@ def _scan(everything: _Bytes, start: int) -> tuple[_Offsets, _Offsets]:
     windows = digits[:-1] & digits[1:]
     for width in (2, 4, 8):
         windows = windows[:-width] & windows[width:]
-    # There are few minus signs, and fewer behind an e: only those are worth a look at what follows.
+    # There are few minus signs, and fewer after an e: only there check what follows.
     minuses = np.flatnonzero(block[:-3] == ord("-"))
     minuses = minuses[(block[minuses - 1] | 0x20) == ord("e")]
     exponents = minuses[digits[minuses + 1] & digits[minuses + 2] & digits[minuses + 3]]

@@ -118,7 +118,7 @@ class Filesystem:
         source.rename(target)
 
     def link(self, source: Path, target: Path) -> None:
-        """Give a file a second name."""
+        """Add a second name for a file."""
         target.hardlink_to(source)
 
     def unlink(self, path: Path) -> None:

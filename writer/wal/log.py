@@ -91,7 +91,7 @@ class BackgroundSync:
         self._error: OSError | None = None
 
     def note(self, descriptor: int, end_offset: int) -> None:
-        """Record that the file behind `descriptor` now holds everything below `end_offset`."""
+        """Record that the file of `descriptor` now holds everything below `end_offset`."""
         self._descriptor = descriptor
         self._written_end = end_offset
         self._maybe_wait()
@@ -280,16 +280,14 @@ class FileLog:
         return Tail(self, offset)
 
     async def append(self, payloads: Sequence[Payload], *, head: Callable[[], bytes]) -> int:
-        """Append one group and return its first offset. `head` is called if a new segment has to be begun.
+        """Append one group and return its first offset. `head` is called if a new segment begins.
 
-        With `sync = always` the group is synced by then.
-
-        Cancelling waits until the group has been written or has failed, so that nothing is in flight when
-        CancelledError is raised: `durable_end` then tells whether the group is in the log.
+        With `sync = always` the group is synced. Cancellation takes effect once the group has been written or has
+        failed, so that nothing is in flight: `durable_end` then shows whether the group is in the log.
 
         Raises:
-            WalFull: the budget or the disk has no room; the group is not in the log. (Had a part of it been written
-                already, then an open before the next append may find that part.)
+            WalFull: the budget is used or the disk is full; the group is not in the log. (If a part of it was written,
+                an open before the next append may find that part.)
             WalFailed: writing or syncing failed, now or earlier. The group may or may not be found at the next open.
             ValueError: the group is empty or larger than `group_max_bytes`, or a payload is empty.
 
@@ -412,7 +410,7 @@ class FileLog:
 
     async def _ready_spare(self) -> Path:
         """Return a spare; it stays a spare until a segment begins with it."""
-        if not self._has_room():
+        if not self._has_space():
             raise WalFull(f"log has used up its budget: size_bytes={self.size_bytes} max_bytes={self.max_bytes}")
         if self._preparing is not None and self._preparing.done() and self._preparing.exception() is not None:
             self._preparing = None  # it failed some time ago: there may be space by now
@@ -427,10 +425,10 @@ class FileLog:
 
     def _maybe_prepare_spare(self) -> None:
         """Start preparing a spare unless there is one, one is being prepared, or the budget has no space for it."""
-        if not self._spares and self._preparing is None and self._has_room():
+        if not self._spares and self._preparing is None and self._has_space():
             self._preparing = self._files_thread.submit(self._directory.prepare_spare)
 
-    def _has_room(self) -> bool:
+    def _has_space(self) -> bool:
         """Return whether the budget allows one more segment."""
         newest_bytes = 0 if self._newest is None else self._newest.segment.file_bytes
         return self._older_bytes + newest_bytes + self._segment_bytes <= self.max_bytes

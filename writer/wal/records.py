@@ -269,7 +269,7 @@ SPARE_SUFFIX = ".spare"
 _MAGIC = b"LAKEWAL\n"
 _VERSION = 2
 _START = struct.Struct("<8sIIQ")
-_CHECKED_FROM = 12  # behind the crc32
+_CHECKED_FROM = 12  # after the crc32
 _FIELDS = struct.Struct("<QQQQQ")
 _NAME = re.compile(r"(\d{10,})\.(wal|spare)")
 

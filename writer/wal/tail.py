@@ -133,7 +133,7 @@ class Tail:
         self._reader = None
 
     def _reader_of(self, segment: Segment) -> SegmentReader:
-        # A path is never used twice, unlike the file behind it.
+        # A path is never used twice, but its file is.
         if self._reader is None or self._segment_path != segment.path:
             self.close()
             try:

@@ -8,7 +8,7 @@ Beside the rows' own columns the stream has these columns:
     _cdc_row_id     text (or dictionary)                                   default ""
     _cdc_before     text: the row before the change, as JSON               default null
     _cdc_unchanged  list of text: columns that the source did not send     default null
-    _cdc_metadata   text: JSON of what else the source says of the change  default null
+    _cdc_metadata   text: JSON with other facts about the change           default null
 
 and this metadata in its schema:
 

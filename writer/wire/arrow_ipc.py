@@ -123,7 +123,7 @@ def _contents_of(message: _Message) -> BatchContents:
     if message.kind == _DICTIONARY_BATCH:
         batch = message.header.table(1)
     elif message.kind != _RECORD_BATCH:
-        raise BatchMalformed("not a valid Arrow stream: expected only dictionary and record batches behind the schema")
+        raise BatchMalformed("not a valid Arrow stream: expected only dictionary and record batches after the schema")
     if batch is None:
         raise BatchMalformed("not a valid Arrow stream: a dictionary is missing")
     nodes, buffers = batch.pairs(1), batch.pairs(2)

@@ -179,7 +179,7 @@ def test_a_list_or_map_with_one_misfit_is_rescued_whole():
     assert rescued_texts(fitted.table) == [{"m": {"a": "x", "b": None}}, None]
 
 
-def test_values_below_nulls_are_nobodys():
+def test_values_below_null_structs_are_ignored():
     inner = pa.array([2**40, 1, 2**40])
     structs = pa.StructArray.from_arrays([inner], names=["a"], mask=pa.array([True, False, True]))
     lists = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), inner, mask=pa.array([True, False, True]))

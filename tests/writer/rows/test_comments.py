@@ -33,7 +33,7 @@ from lakefeed.writer.rows.comments import (
         ("formerly [1]", Notes("formerly [1]")),
     ],
 )
-def test_notes_stand_behind_the_comment_that_is_not_ours(doc, notes):
+def test_notes_follow_the_rest_of_the_comment(doc, notes):
     assert read_notes(doc) == notes
     assert write_notes(notes) == doc
 

@@ -155,7 +155,7 @@ def test_rows_under_a_former_name_fill_the_renamed_column():
     assert rescued(fitted.table) == [None, None, {"client": "x"}]
 
 
-def test_what_stands_beside_the_column_under_its_former_name_is_rescued():
+def test_value_under_a_former_name_is_rescued_if_the_row_has_the_new_name_too():
     fitted = fit(group({"client": 1, "customer": 2}), RENAMED)
     assert fitted.columns == RENAMED
     assert (own_rows(fitted.table), rescued(fitted.table)) == ([{"customer": 2}], [{"client": 1}])

@@ -105,7 +105,7 @@ async def test_declared_columns_take_the_json_text_of_their_type_exactly(tmp_pat
     assert status["schemaChanges"][:2] == ["id long", "price decimal(18, 2)"]
 
 
-async def test_a_declaration_holds_for_the_rows_behind_it_and_not_for_those_before(tmp_path, local_lake):
+async def test_a_declaration_applies_to_the_rows_after_it_and_not_to_those_before(tmp_path, local_lake):
     async with running_feed(tmp_path, local_lake) as running:
         await running.append(range(1, 2), row=lambda _: {"at": "soon"})
         await running.append(

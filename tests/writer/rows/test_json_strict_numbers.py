@@ -86,7 +86,7 @@ def test_decimals_that_fit_survive_their_column(number, scale):
     ("text", "integer"),
     [("1.0", 1), ("1e3", 1000), ("1e18", 10**18), ("1e19", None), ("1.5", None), ("1e999999999", None), ("-0", 0)],
 )
-def test_integers_are_told_by_value(text, integer):
+def test_integers_are_recognised_by_value(text, integer):
     assert integer_of(Decimal(text)) == integer
 
 

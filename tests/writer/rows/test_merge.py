@@ -35,7 +35,7 @@ def test_tables_own_ids_and_order_win():
     assert merged.last_field_id == 7
 
 
-def test_columns_that_only_the_writer_knows_are_added_behind_with_fresh_ids():
+def test_columns_that_only_the_writer_knows_are_added_at_the_end_with_new_ids():
     table = struct(Field(1, "a", "long"), Field(2, "altered_by_spark", "string"))
     own = struct(
         Field(1, "a", "long"), Field(2, "new", "double", doc="why"), Field(3, "newer", "string", required=True)
@@ -184,7 +184,7 @@ def test_files_stay_whole_under_columns_that_evolved_by_ids(table):
         "one more that is required",
     ],
 )
-def test_files_with_values_that_the_columns_do_not_show_are_told_apart(table):
+def test_files_with_values_that_the_columns_do_not_show_are_recognised(table):
     assert not contains_all_written(table, WRITTEN)
 
 
@@ -200,7 +200,7 @@ def test_files_with_values_that_the_columns_do_not_show_are_told_apart(table):
         (Field(1, "a", struct(Field(2, "x", "string"))), Field(1, "a", struct(Field(2, "x", "string", doc="json")))),
     ],
 )
-def test_columns_that_look_the_same_in_arrow_and_are_not_are_told_apart(before, after):
+def test_columns_with_the_same_arrow_type_and_another_meaning_are_recognised(before, after):
     assert has_other_meaning(struct(before), struct(after))
     assert not has_other_meaning(struct(before), struct(before))
     assert not has_other_meaning(struct(after), struct(after))

@@ -103,7 +103,7 @@ def test_spans_name_the_first_and_last_position_of_each_source():
 # -- runs
 
 
-def test_run_is_taken_apart_by_table_and_ends_behind_its_last_record():
+def test_run_is_grouped_by_table_and_ends_after_its_last_record():
     records = [record(7, frame(1, 2)), record(8, frame(3, table="orders")), record(9, frame(4))]
     run = decode_run(records, {}, keep_before=False)
     assert run.next_offset == 10

@@ -39,7 +39,7 @@ def test_nothing_read_is_one_empty_part():
     assert cut(OpenTransactions()) == [([], 10, {})]
 
 
-def test_records_are_cut_behind_the_last_place_where_none_is_open():
+def test_records_are_cut_after_the_last_record_without_an_open_transaction():
     assert cut(OpenTransactions(), "shop:a", "bank", "shop", "bank", "shop:b", "bank") == [
         ([10, 11, 12, 13], 14, {}),
         ([14, 15], 16, {SHOP: "b"}),
@@ -57,7 +57,7 @@ def test_transaction_that_began_in_an_earlier_reading_is_still_open():
     assert cut(transactions, "bank", "shop:a", "shop", "shop:b") == [([10, 11, 12], 13, {}), ([13], 14, {SHOP: "b"})]
 
 
-def test_parts_for_their_size_say_what_is_open_behind_them():
+def test_parts_cut_by_size_name_the_transactions_open_after_them():
     size = len(records("shop:a")[0].payload)
     parts = cut(OpenTransactions(), "shop:a", "shop:a", "shop", max_bytes=size)
     assert [(offsets, awaited) for offsets, _, awaited in parts] == [

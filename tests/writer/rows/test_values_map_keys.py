@@ -34,7 +34,7 @@ def test_names_are_read_as_keys_that_are_each_other_or_not_at_all(type_, names, 
 @pytest.mark.parametrize(
     ("type_", "can"), [("string", True), ("decimal(9, 2)", True), ("time", True), ("float", False)]
 )
-def test_types_whose_values_nobody_looks_up_by_text_are_no_keys(type_, can):
+def test_only_types_that_json_can_write_as_names_are_keys(type_, can):
     assert can_be_key(type_) is can
 
 

@@ -40,7 +40,7 @@ def test_source_that_is_further_than_it_was_misses_what_is_between():
     assert finder.losses == [Loss(A, 0, 40, 55, is_certain=True, gaps=(GAP,))]
 
 
-def test_source_that_is_first_heard_of_behind_the_gap_misses_all_before():
+def test_source_whose_first_record_is_after_the_gap_misses_all_before():
     finder = finder_after({}, GAP, frame(A, 9, 12), frame(B, -1, 1))
     assert finder.losses == [Loss(A, 0, -1, 9, is_certain=True, gaps=(GAP,))]
 

@@ -135,7 +135,7 @@ async def test_each_close_after_an_append_leaves_one_mark_and_there_is_always_ro
         assert len(segments(fuller)) == 2
 
 
-async def test_corruption_is_told_with_file_position_offset_and_what_to_do(tmp_path: Path):
+async def test_corruption_is_reported_with_file_position_offset_and_what_to_do(tmp_path: Path):
     directory = tmp_path / "data" / "log"
     async with opened(directory) as log:
         start = log.segment_of(await append(log, b"one")).records_start

@@ -167,7 +167,7 @@ async def test_records_of_one_mode_and_then_another_are_torn_or_corrupt_by_what_
         segment.write_bytes(whole)
 
 
-async def test_failed_sync_behind_appends_ends_them_and_the_next_open_writes_again_what_was_acked(
+async def test_failed_background_sync_stops_appends_and_the_next_open_writes_again_what_was_acked(
     tmp_path: Path,
 ):
     files = FaultyFilesystem()

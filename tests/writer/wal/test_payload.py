@@ -29,7 +29,7 @@ def test_frames_of_earlier_versions_declare_nothing():
     assert decode_frame(written) == PLAIN
 
 
-def test_the_header_tells_what_to_expect_of_the_body():
+def test_the_header_has_the_expanded_size_and_whether_columns_are_declared():
     plain, declaring = payload_facts(payload(PLAIN)), payload_facts(payload(DECLARING))
     assert (plain.decoded_max_bytes, plain.declares) == (len(payload(PLAIN)), False)
     assert (declaring.decoded_max_bytes, declaring.declares) == (99, True)
@@ -46,7 +46,7 @@ def test_a_run_is_cut_before_a_record_that_declares_columns():
     ]
 
 
-def test_the_header_names_the_transaction_that_is_open_behind_a_frame():
+def test_the_header_names_the_transaction_that_is_open_after_a_frame():
     inside = replace(PLAIN, open_transaction="t-1")
     header = b'["shop",1,7,9,5,"",0,"","t-1"]'
     assert payload(inside) == b"\x01" + len(header).to_bytes(4, "little") + header + b"{}"

@@ -59,12 +59,12 @@ def test_payload_parts_are_passed_on_and_not_copied():
     assert any(part is body for part in encode_group([(b"head", body)], first_offset=0, synced=0, salt=SALT))
 
 
-def test_record_bytes_tells_what_a_record_takes():
+def test_record_bytes_is_the_size_of_a_record_in_the_segment():
     for length in range(1, 40):
         assert record_bytes((b"a" * length,)) == len(group(b"a" * length, first_offset=0))
 
 
-def test_records_are_found_up_to_the_zeros_behind_them():
+def test_records_end_at_the_first_zeros():
     first, second = group(b"one", b"two", first_offset=5), group(b"three", first_offset=7)
     assert end_of(first + second + bytes(4096)) == End(len(first + second), 8, len(first), marked=False)
     assert end_of(first + second) == End(len(first + second), 8, len(first), marked=False)
@@ -104,7 +104,7 @@ def test_flipped_bit_anywhere_before_a_later_group_is_corruption():
             end_of(data)
 
 
-def test_good_record_of_the_same_group_behind_a_bad_one_is_a_torn_tail():
+def test_good_record_of_the_same_group_after_a_bad_one_is_a_torn_tail():
     durable, torn = group(b"durable", first_offset=5), bytearray(group(b"one", b"two", b"three", first_offset=6))
     torn[record_bytes((b"one",))] ^= 1
     assert end_of(durable + torn + bytes(64)).offset == 7
@@ -207,7 +207,7 @@ def test_mark_of_a_gap_says_which_offset_follows():
         end_of(damaged)
 
 
-def test_record_behind_damage_is_found_however_far_the_offsets_jump():
+def test_record_after_damage_is_found_however_far_the_offsets_jump():
     far = BASE + 10**9
     data = group(b"one", first_offset=5) + mark(6, far) + group(b"far", first_offset=far)
     found = find_record(memoryview(data), 8, due=Due(6, 5, SALT))

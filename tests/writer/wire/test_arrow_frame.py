@@ -23,7 +23,7 @@ def refusal(rows: pa.Table | bytes, **options) -> str:
     return str(caught.value)
 
 
-def test_a_frame_is_told_from_json_by_its_first_bytes():
+def test_a_frame_differs_from_json_in_its_first_bytes():
     assert is_arrow_frame(stream_of(changes({"id": [1]})))
     assert not is_arrow_frame(b'{"type":"cdc_batch"}')
 
@@ -199,7 +199,7 @@ def test_maps_with_null_keys_are_refused():
 # -- sizes
 
 
-def test_rows_beyond_the_limit_are_told_apart():
+def test_rows_beyond_the_limit_are_refused_by_number():
     rows = changes({"t": ["x", "y" * 5_000]})
     with pytest.raises(RowTooLarge, match="row 1 of a batch: expected at most 4096 bytes, got 50"):
         admit(stream_of(rows), row_max_bytes=4096)

@@ -24,7 +24,7 @@ def refusal(stream: bytes, inflated_max_bytes: int = 4 * MIB) -> str:
 
 
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
-def test_contents_are_told_without_reading_them(compression):
+def test_contents_are_measured_without_reading_them(compression):
     rows = changes({"t": ["x" * 100] * 1000, "d": pa.array(["a", "b"] * 500).dictionary_encode()})
     dictionary, batch = scan_stream(stream_of(rows, compression=compression), inflated_max_bytes=MIB)
     assert (dictionary.is_dictionary, dictionary.slots.tolist()) == (True, [2])
