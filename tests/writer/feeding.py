@@ -27,6 +27,7 @@ from lakefeed.writer.tables.columns import TableContext
 from lakefeed.writer.tables.feed import Feed
 from lakefeed.writer.wal.log import FileLog
 from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
+from lakefeed.writer.wal.protocol import Log
 from tests.writer.conftest import Lake
 
 WAIT_S = 30.0
@@ -70,7 +71,7 @@ class SwitchedStore:
 class Running:
     """A feed on a log, without the sockets before it."""
 
-    log: FileLog
+    log: Log
     feed: Feed
     store: SwitchedStore
     registry: CollectorRegistry
@@ -135,12 +136,13 @@ async def running_feed(
     catalog_url: str = "",
     log_config: LogConfig = LOG_CONFIG,
     tables: Mapping[str, Mapping[str, Any]] | None = None,
+    log: Log | None = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """Run a feed; leaving the block stops it where it stands, as a crash would."""
     config = WriterConfig(**{"flush_max_age_s": 3600.0, "flush_check_interval_s": 0.02, **settings})
     registry = CollectorRegistry()
-    log = FileLog.open(directory / "log", log_config)
+    log = log or FileLog.open(directory / "log", log_config)
     with ThreadPoolExecutor(2) as decoders, ThreadPoolExecutor(1) as encoders:
         async with (
             open_store(lake.storage) as store,

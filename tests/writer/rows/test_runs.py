@@ -9,7 +9,7 @@ from lakefeed.contract.changes import Position, SourceId, Span
 from lakefeed.iceberg.types import Field, StructType
 from lakefeed.writer.rows.evolution import initial_columns
 from lakefeed.writer.rows.groups import Expected, JsonGroup, group_json
-from lakefeed.writer.rows.runs import decode_run, spans_of, split_epochs
+from lakefeed.writer.rows.runs import decode_run, fit_or_bisect, spans_of, split_epochs
 from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
 from lakefeed.writer.wal.records import Record
 
@@ -159,3 +159,17 @@ def test_rows_with_a_new_field_give_the_columns_a_new_one_with_the_next_id():
     assert fitted.columns.field("name") == Field(101, "name", "string")
     assert fitted.last_field_id == 101
     assert fitted.table["name"].to_pylist() == ["Ada"]
+
+
+def test_a_group_that_was_refused_is_not_decoded_strictly_for_the_same_columns_again(monkeypatch):
+    tried = []
+    strict = JsonGroup.strict
+    monkeypatch.setattr(JsonGroup, "strict", lambda group, expected: tried.append(1) or strict(group, expected))
+    misfit = Frame(SourceId("a"), 0, -1, 2, 0, Encoding.JSON_BATCH, body((2, "users", {"id": "two"})))
+    (decoded,) = decode_run([record(0, misfit)], {"users": KNOWN}, keep_before=False).tables
+    assert decoded.rows is None
+    fitted = fit_or_bisect(decoded.group, KNOWN, last_field_id=100, refused_for=decoded.columns)
+    assert (len(tried), len(fitted.kept), fitted.expected) == (1, 1, KNOWN)
+    # For other columns it may fit, so it is tried.
+    fit_or_bisect(decoded.group, KNOWN, last_field_id=100)
+    assert len(tried) == 2
