@@ -16,7 +16,7 @@ from lakefeed.contract.changes import table_name_of
 from lakefeed.ingest.admission.addresses import Network, parse_networks
 from lakefeed.ingest.admission.auth import check_token
 from lakefeed.ingest.admission.budget import FRAGMENTS_OVERHEAD_BYTES
-from lakefeed.ingest.admission.limits import ConnectionLimits, MessageLimits, Patience
+from lakefeed.ingest.admission.limits import ConnectionLimits, IdleTimeouts, MessageLimits
 from lakefeed.ingest.debezium.events import UNAVAILABLE_VALUE, DebeziumConfig, TableKeys
 from lakefeed.pipeline.backfill.settings import BackfillConfig
 from lakefeed.pipeline.maintenance.settings import MaintenanceConfig
@@ -188,8 +188,8 @@ class IngestConfig(Settings):
     )
     refusals_max: int = setting(
         1_000,
-        "Messages above the rate, net of admitted ones, before a connection is closed with 4002; batches sent again too"
-        " early while the log is full, before 4003. 0 means no limit.",
+        "Messages above the rate, and batches sent again too early while the log is full, net of accepted batches,"
+        " before a connection is closed with 4002. 0 means no limit.",
         minimum=0,
     )
     heartbeat_timeout_s: float = setting(
@@ -247,10 +247,10 @@ class IngestConfig(Settings):
             refusals_max=self.refusals_max,
         )
 
-    def patience(self) -> Patience:
+    def idle_timeouts(self) -> IdleTimeouts:
         """Return the timeouts of one connection."""
-        return Patience(
-            heartbeat_s=self.heartbeat_timeout_s, message_s=self.message_timeout_s, answers_s=self.reply_timeout_s
+        return IdleTimeouts(
+            heartbeat_s=self.heartbeat_timeout_s, message_s=self.message_timeout_s, replies_s=self.reply_timeout_s
         )
 
     def proxy_networks(self) -> tuple[Network, ...]:

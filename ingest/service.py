@@ -1,7 +1,11 @@
-"""Builds the parts and owns their lifetime. The one place that knows all of them.
+"""The service: builds all parts and owns their lifetime. The one module that knows all of them.
 
-Starting, in order: log, control plane with the catalog, writer, data plane. Stopping, in order: stop accepting (1001),
-finish the intake, flush until the deadline, end the tasks, close the log. What is not flushed waits in the log.
+Start:  log, control plane with the catalog, writer, data plane
+Stop:   close the WebSocket with 1001, finish the intake, flush until the deadline, end the tasks, close the log
+
+What is not flushed stays in the log for the next start. `serving_catalog` runs the catalog alone (`lakefeed catalog
+serve`): no log, no writer, no data plane. Any number of these may share one PostgreSQL, and ingest nodes commit to them
+(`iceberg.uri`).
 """
 
 from __future__ import annotations
@@ -32,18 +36,21 @@ from lakefeed.catalog.service.files import Files
 from lakefeed.contract.errors import Fenced
 from lakefeed.iceberg.layout import parse_partition
 from lakefeed.iceberg.types import Schema
-from lakefeed.ingest.admission.auth import Auth, auth_from, build_auth, is_loopback
-from lakefeed.ingest.config import Config, load_tokens
+from lakefeed.ingest.admission.auth import Auth, build_auth, is_loopback
+from lakefeed.ingest.admission.budget import ReadBudget
+from lakefeed.ingest.admission.limits import ConnectionSlots, RequestRates, SharedLimits, SourceRates
+from lakefeed.ingest.config import Config, IngestConfig, load_tokens
 from lakefeed.ingest.errors import IngestError
 from lakefeed.ingest.http.changes import ROUTES, HttpIngest, add_http_ingest
 from lakefeed.ingest.http.control import Parts, build_control_plane
-from lakefeed.ingest.http.gate import asking_for_token
+from lakefeed.ingest.http.gate import RequestGate, require_token
 from lakefeed.ingest.http.listener import HttpLimits, serve_http
 from lakefeed.ingest.intake.debezium import DebeziumIntake
 from lakefeed.ingest.intake.intake import Intake
-from lakefeed.ingest.intake.sources import ResumePoints
+from lakefeed.ingest.intake.resume import ResumePositions
 from lakefeed.ingest.metrics import IngestMetrics, SourceCollector
-from lakefeed.ingest.websocket.server import PATH, DataPlane
+from lakefeed.ingest.websocket.handshake import PATH
+from lakefeed.ingest.websocket.server import DataPlane
 from lakefeed.settings import SettingsError
 from lakefeed.storage.config import CLOUD_SCHEMES, StorageConfig
 from lakefeed.storage.store import open_store
@@ -60,94 +67,32 @@ from lakefeed.writer.tables.memory import TableRoom
 from lakefeed.writer.tables.pending import FlushReason
 from lakefeed.writer.wal.log import FileLog
 
-# --- ingest.data_directory --------------------------------------------------------------------------------------------
-#
-# The directory that everything of one node lies in. Owns what is where, and the node's name.
-
-
-def make_data_dir(config: Config) -> Path:
-    """Make the directory that everything of this node lies in."""
-    data_dir = Path(config.server.data_dir).resolve()
-    data_dir.mkdir(parents=True, exist_ok=True)
-    return data_dir
-
-
-def warehouse_location(config: Config, data_dir: Path) -> str:
-    """Name the warehouse as the URI that tables are placed under."""
-    given = config.storage.warehouse
-    scheme, _, rest = given.partition("://")
-    if scheme in {"s3a", "s3n"}:  # Hadoop's names for the same
-        return f"s3://{rest.rstrip('/')}"
-    if given.startswith(("s3://", "file:///", *CLOUD_SCHEMES)):
-        return given.rstrip("/")
-    return f"file://{Path(given).resolve() if given else data_dir / 'warehouse'}"
-
-
-def load_node_id(data_dir: Path) -> str:
-    """Read this node's name, making one at the first start: markers in tables must find it again."""
-    path = data_dir / "node-id"
-    if not path.exists():
-        partial = path.with_suffix(".partial")
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(f"node-{uuid.uuid4()}\n")
-            file.flush()
-            os.fsync(file.fileno())  # an empty name after a power loss would be one that nobody has
-        partial.replace(path)
-    return path.read_text(encoding="utf-8").strip()
-
-
-# --- ingest.catalog_mount ---------------------------------------------------------------------------------------------
-#
-# The catalog as this project's settings describe it. Wiring: the one place that turns our settings into its own.
-
-
-DATABASE_NAME = "catalog.sqlite"
-
-
-def build_own_catalog(config: Config, storage: StorageConfig, data_dir: Path) -> web.Application:
-    """Build the catalog, to be mounted under /v1; `storage` names the warehouse as a URI."""
-    return build_catalog(config.catalog, Warehouse(storage), data_dir / DATABASE_NAME)
-
-
-@asynccontextmanager
-async def open_own_files(config: Config) -> AsyncIterator[Files]:
-    """Open the storage that the catalog's metadata files are in."""
-    storage = replace(config.storage, warehouse=warehouse_location(config, make_data_dir(config)))
-    files = build_files(config.catalog, Warehouse(storage))
-    await files.open()
-    try:
-        yield files
-    finally:
-        await files.close()
-
-
-# --- ingest.service ---------------------------------------------------------------------------------------------------
-
-
 logger = logging.getLogger(__name__)
 
 # How often the event loop's lag is measured; each measurement costs one timer.
 LAG_INTERVAL_S = 0.5
 
-# Requests that are still running when everything else has stopped.
+# How long requests may run on when everything else has stopped.
 CONTROL_PLANE_SHUTDOWN_S = 5.0
 
-# Of its own, so that a supervisor can be told not to start a service again that another has taken the place of.
+# A separate code, so that a supervisor can be set not to restart a service that another one has replaced.
 EXIT_FENCED = 3
 
 Announce = Callable[[str, str], None]
 
+DATABASE_NAME = "catalog.sqlite"
+
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where the service listens, with the ports that were really taken."""
+    """Where the service listens, with the actual ports."""
 
     ws_url: str
     http_url: str
 
 
 async def run_service(config: Config, *, announce: Announce) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code."""
+    """Serve until SIGTERM or SIGINT, and return the exit code."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -159,7 +104,7 @@ async def run_service(config: Config, *, announce: Announce) -> int:
             logger.info("stopping")
     except ExceptionGroup as group:
         if group.subgroup(Fenced) is not None:
-            logger.error("fenced", extra={"reason": _first_words(group, Fenced)})  # noqa: TRY400 - no traceback needed
+            logger.error("fenced", extra={"reason": _first_message(group, Fenced)})  # noqa: TRY400 - no traceback needed
             return EXIT_FENCED
         logger.error("part_failed", exc_info=group)  # noqa: TRY400 - the group itself is the message
         return 1
@@ -167,8 +112,8 @@ async def run_service(config: Config, *, announce: Announce) -> int:
     return 0
 
 
-def _first_words(group: BaseExceptionGroup[BaseException], kind: type[Exception]) -> str:
-    """Find the message of the first error of a kind, however deep in the group."""
+def _first_message(group: BaseExceptionGroup[BaseException], kind: type[Exception]) -> str:
+    """Return the message of the first error of a kind, however deep in the group."""
     found: BaseException | None = group.subgroup(kind)
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]
@@ -177,12 +122,10 @@ def _first_words(group: BaseExceptionGroup[BaseException], kind: type[Exception]
 
 @asynccontextmanager
 async def serving(config: Config) -> AsyncIterator[Addresses]:
-    """Run all parts while the block runs; a part that fails ends the block with its error."""
+    """Run all parts while the block runs; a failing part ends the block with its error."""
     _check_partition(config.writer)
     own_token = secrets.token_urlsafe()
-    auth = build_auth(load_tokens(config.auth), own_token=own_token)
-    if not auth.is_on and not is_loopback(config.server.host):
-        logger.warning("listening_without_authentication", extra={"host": config.server.host, "set": "auth.tokens"})
+    auth = _open_auth(config, own_token=own_token)
     data_dir = make_data_dir(config)
     storage = replace(config.storage, warehouse=warehouse_location(config, data_dir))
     with (
@@ -212,13 +155,13 @@ async def serving(config: Config) -> AsyncIterator[Addresses]:
                 clock=time.monotonic,
                 tables=config.tables,
             )
-            elsewhere = ResumePoints(functools.partial(load_resume_positions, catalog_client), clock=time.monotonic)
+            resume = ResumePositions(functools.partial(load_resume_positions, catalog_client), clock=time.monotonic)
             consumers = ConsumerWatch(catalog_client, clock=time.time)
             parts = _build_parts(
                 config,
                 log,
                 context=context,
-                elsewhere=elsewhere,
+                resume=resume,
                 consumers=consumers,
                 auth=auth,
                 tasks=tasks,
@@ -228,8 +171,8 @@ async def serving(config: Config) -> AsyncIterator[Addresses]:
                 await join_catalog(catalog_client, fence)
                 if config.writer.transactions and not catalog_client.has_transactions:
                     logger.warning("catalog_has_no_transactions", extra={"ignored": "writer.transactions"})
-                if not parts.intake.sources():  # a log that is new, or was lost: the tables know more
-                    await elsewhere.look()
+                if not parts.intake.sources():  # the log is new or was lost: the tables know more
+                    await resume.refresh()
                 watch = tasks.create_task(fence.run(), name="fence-watch")
                 async with _working(config, parts, tasks=tasks, ws_listener=ws_listener) as ws_url:
                     yield Addresses(ws_url=ws_url, http_url=http_url)
@@ -237,10 +180,18 @@ async def serving(config: Config) -> AsyncIterator[Addresses]:
 
 
 def _open_catalog_client(config: Config, own_url: str, *, token: str) -> AbstractAsyncContextManager[CatalogClient]:
-    """Connect the writer to the catalog that it commits to: the one elsewhere that is configured, or our own."""
+    """Connect the writer to the catalog that it commits to: a foreign one if configured, else our own."""
     if config.iceberg.uri:
         return open_foreign_catalog(config.iceberg)
     return open_catalog(own_url, token=token, timeout_s=config.iceberg.request_timeout_s)
+
+
+def _open_auth(config: Config, *, own_token: str = "") -> Auth:
+    """Return the authentication of the settings; warn if other machines can connect without a token."""
+    auth = build_auth(load_tokens(config.auth), own_token=own_token)
+    if not auth.is_on and not is_loopback(config.server.host):
+        logger.warning("listening_without_authentication", extra={"host": config.server.host, "set": "auth.tokens"})
+    return auth
 
 
 @asynccontextmanager
@@ -257,21 +208,24 @@ def _build_parts(
     log: FileLog,
     *,
     context: TableContext,
-    elsewhere: ResumePoints,
+    resume: ResumePositions,
     consumers: ConsumerWatch,
     auth: Auth,
     tasks: asyncio.TaskGroup,
     registry: CollectorRegistry,
 ) -> Parts:
     metrics = IngestMetrics(registry)
-    room = TableRoom(tables_max=config.writer.tables_max, default_namespace=config.writer.default_namespace)
+    limits = build_limits(config.ingest)
+    gate = build_request_gate(config.ingest, limits)
+    _show_limits(metrics, limits, gate)
+    table_limit = TableRoom(tables_max=config.writer.tables_max, default_namespace=config.writer.default_namespace)
     intake = Intake(
         log,
         config=config.ingest,
         metrics=metrics,
-        elsewhere=elsewhere,
-        heeds_transactions=config.writer.transactions,
-        room=room,
+        resume_positions=resume,
+        tracks_transactions=config.writer.transactions,
+        table_limit=table_limit,
     )
     feed = Feed(
         log,
@@ -279,7 +233,7 @@ def _build_parts(
         tasks=tasks,
         marks_at_start=intake.sources(),
         table_max_share=config.log.table_max_share,
-        room=room,
+        room=table_limit,
     )
     registry.register(
         SourceCollector(
@@ -297,10 +251,21 @@ def _build_parts(
     )
     return Parts(
         config=config.server,
+        ingest_config=config.ingest,
         version=importlib.metadata.version("lakefeed"),
         node=context.node,
         started_at=time.time(),
-        data_plane=DataPlane(intake, feed, debezium=debezium, config=config.ingest, auth=auth, metrics=metrics),
+        data_plane=DataPlane(
+            intake,
+            feed,
+            debezium=debezium,
+            config=config.ingest,
+            auth=auth,
+            limits=limits,
+            metrics=metrics,
+        ),
+        request_gate=gate,
+        limits=limits,
         intake=intake,
         feed=feed,
         registry=registry,
@@ -311,8 +276,35 @@ def _build_parts(
     )
 
 
+def build_limits(config: IngestConfig) -> SharedLimits:
+    """Return the limits that both listeners share."""
+    return SharedLimits(
+        budget=ReadBudget(config.memory_max_bytes, config.frame_max_bytes),
+        slots=ConnectionSlots(config.connection_limits(), time.time()),
+        source_bytes=SourceRates(config.source_bytes_per_s) if config.source_bytes_per_s else None,
+    )
+
+
+def build_request_gate(config: IngestConfig, limits: SharedLimits) -> RequestGate:
+    """Return the gate of HTTP ingest, which counts requests of a source as the WebSocket counts messages."""
+    per_s = config.message_rate_per_s
+    rates = RequestRates(SourceRates(per_s, config.message_burst) if per_s else None, limits.source_bytes)
+    return RequestGate(config, budget=limits.budget, rates=rates)
+
+
+def _show_limits(metrics: IngestMetrics, limits: SharedLimits, gate: RequestGate) -> None:
+    """Let Prometheus read the gauges of the limits when it scrapes."""
+    metrics.peak_connections.set_function(lambda: limits.slots.peak)
+    metrics.held_bytes.set_function(lambda: limits.budget.used_bytes)
+    metrics.paused_connections.set_function(lambda: limits.budget.waiting_readers)
+    metrics.http_held_bytes.set_function(lambda: gate.held_bytes)
+    metrics.http_requests_waiting.set_function(lambda: gate.slots.waiting)
+    for route in ROUTES:
+        metrics.http_requests_in_flight.labels(route).set_function(functools.partial(gate.in_flight.__getitem__, route))
+
+
 def _check_partition(config: WriterConfig) -> None:
-    """Refuse a partition that not every table could have, before there are tables."""
+    """Raise for a partition that not every table could have, before there are tables."""
     try:
         columns = initial_columns(keep_before=config.keep_before)
         parse_partition(config.partition, Schema(0, columns))
@@ -326,13 +318,12 @@ async def _control_plane(
 ) -> AsyncIterator[None]:
     """Serve the control plane and, under /v1, the catalog."""
     app = build_control_plane(parts)
-    gate = parts.data_plane.gatekeeper.http
-    add_http_ingest(app, HttpIngest(config.ingest, parts.intake, parts.debezium, gate, parts.metrics))
-    if not config.iceberg.uri:  # with a catalog elsewhere, one served here would only be mistaken for it
+    add_http_ingest(app, HttpIngest(config.ingest, parts.intake, parts.debezium, parts.request_gate, parts.metrics))
+    if not config.iceberg.uri:  # beside a foreign catalog, our own would only be mistaken for it
         app.add_subapp("/v1", build_own_catalog(config, storage, data_dir))
     limits = HttpLimits(
         connections_max=config.ingest.http_connections_max,
-        unpacked_max_bytes=config.catalog.request_max_bytes,
+        body_max_bytes=config.catalog.request_max_bytes,
         shutdown_s=CONTROL_PLANE_SHUTDOWN_S,
     )
     rejected = parts.metrics.counts.rejected_connections
@@ -340,8 +331,8 @@ async def _control_plane(
         app,
         listener,
         limits=limits,
-        unpacked_by_route=ROUTES,
-        on_hang_up=lambda: rejected.update(["http_connection_limit"]),
+        own_body_routes=ROUTES,
+        on_rejected=lambda: rejected.update(["http_connection_limit"]),
     ):
         yield
 
@@ -350,7 +341,7 @@ async def _control_plane(
 async def _working(
     config: Config, parts: Parts, *, tasks: asyncio.TaskGroup, ws_listener: socket.socket
 ) -> AsyncIterator[str]:
-    """Take changes while the block runs; then stop in order, so that what was acked is committed or in the log."""
+    """Accept changes while the block runs; then stop in order, so that what was acked is committed or in the log."""
     feed = parts.feed
     intake_task = tasks.create_task(parts.intake.run(), name="intake")
     background = [
@@ -359,7 +350,7 @@ async def _working(
         tasks.create_task(feed.run_catch_up(), name="feed-catch-up"),
         tasks.create_task(feed.run_timer(), name="feed-timer"),
         tasks.create_task(parts.data_plane.run_receipts(), name="receipts"),
-        tasks.create_task(parts.data_plane.run_watch(), name="ws-watch"),
+        tasks.create_task(parts.data_plane.run_monitor(), name="ws-monitor"),
         tasks.create_task(_measure_lag(parts.metrics), name="event-loop-lag"),
     ]
     async with parts.data_plane.listen(ws_listener):
@@ -389,7 +380,7 @@ async def _measure_lag(metrics: IngestMetrics) -> None:
 def listen(host: str, port: int, *, setting: str) -> socket.socket:
     """Listen on an address.
 
-    Raises: IngestError if it is taken or not ours; `setting` is then to be changed.
+    Raises: IngestError if the address is in use or not ours; the message names the `setting` to change.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -398,27 +389,23 @@ def listen(host: str, port: int, *, setting: str) -> socket.socket:
         raise IngestError(
             f"cannot listen: address={host}:{port} error={error.strerror}; choose another server.{setting}"
         ) from error
-    # Connections inherit it. asyncio sets it for sockets that it made itself; without it, the second of two answers in
+    # Connections inherit it. asyncio sets it only for sockets that it creates. Without it, the second of two replies in
     # a row waits for the client to acknowledge the first, 40 ms on Linux.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 def url_of(scheme: str, listener: socket.socket) -> str:
-    """Spell the address that a listener has."""
+    """Return the URL of a listener."""
     host, port = listener.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-# --- ingest.catalog_service -------------------------------------------------------------------------------------------
-#
-# The catalog by itself: `lakefeed catalog serve`. Owns its lifetime; no log, no writer, no data plane.
-#
-# Any number of these may stand before one PostgreSQL, and ingest nodes commit to them (`iceberg.uri`).
+# -- the catalog alone
 
 
 async def run_catalog(config: Config, *, announce: Callable[[str], None]) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code."""
+    """Serve the catalog until SIGTERM or SIGINT, and return the exit code."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -433,20 +420,18 @@ async def run_catalog(config: Config, *, announce: Callable[[str], None]) -> int
 
 @asynccontextmanager
 async def serving_catalog(config: Config) -> AsyncIterator[str]:
-    """Serve the catalog while the block runs, at the address that is given."""
-    auth = auth_from(load_tokens(config.auth))
-    if not auth.is_on and not is_loopback(config.server.host):
-        logger.warning("listening_without_authentication", extra={"host": config.server.host, "set": "auth.tokens"})
+    """Serve the catalog while the block runs; yields its URL."""
+    auth = _open_auth(config)
     data_dir = make_data_dir(config)
     storage = replace(config.storage, warehouse=warehouse_location(config, data_dir))
-    app = web.Application(middlewares=[asking_for_token(auth)])
+    app = web.Application(middlewares=[require_token(auth)])
     app.router.add_get("/", _index)
     for path in ("/health", "/health/ready", "/health/live"):
         app.router.add_get(path, _health)
     app.add_subapp("/v1", build_own_catalog(config, storage, data_dir))
     limits = HttpLimits(
         connections_max=config.ingest.http_connections_max,
-        unpacked_max_bytes=config.catalog.request_max_bytes,
+        body_max_bytes=config.catalog.request_max_bytes,
         shutdown_s=CONTROL_PLANE_SHUTDOWN_S,
     )
     with listen(config.server.host, config.server.http_port, setting="http_port") as listener:
@@ -461,10 +446,61 @@ async def _index(request: web.Request) -> web.Response:
 
 
 async def _health(request: web.Request) -> web.Response:
-    """Answer: whoever can be reached serves, because the store is opened before the address is listened on."""
+    """Return ready: the store is opened before the service listens."""
     del request
     return _json({"status": "ready"})
 
 
 def _json(document: object) -> web.Response:
     return web.Response(body=orjson.dumps(document), content_type="application/json")
+
+
+# -- the catalog and the data directory as the settings describe them
+
+
+def build_own_catalog(config: Config, storage: StorageConfig, data_dir: Path) -> web.Application:
+    """Return the catalog, to be mounted under /v1; `storage` names the warehouse as a URI."""
+    return build_catalog(config.catalog, Warehouse(storage), data_dir / DATABASE_NAME)
+
+
+@asynccontextmanager
+async def open_own_files(config: Config) -> AsyncIterator[Files]:
+    """Open the storage that the catalog's metadata files are in."""
+    storage = replace(config.storage, warehouse=warehouse_location(config, make_data_dir(config)))
+    files = build_files(config.catalog, Warehouse(storage))
+    await files.open()
+    try:
+        yield files
+    finally:
+        await files.close()
+
+
+def make_data_dir(config: Config) -> Path:
+    """Create the directory that holds everything of this node, and return its path."""
+    data_dir = Path(config.server.data_dir).resolve()
+    data_dir.mkdir(parents=True, exist_ok=True)
+    return data_dir
+
+
+def warehouse_location(config: Config, data_dir: Path) -> str:
+    """Return the warehouse as the URI under which tables are placed."""
+    given = config.storage.warehouse
+    scheme, _, rest = given.partition("://")
+    if scheme in {"s3a", "s3n"}:  # Hadoop's names for S3
+        return f"s3://{rest.rstrip('/')}"
+    if given.startswith(("s3://", "file:///", *CLOUD_SCHEMES)):
+        return given.rstrip("/")
+    return f"file://{Path(given).resolve() if given else data_dir / 'warehouse'}"
+
+
+def load_node_id(data_dir: Path) -> str:
+    """Return this node's name, created at the first start: progress markers in tables refer to it."""
+    path = data_dir / "node-id"
+    if not path.exists():
+        partial = path.with_suffix(".partial")
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(f"node-{uuid.uuid4()}\n")
+            file.flush()
+            os.fsync(file.fileno())  # a power loss must not leave an empty name
+        partial.replace(path)
+    return path.read_text(encoding="utf-8").strip()

@@ -1,4 +1,4 @@
-"""Internet addresses of clients. Owns reading them, also from behind proxies, and showing them without telling all."""
+"""Client addresses: parse them, find them behind trusted proxies, mask them for display."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TypeAlias
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-# What one customer of a provider usually has at hand: limits per address alone are easy to get around.
+# What one customer of a provider usually has: a limit per address alone is easy to evade.
 _SUBNET_BITS = {4: 24, 6: 64}
 _ADDRESS_BITS = {4: 32, 6: 128}
 
 
 def parse_address(text: str) -> Address | None:
-    """Read an address, None if it is none. IPv4 that travels as IPv6 is IPv4."""
+    """Return the address, or None if the text is not one. An IPv4-mapped IPv6 address becomes IPv4."""
     try:
         address = ipaddress.ip_address(text.strip())
     except ValueError:
@@ -25,7 +25,7 @@ def parse_address(text: str) -> Address | None:
 
 
 def parse_networks(text: str) -> tuple[Network, ...]:
-    """Read addresses and networks that are separated by commas.
+    """Parse addresses and networks that are separated by commas.
 
     Raises: ValueError.
     """
@@ -35,23 +35,23 @@ def parse_networks(text: str) -> tuple[Network, ...]:
 def client_address(
     peer: str, trusted: Sequence[Network], *, connecting: str | None = None, forwarded: str | None = None
 ) -> Address | None:
-    """Find the client's address.
+    """Return the client's address.
 
-    What proxies say of it (`connecting`, or the chain `forwarded`) counts only behind a trusted one: anybody can write
-    a header. Of a chain, the last address that is not a trusted proxy's is the one that we know of.
+    The headers of a proxy (`connecting`, or the chain `forwarded`) count only if the peer is trusted, because any
+    client can send them. In a chain, the last address that is not a trusted proxy is the client.
     """
     address = parse_address(peer)
     if address is None or not _is_trusted(address, trusted):
         return address
-    if connecting is not None and (told := parse_address(connecting)) is not None:
-        return told
+    if connecting is not None and (claimed := parse_address(connecting)) is not None:
+        return claimed
     for text in reversed((forwarded or "").split(",")):
-        told = parse_address(text)
-        if told is None:
+        claimed = parse_address(text)
+        if claimed is None:
             return address
-        address = told
-        if not _is_trusted(told, trusted):
-            return told
+        address = claimed
+        if not _is_trusted(claimed, trusted):
+            return claimed
     return address
 
 
@@ -60,18 +60,18 @@ def _is_trusted(address: Address, trusted: Sequence[Network]) -> bool:
 
 
 def is_private(address: Address) -> bool:
-    """Tell addresses of this machine and of private networks, behind which many clients may share one."""
+    """Return whether the address is of this machine or a private network, where many clients may share one."""
     return address.is_private or address.is_loopback or address.is_link_local
 
 
 def subnet_of(address: Address) -> Address:
-    """Give the first address of its subnet: /24, of IPv6 /64."""
+    """Return the first address of the subnet: /24 of IPv4, /64 of IPv6."""
     host_bits = _ADDRESS_BITS[address.version] - _SUBNET_BITS[address.version]
     return type(address)(int(address) >> host_bits << host_bits)
 
 
 def masked(address: Address | None) -> str:
-    """Show an address without its last part."""
+    """Return the address without its last part."""
     if address is None:
         return ""
     if isinstance(address, ipaddress.IPv4Address):

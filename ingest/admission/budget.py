@@ -1,14 +1,17 @@
-"""How much may be read from sockets before it is durable. Owns the count and the queue of readers.
+"""Budgets of memory and of request slots, each with a FIFO queue of waiters.
+
+`ReadBudget` bounds what is read from sockets and not yet durable, for WebSocket and HTTP together:
 
     charged   whole messages, from their last byte until their verdict is known
-    reserved  messages that arrive and have outgrown their connection's allowance: each counts as large as it may still
-              become, so that whatever was begun can be finished and nobody waits for a half-read neighbour for ever
+    reserved  arriving messages that exceed the allowance of their connection. Each counts as the largest size that it
+              may reach, so a message that was begun can always be finished and no reader waits for a half-read one
 
-Those who read are sockets.py (WebSocket) and http_bodies.py (HTTP). Below the limit everybody reads. At the limit
-readers queue, whoever comes later behind them, and go on in that order as bytes are given back. So whatever clients
-send, what is read and not yet durable takes at most
+Below the limit every connection reads. At the limit readers queue and continue in that order as bytes are released.
+Whatever clients send, unsynced data takes at most
 
     max_bytes + connections x RESERVED_READ_BYTES
+
+`RequestSlots` bounds the HTTP ingest requests that are served at a time, in total and per client address.
 """
 
 from __future__ import annotations
@@ -19,29 +22,26 @@ from typing import Protocol
 
 from lakefeed.ingest.admission.addresses import Address, is_private
 
-# --- ingest.read_budget -----------------------------------------------------------------------------------------------
-
-
-# What a connection may have of a message before it has to reserve, and what it reads at once. Most messages are
-# smaller; reading less at a time costs more calls per byte, measurably so below 64 KiB.
+# What a connection may hold of a message before it has to reserve, and the size of one read. Most messages are
+# smaller; smaller reads cost more calls per byte, measurably so below 64 KiB.
 ALLOWANCE_BYTES = 64 * 1024
 
-# What a connection that has reserved reads at once. Each read lets other threads run and then waits for them, so larger
-# ones cost less: 7 % of a large frame's processor time. What comes of the next message is not reserved, so not more.
+# The size of one read after a reservation. Each read lets other threads run and then waits for them, so larger reads
+# save 7 % of a large frame's CPU time. Bytes of the next message are not reserved, so it is not larger still.
 RESERVED_READ_BYTES = 128 * 1024
 
-# What a frame takes beside its bytes: the objects around it, so that a flood of empty frames is counted too.
+# What a frame takes besides its bytes, so that a flood of empty frames is counted too.
 FRAME_OVERHEAD_BYTES = 256
 
-# Fragments of one message, which websockets limits to 4,096, take at most this beside their bytes.
+# Fragments of one message, which websockets limits to 4,096, take at most this besides their bytes.
 FRAGMENTS_OVERHEAD_BYTES = 4096 * FRAME_OVERHEAD_BYTES
 
 
 class Reader(Protocol):
-    """A connection, or a request, that can be told to go on."""
+    """A connection or a request that waits for memory."""
 
-    def on_turn(self, *, reserved: bool) -> None:
-        """Read on; `reserved` says that a whole message may now be taken."""
+    def on_granted(self, *, reserved: bool) -> None:
+        """Continue to read; `reserved` says that a whole message is reserved."""
 
 
 @dataclass(slots=True)
@@ -51,31 +51,31 @@ class ReadBudget:
     max_bytes: int
     message_max_bytes: int
     used_bytes: int = 0
-    _waiting: dict[Reader, int] = field(default_factory=dict)  # in the order of waiting: what to reserve, or 0
+    _waiting: dict[Reader, int] = field(default_factory=dict)  # in queue order: the bytes to reserve, or 0
 
     def __post_init__(self) -> None:
         assert self.max_bytes >= 2 * self.reservation_bytes, "half of the budget must hold a message"
 
     @property
     def reservation_bytes(self) -> int:
-        """What a message that arrives counts as, unless its size is known."""
+        """Return what an arriving message of unknown size counts as."""
         return self.message_max_bytes + FRAGMENTS_OVERHEAD_BYTES
 
     @property
     def waiting_readers(self) -> int:
-        """How many connections are not read because of the others."""
+        """Return how many readers wait for memory."""
         return len(self._waiting)
 
     def is_open(self) -> bool:
-        """Tell whether another allowance may be read."""
+        """Return whether another allowance may be read."""
         return self.used_bytes < self.max_bytes and not self._waiting
 
     def wait(self, reader: Reader) -> None:
-        """Let a reader wait for its turn to read another allowance."""
+        """Queue a reader for another allowance."""
         self._waiting[reader] = 0
 
     def reserve(self, reader: Reader, size_bytes: int | None = None) -> bool:
-        """Reserve a whole message for a reader, or let it wait for its turn."""
+        """Reserve a whole message for a reader and return True, or queue the reader."""
         need_bytes = self.reservation_bytes if size_bytes is None else size_bytes
         assert 0 < need_bytes <= self.reservation_bytes, "larger than any message"
         if not self._waiting and self.used_bytes + need_bytes <= self.max_bytes:
@@ -85,14 +85,14 @@ class ReadBudget:
         return False
 
     def charge(self, size_bytes: int) -> None:
-        """Count what was read."""
+        """Count bytes that were read."""
         self.used_bytes += size_bytes
 
-    def give_back(self, size_bytes: int) -> None:
-        """Return what is no longer held, and let as many readers go on as now have room, in the order they came."""
+    def release(self, size_bytes: int) -> None:
+        """Release bytes, and let the first readers of the queue continue as far as there is room."""
         self.used_bytes -= size_bytes
-        # A reader that gets its turn may turn out to have nothing to read. Those behind it must not wait for that, so
-        # allowances are not reserved, and with half of the budget free all that wait for one go on.
+        # A reader that continues may find nothing to read. Those behind it must not wait for that, so allowances are
+        # not reserved, and with half of the budget free all that wait for one continue.
         room_bytes = self.max_bytes - self.used_bytes
         while self._waiting:
             reader, reserve_bytes = next(iter(self._waiting.items()))
@@ -103,91 +103,82 @@ class ReadBudget:
             room_bytes -= need_bytes
             self.used_bytes += reserve_bytes
             del self._waiting[reader]
-            reader.on_turn(reserved=reserve_bytes > 0)
+            reader.on_granted(reserved=reserve_bytes > 0)
 
     def forget(self, reader: Reader) -> None:
-        """Take a reader out of the queue; those behind it may have room that it had not."""
+        """Remove a reader from the queue; readers behind it may have room that it did not have."""
         if self._waiting.pop(reader, None) is not None:
-            self.give_back(0)
+            self.release(0)
 
 
-# --- ingest.places ----------------------------------------------------------------------------------------------------
-#
-# Who is served at a time: so many in all, so many of one address. Owns the places and the line in front of them.
-#
-# A visitor gets a place at once, or when one becomes free for it, in the order of coming; one whose address has its
-# share
-# does not keep those behind it waiting. The line is bounded by the connections: each has one request at a time. A limit
-# of 0 is no limit.
-
-
-class Visitor(Protocol):
-    """Someone who can be told to come in."""
+class SlotWaiter(Protocol):
+    """A request that waits for a slot."""
 
     @property
     def address(self) -> Address | None:
-        """Where it comes from, if that is known."""
+        """Return the client's address, if known."""
 
-    def on_place(self) -> None:
-        """Come in: the place is taken."""
+    def on_slot(self) -> None:
+        """Continue: the slot is taken for this request."""
 
 
 @dataclass(slots=True)
-class Places:
-    """The places that are taken, and the line."""
+class RequestSlots:
+    """The slots in use, and the requests that wait for one. A limit of 0 is no limit.
+
+    Slots are granted in order of arrival. A request whose address is at its limit does not block those behind it. The
+    queue is bounded by the number of connections: each has one request at a time.
+    """
 
     total: int
     per_address: int = 0
     private_addresses_count: bool = False
-    taken: int = 0
+    used: int = 0
     _per_address: Counter[Address] = field(default_factory=Counter)
-    _waiting: dict[Visitor, None] = field(default_factory=dict)
+    _waiting: dict[SlotWaiter, None] = field(default_factory=dict)
 
     @property
     def waiting(self) -> int:
-        """How many stand in line."""
+        """Return how many requests wait."""
         return len(self._waiting)
 
-    def enter(self, visitor: Visitor) -> bool:
-        """Give a visitor a place, or let it stand in line. Nobody in line could have had the place."""
-        if self._has_place(visitor):
-            self._count(visitor, 1)
+    def acquire(self, request: SlotWaiter) -> bool:
+        """Take a slot and return True, or queue the request. No queued request could have used the slot."""
+        if self._may_have_slot(request):
+            self._count(request, 1)
             return True
-        self._waiting[visitor] = None
+        self._waiting[request] = None
         return False
 
-    def leave(self, visitor: Visitor) -> None:
-        """Free a visitor's place for whoever in line may have it."""
-        self._count(visitor, -1)
+    def release(self, request: SlotWaiter) -> None:
+        """Free the slot of a request, and grant it to the first waiting request that may have it."""
+        self._count(request, -1)
         for other in list(self._waiting):
             if self._is_full():
                 return
-            if self._has_place(other):
+            if self._may_have_slot(other):
                 del self._waiting[other]
                 self._count(other, 1)
-                other.on_place()
+                other.on_slot()
 
-    def forget(self, visitor: Visitor) -> None:
-        """Take a visitor out of the line."""
-        self._waiting.pop(visitor, None)
+    def forget(self, request: SlotWaiter) -> None:
+        """Remove a request from the queue."""
+        self._waiting.pop(request, None)
 
-    def _has_place(self, visitor: Visitor) -> bool:
+    def _may_have_slot(self, request: SlotWaiter) -> bool:
         if self._is_full():
             return False
-        address = visitor.address
-        if not self.per_address or address is None or not self._counts(address):
+        address = request.address
+        if not self.per_address or address is None or (is_private(address) and not self.private_addresses_count):
             return True
         return self._per_address[address] < self.per_address
 
     def _is_full(self) -> bool:
-        return bool(self.total) and self.taken >= self.total
+        return bool(self.total) and self.used >= self.total
 
-    def _counts(self, address: Address) -> bool:
-        return self.private_addresses_count or not is_private(address)
-
-    def _count(self, visitor: Visitor, by: int) -> None:
-        self.taken += by
-        address = visitor.address
+    def _count(self, request: SlotWaiter, by: int) -> None:
+        self.used += by
+        address = request.address
         if address is not None:
             self._per_address[address] += by
             if not self._per_address[address]:

@@ -1,9 +1,9 @@
-"""Changes over HTTP: /cdc and /cdc/debezium. Owns the requests and answers; what is new is decided as for everybody.
+"""Ingest over HTTP: POST /cdc and /cdc/debezium.
 
-An answer of 2xx says durable: the log is synced. Where there is no room, in the log, in memory or among the requests
-under way, the answer is late instead of an error: for /cdc up to WAIT_MAX_S, for Debezium as long as it waits, because
-Debezium Server gives up after five errors in a row and can then lose rows. What was not answered is sent again by the
-client and taken once, if it has numbers or positions of its own.
+A 2xx response means durable: the log is synced. Without room in the log, in memory or among the request slots, the
+response is late instead of an error: for /cdc up to WAIT_MAX_S, for Debezium as long as the client waits, because
+Debezium Server gives up after five errors in a row and can then lose rows. A client resends what was not answered, and
+it is accepted once if it has numbers or positions of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lakefeed.ingest.debezium.events import DebeziumMalformed
 from lakefeed.ingest.debezium.forms import read_context
 from lakefeed.ingest.errors import ProtocolError
 from lakefeed.ingest.http.bodies import TIMEOUT, read_body
-from lakefeed.ingest.http.gate import Busy, HttpGate, Visit
+from lakefeed.ingest.http.gate import Busy, RequestGate, RequestLease
 from lakefeed.ingest.intake.debezium import DebeziumIntake, DebeziumReceipt
 from lakefeed.ingest.intake.intake import Intake
 from lakefeed.ingest.intake.rows import RowIntake, Rows, has_rows
@@ -37,81 +37,20 @@ from lakefeed.ingest.protocol.offers import Duplicate, Durable, NackReason, Offe
 from lakefeed.ingest.protocol.session import Session
 from lakefeed.writer.wire.json_batch import BatchHead
 
-# --- ingest.http_answers ----------------------------------------------------------------------------------------------
-#
-# What HTTP ingest answers. Owns the documents and which status a reason has.
-
-
-def taken(received: int, *, accepted: int, is_duplicate: bool, last_durable: int | None = None) -> web.Response:
-    """Tell that a request is durable, and what was new of it."""
-    document: dict[str, Any] = {
-        "success": True,
-        "eventsReceived": received,
-        "eventsAccepted": accepted,
-        "isDuplicate": is_duplicate,
-    }
-    if last_durable is not None:
-        document["lastDurableSequence"] = last_durable
-    return _json(document, 200)
-
-
-# All others are 400: something that the request says.
-STATUS_OF_REASON: Mapping[str, int] = {
-    TIMEOUT: 408,
-    NackReason.INVALID_SEQUENCE.value: 409,
-    NackReason.PAYLOAD_TOO_LARGE.value: 413,
-    NackReason.EVENT_TOO_LARGE.value: 413,
-    NackReason.RATE_LIMITED.value: 429,
-    NackReason.CONNECTION_LIMIT.value: 503,
-    NackReason.BUFFER_FULL.value: 503,
-    NackReason.SHUTTING_DOWN.value: 503,
-    NackReason.INTERNAL_ERROR.value: 503,
-}
-
-
-def refused(reason: str, message: str, *, retry: bool = False, retry_after_s: int | None = None) -> web.Response:
-    """Refuse a request."""
-    document = {"success": False, "reason": reason, "error": message, "shouldRetry": retry}
-    response = _json(document, STATUS_OF_REASON.get(reason, 400))
-    if retry_after_s is not None:
-        response.headers["Retry-After"] = str(retry_after_s)
-    return response
-
-
-def refused_for(error: ProtocolError) -> web.Response:
-    """Refuse a request for what it says, or because there is no room for it."""
-    retry_after_s = error.retry_after_s if isinstance(error, Busy) else None
-    return refused(error.reason, str(error), retry=error.retry, retry_after_s=retry_after_s)
-
-
-def refused_by(verdict: Refused) -> web.Response:
-    """Refuse a request that the log has not taken."""
-    delay_ms = verdict.retry_delay_ms
-    retry_after_s = math.ceil(delay_ms / 1_000) if delay_ms is not None else None
-    return refused(verdict.reason.value, verdict.message, retry=verdict.retry, retry_after_s=retry_after_s)
-
-
-def _json(document: Mapping[str, Any], status: int) -> web.Response:
-    return web.Response(body=orjson.dumps(document), status=status, content_type="application/json")
-
-
-# --- ingest.http_ingest -----------------------------------------------------------------------------------------------
-
-
 CDC, DEBEZIUM = "/cdc", "/cdc/debezium"
 ROUTES = (CDC, DEBEZIUM)
 
-# How long a request on /cdc waits for room: below the minute that clients commonly wait for an answer.
+# How long a request on /cdc waits for room: below the minute that clients usually wait for a response.
 WAIT_MAX_S = 45.0
 
-# Between two tries while the log is full: the second is soon, later ones cost reading the request again.
+# Pause between two attempts while the log is full: short at first, then longer, because each reads the request again.
 FULL_PAUSE_S = 0.25
 FULL_PAUSE_MAX_S = 2.0
 
-# Refusals that are waited out. Debezium also waits for a log that has failed, and for a catalog that cannot be asked
-# where a source stands: someone will look after these, and after some errors in a row it would end.
-_PASSING = frozenset({NackReason.BUFFER_FULL})
-_PASSING_FOR_DEBEZIUM = _PASSING | {NackReason.INTERNAL_ERROR}
+# Refusals that are retried here. For Debezium also a failed log, and a catalog that does not answer: an operator will
+# repair these, and Debezium Server would end after some errors in a row.
+_RETRIED = frozenset({NackReason.BUFFER_FULL})
+_RETRIED_FOR_DEBEZIUM = _RETRIED | {NackReason.INTERNAL_ERROR}
 
 DEFAULT_DEBEZIUM_SOURCE = "debezium"
 DEFAULT_KEY = "id"
@@ -124,41 +63,41 @@ _decode_batch_head = msgspec.json.Decoder(BatchHead).decode
 
 @dataclass(frozen=True, slots=True)
 class HttpIngest:
-    """What the handlers need."""
+    """The parts that the handlers use."""
 
     config: IngestConfig
     intake: Intake
     debezium: DebeziumIntake
-    gate: HttpGate
+    gate: RequestGate
     metrics: IngestMetrics
 
 
 HTTP_INGEST: web.AppKey[HttpIngest] = web.AppKey("http_ingest", HttpIngest)
 ROW_INTAKE: web.AppKey[RowIntake] = web.AppKey("row_intake", RowIntake)
 
-_Take: TypeAlias = Callable[[web.Request, HttpIngest], Awaitable[web.Response]]
+_Accept: TypeAlias = Callable[[web.Request, HttpIngest], Awaitable[web.Response]]
 
 
 def add_http_ingest(app: web.Application, parts: HttpIngest) -> None:
     """Add the routes to the control plane."""
     app[HTTP_INGEST] = parts
     app[ROW_INTAKE] = RowIntake(parts.intake, event_max_bytes=parts.config.event_max_bytes, clock=time.time)
-    app.router.add_post(CDC, functools.partial(_answered, _take_changes))
-    app.router.add_post(DEBEZIUM, functools.partial(_answered, _take_debezium))
+    app.router.add_post(CDC, functools.partial(_respond, _accept_changes))
+    app.router.add_post(DEBEZIUM, functools.partial(_respond, _accept_debezium))
 
 
-async def _answered(take: _Take, request: web.Request) -> web.Response:
-    """Answer a request, which by then holds nothing any more: a client that does not read is waited for alone."""
+async def _respond(accept: _Accept, request: web.Request) -> web.Response:
+    """Handle a request and send the response after its lease has ended: a client that does not read blocks no other."""
     parts = request.app[HTTP_INGEST]
     try:
-        response = await take(request, parts)
+        response = await accept(request, parts)
     except ProtocolError as error:
         parts.metrics.counts.nacks[error.reason] += 1
-        response = refused_for(error)
+        response = error_response(error)
     except DebeziumMalformed as error:
         parts.metrics.counts.nacks[NackReason.INVALID_FORMAT.value] += 1
-        response = refused(NackReason.INVALID_FORMAT.value, str(error))
-    except ConnectionError:  # nobody is there to read it
+        response = refused_response(NackReason.INVALID_FORMAT.value, str(error))
+    except ConnectionError:  # the client is gone
         return web.Response(status=400)
     parts.metrics.http_requests.labels(request.path, str(response.status)).inc()
     try:
@@ -175,30 +114,30 @@ async def _answered(take: _Take, request: web.Request) -> web.Response:
 # -- /cdc
 
 
-async def _take_changes(request: web.Request, parts: HttpIngest) -> web.Response:
-    async with parts.gate.visit(request, wait_max_s=WAIT_MAX_S) as visit:
-        await visit.enter()
-        body = await _read_body(request, parts, visit)
+async def _accept_changes(request: web.Request, parts: HttpIngest) -> web.Response:
+    async with parts.gate.lease(request, wait_max_s=WAIT_MAX_S) as lease:
+        await lease.acquire_slot()
+        body = await _read_body(request, parts, lease)
         if request.content_type == _NDJSON:
-            return await _take_rows(request, body, parts=parts, visit=visit)
-        return await _take_batch(request, body, parts=parts, visit=visit)
+            return await _accept_rows(request, body, parts=parts, lease=lease)
+        return await _accept_batch(request, body, parts=parts, lease=lease)
 
 
-async def _take_batch(request: web.Request, body: bytes, *, parts: HttpIngest, visit: Visit) -> web.Response:
+async def _accept_batch(request: web.Request, body: bytes, *, parts: HttpIngest, lease: RequestLease) -> web.Response:
     await parts.intake.wait_for_room()
     offer, received = _read_batch(request, body, parts.config)
     parts.metrics.counts.received_changes += received
     if offer is None:
-        return taken(received, accepted=0, is_duplicate=False)
+        return accepted_response(received, accepted=0, is_duplicate=False)
     if wait_s := parts.gate.rates.admit(offer.source, len(body), time.time()):
-        parts.intake.hold(offer)
-        raise _too_fast(wait_s)
-    verdict = await _until_taken(visit, lambda: _offer(parts.intake, offer))
-    return _answer_verdict(parts, verdict, source=offer.source, received=received)
+        parts.intake.block_behind(offer)
+        raise _over_rate(wait_s)
+    verdict = await _until_accepted(lease, lambda: _offer(parts.intake, offer))
+    return _verdict_response(parts, verdict, source=offer.source, received=received)
 
 
 def _read_batch(request: web.Request, body: bytes, config: IngestConfig) -> tuple[Offer | None, int]:
-    """Read a batch as an offer, and count its changes. What else was decoded does not wait with it."""
+    """Return a batch as an offer, and the number of its changes. Nothing else of what was decoded is kept."""
     message = _decode_batch(body)
     source = message.source_do_id or _given_source(request)
     if not source:
@@ -210,7 +149,7 @@ def _read_batch(request: web.Request, body: bytes, config: IngestConfig) -> tupl
 
 
 def _decode_batch(body: bytes) -> BatchHead:
-    """Decode a batch, whose type may be left out on a route of its own."""
+    """Decode a batch; on this route its type may be missing."""
     try:
         return decode_checked(_decode_batch_head, body)
     except ProtocolError as error:
@@ -223,7 +162,7 @@ async def _offer(intake: Intake, offer: Offer) -> Verdict:
     return await (await intake.offer(offer))
 
 
-async def _take_rows(request: web.Request, body: bytes, *, parts: HttpIngest, visit: Visit) -> web.Response:
+async def _accept_rows(request: web.Request, body: bytes, *, parts: HttpIngest, lease: RequestLease) -> web.Response:
     rows = Rows(
         source=_checked_source(_given_source(request)),
         table=request.query.get("table", ""),
@@ -233,21 +172,23 @@ async def _take_rows(request: web.Request, body: bytes, *, parts: HttpIngest, vi
     )
     first = _whole_number(request, "sequence")
     if not has_rows(body):
-        return taken(0, accepted=0, is_duplicate=False)
+        return accepted_response(0, accepted=0, is_duplicate=False)
     intake = request.app[ROW_INTAKE]
     if wait_s := parts.gate.rates.admit(rows.source, len(body), time.time()):
         if first is not None:
-            parts.intake.hold(intake.offer_of(rows, Position(rows.epoch or 0, first)))
-        raise _too_fast(wait_s)
-    take = (
-        functools.partial(intake.take, rows) if first is None else functools.partial(intake.take_numbered, rows, first)
+            parts.intake.block_behind(intake.offer_of(rows, Position(rows.epoch or 0, first)))
+        raise _over_rate(wait_s)
+    accept = (
+        functools.partial(intake.accept, rows)
+        if first is None
+        else functools.partial(intake.accept_numbered, rows, first)
     )
-    verdict = await _until_taken(visit, take)
+    verdict = await _until_accepted(lease, accept)
     parts.metrics.counts.received_changes += rows.count or 0
-    return _answer_verdict(parts, verdict, source=rows.source, received=rows.count or 0)
+    return _verdict_response(parts, verdict, source=rows.source, received=rows.count or 0)
 
 
-def _too_fast(wait_s: float) -> Busy:
+def _over_rate(wait_s: float) -> Busy:
     return Busy(NackReason.RATE_LIMITED, "too many requests or bytes of this source", retry_after_s=wait_s)
 
 
@@ -279,33 +220,33 @@ def _whole_number(request: web.Request, name: str) -> int | None:
 # -- /cdc/debezium
 
 
-async def _take_debezium(request: web.Request, parts: HttpIngest) -> web.Response:
+async def _accept_debezium(request: web.Request, parts: HttpIngest) -> web.Response:
     source = _debezium_source(request)
     receipt: DebeziumReceipt | None = None
 
-    async def take() -> Verdict:
+    async def accept() -> Verdict:
         nonlocal receipt
-        receipt = await parts.debezium.take(source, body, request.headers)
+        receipt = await parts.debezium.accept(source, body, request.headers)
         return receipt.verdict if receipt.verdict is not None else Duplicate(0)
 
-    async with parts.gate.visit(request, wait_max_s=None) as visit:
+    async with parts.gate.lease(request, wait_max_s=None) as lease:
         announced_bytes = request.content_length or 0
-        await visit.pace(source, announced_bytes)
-        await visit.enter()
-        body = await _read_body(request, parts, visit)
+        await lease.pace(source, announced_bytes)
+        await lease.acquire_slot()
+        body = await _read_body(request, parts, lease)
         parts.gate.rates.correct(source, len(body) - announced_bytes, time.time())
-        verdict = await _until_taken(visit, take, passing=_PASSING_FOR_DEBEZIUM)
+        verdict = await _until_accepted(lease, accept, retried=_RETRIED_FOR_DEBEZIUM)
     if isinstance(verdict, Refused):
         parts.metrics.counts.nacks[verdict.reason.value] += 1
-        return refused_by(verdict)
+        return refusal_response(verdict)
     assert receipt is not None
     received = receipt.fresh + receipt.repeated
-    parts.gate.note_taken(source, changes=receipt.fresh)
-    return taken(received, accepted=receipt.fresh, is_duplicate=0 < received == receipt.repeated)
+    parts.gate.count_accepted(source, changes=receipt.fresh)
+    return accepted_response(received, accepted=receipt.fresh, is_duplicate=0 < received == receipt.repeated)
 
 
 def _debezium_source(request: web.Request) -> SourceId:
-    """Name the source: as the URL says, as the connector calls itself, or by default."""
+    """Return the source: from the URL, else the connector's logical name, else the default."""
     named = request.query.get("source") or read_context(request.headers).logical_name
     return _checked_source(named or DEFAULT_DEBEZIUM_SOURCE)
 
@@ -313,42 +254,102 @@ def _debezium_source(request: web.Request) -> SourceId:
 # -- both
 
 
-async def _read_body(request: web.Request, parts: HttpIngest, visit: Visit) -> bytes:
+async def _read_body(request: web.Request, parts: HttpIngest, lease: RequestLease) -> bytes:
     config = parts.config
-    body = await read_body(request, visit, max_bytes=config.frame_max_bytes, timeout_s=config.message_timeout_s)
+    body = await read_body(request, lease, max_bytes=config.frame_max_bytes, timeout_s=config.message_timeout_s)
     parts.metrics.received_bytes.inc(len(body))
     return body
 
 
-async def _until_taken(
-    visit: Visit, take: Callable[[], Awaitable[Verdict]], *, passing: Container[NackReason] = _PASSING
+async def _until_accepted(
+    lease: RequestLease, accept: Callable[[], Awaitable[Verdict]], *, retried: Container[NackReason] = _RETRIED
 ) -> Verdict:
-    """Try again while the log has no room, or what else is to pass; the answer is late instead of an error.
+    """Retry while the log has no room, or for another retried reason.
 
-    Not for a client that is gone: what it sends next, restarted, must not be overtaken by what it sent before.
+    Stops when the client is gone: what it sent before must not overtake what it sends after a restart.
     """
     pause_s = FULL_PAUSE_S
     while True:
-        verdict = await take()
-        may_pass = isinstance(verdict, Refused) and verdict.reason in passing and verdict.retry
-        if not may_pass or visit.is_late:
+        verdict = await accept()
+        is_retried = isinstance(verdict, Refused) and verdict.reason in retried and verdict.retry
+        if not is_retried or lease.is_late:
             return verdict
         await asyncio.sleep(pause_s)
-        if visit.is_gone:
+        if lease.is_client_gone:
             return verdict
         pause_s = min(2 * pause_s, FULL_PAUSE_MAX_S)
 
 
-def _answer_verdict(parts: HttpIngest, verdict: Verdict, *, source: SourceId, received: int) -> web.Response:
+def _verdict_response(parts: HttpIngest, verdict: Verdict, *, source: SourceId, received: int) -> web.Response:
     if isinstance(verdict, Refused):
         parts.metrics.counts.nacks[verdict.reason.value] += 1
-        return refused_by(verdict)
+        return refusal_response(verdict)
     durable = parts.intake.durable_position(source)
     accepted = verdict.changes if isinstance(verdict, Durable) else 0
-    parts.gate.note_taken(source, changes=accepted)
-    return taken(
+    parts.gate.count_accepted(source, changes=accepted)
+    return accepted_response(
         received,
         accepted=accepted,
         is_duplicate=isinstance(verdict, Duplicate),
         last_durable=durable.sequence if durable is not None else None,
     )
+
+
+# -- responses
+
+
+def accepted_response(
+    received: int, *, accepted: int, is_duplicate: bool, last_durable: int | None = None
+) -> web.Response:
+    """Return the response to a durable request: how many changes were new."""
+    document: dict[str, Any] = {
+        "success": True,
+        "eventsReceived": received,
+        "eventsAccepted": accepted,
+        "isDuplicate": is_duplicate,
+    }
+    if last_durable is not None:
+        document["lastDurableSequence"] = last_durable
+    return _json(document, 200)
+
+
+# All other reasons are 400: the request itself is wrong.
+STATUS_OF_REASON: Mapping[str, int] = {
+    TIMEOUT: 408,
+    NackReason.INVALID_SEQUENCE.value: 409,
+    NackReason.PAYLOAD_TOO_LARGE.value: 413,
+    NackReason.EVENT_TOO_LARGE.value: 413,
+    NackReason.RATE_LIMITED.value: 429,
+    NackReason.CONNECTION_LIMIT.value: 503,
+    NackReason.BUFFER_FULL.value: 503,
+    NackReason.SHUTTING_DOWN.value: 503,
+    NackReason.INTERNAL_ERROR.value: 503,
+}
+
+
+def refused_response(
+    reason: str, message: str, *, retry: bool = False, retry_after_s: int | None = None
+) -> web.Response:
+    """Return the response to a refused request."""
+    document = {"success": False, "reason": reason, "error": message, "shouldRetry": retry}
+    response = _json(document, STATUS_OF_REASON.get(reason, 400))
+    if retry_after_s is not None:
+        response.headers["Retry-After"] = str(retry_after_s)
+    return response
+
+
+def error_response(error: ProtocolError) -> web.Response:
+    """Return the response to a request that is malformed, or that there is no room for."""
+    retry_after_s = error.retry_after_s if isinstance(error, Busy) else None
+    return refused_response(error.reason, str(error), retry=error.retry, retry_after_s=retry_after_s)
+
+
+def refusal_response(verdict: Refused) -> web.Response:
+    """Return the response to a request that the intake refused."""
+    delay_ms = verdict.retry_delay_ms
+    retry_after_s = math.ceil(delay_ms / 1_000) if delay_ms is not None else None
+    return refused_response(verdict.reason.value, verdict.message, retry=verdict.retry, retry_after_s=retry_after_s)
+
+
+def _json(document: Mapping[str, Any], status: int) -> web.Response:
+    return web.Response(body=orjson.dumps(document), status=status, content_type="application/json")

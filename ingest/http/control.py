@@ -1,7 +1,4 @@
-"""The control plane: /status, /flush, /explain, /health and /metrics. Owns their JSON; the numbers belong to the parts.
-
-The Iceberg REST catalog is mounted beside them under /v1 by service.py.
-"""
+"""The control plane: /status, /flush, /explain/flush, /health and /metrics. The numbers belong to the parts."""
 
 from __future__ import annotations
 
@@ -18,30 +15,34 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from lakefeed.contract.changes import SourceId
 from lakefeed.ingest.admission.auth import Auth
-from lakefeed.ingest.config import ServerConfig
-from lakefeed.ingest.http.gate import asking_for_token
+from lakefeed.ingest.admission.limits import SharedLimits
+from lakefeed.ingest.config import IngestConfig, ServerConfig
+from lakefeed.ingest.http.gate import RequestGate, require_token
 from lakefeed.ingest.intake.debezium import DebeziumIntake
 from lakefeed.ingest.intake.intake import Intake
 from lakefeed.ingest.metrics import IngestMetrics
-from lakefeed.ingest.protocol.offers import NackReason
-from lakefeed.ingest.websocket.client import Connection
+from lakefeed.ingest.protocol import dolake
+from lakefeed.ingest.websocket.client import ClientConnection
 from lakefeed.ingest.websocket.server import DataPlane
 from lakefeed.writer.commit.sources import ConsumerWatch
 from lakefeed.writer.tables.feed import Feed
 
-# A flush that takes longer goes on; only the caller stops waiting.
+# A flush that takes longer continues; only the caller stops waiting.
 FLUSH_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the control plane looks at."""
+    """The parts that the control plane shows."""
 
     config: ServerConfig
+    ingest_config: IngestConfig
     version: str
     node: str
     started_at: float
     data_plane: DataPlane
+    request_gate: RequestGate
+    limits: SharedLimits
     intake: Intake
     feed: Feed
     registry: CollectorRegistry
@@ -56,7 +57,7 @@ PARTS: web.AppKey[Parts] = web.AppKey("parts", Parts)
 
 def build_control_plane(parts: Parts) -> web.Application:
     """Build the application with the control plane's own routes."""
-    app = web.Application(middlewares=[asking_for_token(parts.auth)])
+    app = web.Application(middlewares=[require_token(parts.auth)])
     app[PARTS] = parts
     app.router.add_get("/", _index)
     app.router.add_get("/status", _status)
@@ -105,7 +106,7 @@ async def _ready(request: web.Request) -> web.Response:
 
 
 def _problems(parts: Parts) -> list[str]:
-    """List what keeps the service from taking changes or committing them."""
+    """Return what keeps the service from accepting changes or committing them."""
     now = time.monotonic()  # the event loop's time too
     return parts.intake.problems(now=now) + parts.feed.problems(now=now, stalled_after_s=parts.config.stalled_after_s)
 
@@ -123,8 +124,10 @@ async def _flush(request: web.Request) -> web.Response:
             report = await parts.feed.flush(table)
     except TimeoutError:
         problems = parts.feed.problems(now=time.monotonic(), stalled_after_s=0)
-        return _json({"success": False, "error": "not committed in time; it goes on", "problems": problems}, 504)
-    # Only now: its first changes may have been durable, and not yet read from the log.
+        return _json(
+            {"success": False, "error": "not committed in time; the flush continues", "problems": problems}, 504
+        )
+    # After the flush, because a new table's first changes may have been durable and not yet read from the log.
     if table is not None and not parts.feed.knows(table):
         return _json({"success": False, "error": f"no such table here: table={table}"}, 404)
     return _json(report.to_json(), 503 if report.problems else 200)
@@ -132,10 +135,10 @@ async def _flush(request: web.Request) -> web.Response:
 
 async def _explain_flush(request: web.Request) -> web.Response:
     table = request.query.get("table", "")
-    told = request.app[PARTS].feed.explain_flush(table, now=time.monotonic())
-    if told is None:
+    explained = request.app[PARTS].feed.explain_flush(table, now=time.monotonic())
+    if explained is None:
         return _json({"success": False, "error": f"no such table here: table={table}"}, 404)
-    return _json(told)
+    return _json(explained)
 
 
 async def _status(request: web.Request) -> web.Response:
@@ -145,7 +148,7 @@ async def _status(request: web.Request) -> web.Response:
 
 
 def build_status(parts: Parts, *, consumers: Sequence[Mapping[str, Any]], now: float) -> dict[str, Any]:
-    """Gather the state of all parts."""
+    """Return the state of all parts."""
     connections = parts.data_plane.connections()
     return {
         "state": parts.data_plane.state,
@@ -154,13 +157,17 @@ def build_status(parts: Parts, *, consumers: Sequence[Mapping[str, Any]], now: f
         "uptimeSeconds": round(now - parts.started_at, 3),
         "connectedSources": len({c.session.source for c in connections if c.session.source}),
         "connections": len(connections),
-        "buffer": {**msgspec.to_builtins(parts.data_plane.buffer.stats()), **parts.feed.buffer_status()},
+        "buffer": {**msgspec.to_builtins(parts.data_plane.backlog.stats()), **parts.feed.buffer_status()},
         "log": parts.feed.log_status(),
         "lastFlushTime": parts.data_plane.last_flush_time_ms,
-        "nextFlushTime": parts.data_plane.buffer.next_flush_time_ms(),
+        "nextFlushTime": parts.data_plane.backlog.next_flush_time_ms(),
         "sources": _sources(parts, connections),
         "sourceStates": [_source_state(parts, connection) for connection in connections if connection.session.source],
-        "dedupStats": _dedup_stats(parts),
+        "dedupStats": dolake.dedup_stats(
+            received_changes=parts.metrics.counts.received_changes,
+            duplicate_changes=parts.metrics.counts.duplicate_changes,
+            sources=len(parts.intake.sources()),
+        ),
         "tables": parts.feed.table_status(now=time.monotonic()),
         "consumers": consumers,
         "transactionDoubts": list(parts.debezium.doubts),
@@ -170,56 +177,44 @@ def build_status(parts: Parts, *, consumers: Sequence[Mapping[str, Any]], now: f
 
 
 def _admission(parts: Parts) -> dict[str, Any]:
-    """Tell how busy the service is, what its limits are and what they have refused."""
-    gatekeeper = parts.data_plane.gatekeeper
-    limits, budget = gatekeeper.config, gatekeeper.budget
+    """Return how busy the service is, its limits, and what they have refused."""
+    level, budget, gate = parts.data_plane.admission.level, parts.limits.budget, parts.request_gate
+    counts = parts.metrics.counts
     return {
-        "degradedMode": gatekeeper.level.is_degraded,
-        "loadLevel": gatekeeper.level.value,
+        "degradedMode": level.is_degraded,
+        "loadLevel": level.value,
         "memory": {
             "heldBytes": budget.used_bytes,
             "maxBytes": budget.max_bytes,
             "pausedConnections": budget.waiting_readers,
-            "httpHeldBytes": gatekeeper.http.held_bytes,
+            "httpHeldBytes": gate.held_bytes,
         },
         "httpIngest": {
-            "requests": dict(sorted(gatekeeper.http.under_way.items())),
-            "served": gatekeeper.http.places.taken,
-            "waiting": gatekeeper.http.places.waiting,
-            "maxRequests": limits.http_requests_max,
+            "requests": dict(sorted(gate.in_flight.items())),
+            "served": gate.slots.used,
+            "waiting": gate.slots.waiting,
+            "maxRequests": parts.ingest_config.http_requests_max,
         },
         "rateLimits": {
-            "connectionsPerSecond": limits.connection_rate_per_s,
-            "maxConnections": limits.connections_max,
-            "messagesPerSecond": limits.message_rate_per_s,
-            "burstCapacity": limits.message_burst,
-            "sourceBytesPerSecond": limits.source_bytes_per_s,
-            "maxPayloadSize": limits.frame_max_bytes,
-            "maxEventSize": limits.event_max_bytes,
+            "connectionsPerSecond": parts.ingest_config.connection_rate_per_s,
+            "maxConnections": parts.ingest_config.connections_max,
+            "messagesPerSecond": parts.ingest_config.message_rate_per_s,
+            "burstCapacity": parts.ingest_config.message_burst,
+            "sourceBytesPerSecond": parts.ingest_config.source_bytes_per_s,
+            "maxPayloadSize": parts.ingest_config.frame_max_bytes,
+            "maxEventSize": parts.ingest_config.event_max_bytes,
         },
-        "rateLimitMetrics": {
-            **_refused(parts),
-            "activeConnections": gatekeeper.connections.active,
-            "peakConnections": gatekeeper.connections.peak,
-        },
+        "rateLimitMetrics": dolake.rate_limit_metrics(
+            nacks=counts.nacks,
+            rejected=counts.rejected_connections,
+            closed=counts.closed_connections,
+            active_connections=parts.limits.slots.active,
+            peak_connections=parts.limits.slots.peak,
+        ),
     }
 
 
-def _refused(parts: Parts) -> dict[str, int]:
-    counts = parts.metrics.counts
-    nacks, rejected, closed = counts.nacks, counts.rejected_connections, counts.closed_connections
-    return {
-        "connectionsRateLimited": rejected["rate_limited"] + rejected["connection_limit"],
-        "ipRejections": rejected["ip_limit"],
-        "messagesRateLimited": nacks[NackReason.RATE_LIMITED.value],
-        "payloadRejections": nacks[NackReason.PAYLOAD_TOO_LARGE.value] + closed[1009],
-        "eventSizeRejections": nacks[NackReason.EVENT_TOO_LARGE.value],
-        "loadSheddingEvents": nacks[NackReason.LOAD_SHEDDING.value],
-        "connectionsClosed": sum(closed[code] for code in (1008, 1009, 4000, 4001, 4002, 4003)),
-    }
-
-
-def _sources(parts: Parts, connections: list[Connection]) -> list[dict[str, Any]]:
+def _sources(parts: Parts, connections: list[ClientConnection]) -> list[dict[str, Any]]:
     by_source = {c.session.source: c for c in connections}
     return [
         {
@@ -238,8 +233,8 @@ def _sources(parts: Parts, connections: list[Connection]) -> list[dict[str, Any]
 
 
 def _requests(parts: Parts, source: SourceId) -> dict[str, Any]:
-    """Tell what a source has sent over HTTP since the service started, if anything."""
-    known = parts.data_plane.gatekeeper.http.sources.get(source)
+    """Return what a source has sent over HTTP since the start, if anything."""
+    known = parts.request_gate.sources.get(source)
     if known is None:
         return {}
     return {
@@ -249,31 +244,16 @@ def _requests(parts: Parts, source: SourceId) -> dict[str, Any]:
     }
 
 
-def _source_state(parts: Parts, connection: Connection) -> dict[str, Any]:
-    """Describe a connected source in DoLake's words; received and acked are the same, because an ack says durable."""
+def _source_state(parts: Parts, connection: ClientConnection) -> dict[str, Any]:
     source = connection.session.source
     assert source is not None
     durable = parts.intake.durable_position(source)
     sequence = durable.sequence if durable is not None else None
-    return {
-        "sourceDoId": source,
-        "lastReceivedSequence": sequence,
-        "lastAckedSequence": sequence,
-        "pendingEvents": connection.pending_events,
-        **_connection(connection),
-    }
+    state = dolake.source_state(source, durable_sequence=sequence, pending_events=connection.pending_events)
+    return {**state, **_connection(connection)}
 
 
-def _dedup_stats(parts: Parts) -> dict[str, int]:
-    """Return how many changes were compared and found again, and how many sources have a mark."""
-    return {
-        "totalChecks": parts.metrics.counts.received_changes,
-        "duplicatesFound": parts.metrics.counts.duplicate_changes,
-        "entriesTracked": len(parts.intake.sources()),
-    }
-
-
-def _connection(connection: Connection) -> dict[str, Any]:
+def _connection(connection: ClientConnection) -> dict[str, Any]:
     return {
         "remote": connection.remote,
         "sourceShardName": connection.gate.slot.shard or None,

@@ -1,10 +1,9 @@
-"""The limits of HTTP ingest, applied to its requests as they come. Owns their visits; others decide.
+"""Admission of HTTP requests: the token check of all routes, and the lease of an ingest request.
 
-    arrive -> its source's rate (Debezium) -> a place -> the body, within the budget -> durable -> answered -> gone
-              admission/limits.py                   admission/budget.py   admission/budget.py, shared with the WebSocket
+    arrive -> rate of its source (Debezium) -> request slot -> body, within the memory budget -> durable -> reply
 
-Who has to wait waits in line. A visit with a deadline (/cdc) is refused at it; one without (Debezium, which gives up
-after five refusals and can then lose rows) waits for as long as its client does.
+Requests wait in line. A lease with a deadline (/cdc) is refused at it. One without (Debezium, which gives up after five
+refusals and can then lose rows) waits as long as its client does.
 """
 
 from __future__ import annotations
@@ -23,23 +22,58 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from lakefeed.contract.changes import SourceId
-from lakefeed.ingest.admission.addresses import Network, client_address
-from lakefeed.ingest.admission.auth import Auth, Refusal
-from lakefeed.ingest.admission.budget import Places, ReadBudget
+from lakefeed.ingest.admission.addresses import Address, client_address
+from lakefeed.ingest.admission.auth import TOKEN_INVALID, Auth, Principal, Unauthenticated
+from lakefeed.ingest.admission.budget import ReadBudget, RequestSlots
 from lakefeed.ingest.admission.limits import CONNECTION_RETRY_AFTER_S, RequestRates
 from lakefeed.ingest.config import IngestConfig
 from lakefeed.ingest.errors import ProtocolError
 from lakefeed.ingest.protocol.offers import NackReason
 
-# --- ingest.http_gate -------------------------------------------------------------------------------------------------
+# How often a waiting request checks whether its client is still connected; aiohttp does not notify.
+CLIENT_CHECK_S = 1.0
+
+CATALOG_PREFIX = "/v1/"
+
+# Who a request acts as.
+PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
+
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-# How often a visit that waits looks whether its client still does; nobody tells.
-GONE_CHECK_S = 1.0
+# -- token check
+
+
+def require_token(auth: Auth) -> Middleware:
+    """Return the middleware that keeps the principal in the request, or answers 401."""
+
+    @web.middleware
+    async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
+        admitted = auth.admit(request.path, request.headers.get("Authorization"))
+        if isinstance(admitted, Unauthenticated):
+            return _unauthorized(request, admitted)
+        request[PRINCIPAL] = admitted
+        return await handler(request)
+
+    return authenticate
+
+
+def _unauthorized(request: web.Request, refusal: Unauthenticated) -> web.Response:
+    if request.path.startswith(CATALOG_PREFIX):  # in Iceberg's form
+        body = orjson.dumps({"error": {"message": refusal.message, "type": "NotAuthorizedException", "code": 401}})
+    else:
+        body = orjson.dumps({"success": False, "reason": "unauthorized", "error": refusal.message})
+    # RFC 6750, section 3: the challenge to a request without a token has no error code.
+    challenge = 'Bearer realm="lakefeed"' + (', error="invalid_token"' if refusal is TOKEN_INVALID else "")
+    headers = {"WWW-Authenticate": challenge}
+    return web.Response(body=body, status=401, headers=headers, content_type="application/json")
+
+
+# -- leases
 
 
 class Busy(ProtocolError):
-    """There is no room for a request now: refuse it and say when to come back."""
+    """There is no room for a request now: refuse it with the time to retry after."""
 
     def __init__(self, reason: NackReason, message: str, *, retry_after_s: float = CONNECTION_RETRY_AFTER_S) -> None:
         super().__init__(reason.value, message, retry=True)
@@ -48,42 +82,48 @@ class Busy(ProtocolError):
 
 @dataclass(slots=True)
 class SourceRequests:
-    """What a source has sent over HTTP and was answered 2xx."""
+    """The requests of a source that were answered 2xx."""
 
     requests: int = 0
     changes: int = 0
     last_at: float = 0.0
 
 
-class HttpGate:
-    """The limits and what is counted against them."""
+class RequestGate:
+    """The limits of HTTP ingest and what is counted against them."""
 
     def __init__(self, config: IngestConfig, *, budget: ReadBudget, rates: RequestRates) -> None:
         self.budget = budget
         self.rates = rates
-        self.places = Places(
+        self.slots = RequestSlots(
             total=config.http_requests_max,
             per_address=config.http_requests_per_ip_max,
             private_addresses_count=config.limit_private_ips,
         )
-        self.under_way: Counter[str] = Counter()
+        self.in_flight: Counter[str] = Counter()
         self.held_bytes = 0
-        # As many as there are sources that became durable, which the log bounds.
+        # As many as there are durable sources, which the log bounds.
         self.sources: dict[SourceId, SourceRequests] = {}
         self._trusted_proxies = config.proxy_networks()
 
     @asynccontextmanager
-    async def visit(self, request: web.Request, *, wait_max_s: float | None) -> AsyncIterator[Visit]:
-        """Count a request while the block runs, and give back all that it holds when that ends."""
-        visit = Visit(self, request, wait_max_s=wait_max_s, trusted_proxies=self._trusted_proxies)
-        self.under_way[request.path] += 1
+    async def lease(self, request: web.Request, *, wait_max_s: float | None) -> AsyncIterator[RequestLease]:
+        """Count a request while the block runs, and release all that it holds at the end."""
+        address = client_address(
+            request.remote or "",
+            self._trusted_proxies,
+            connecting=_header(request, "CF-Connecting-IP"),
+            forwarded=_header(request, "X-Forwarded-For"),
+        )
+        lease = RequestLease(self, request, address, wait_max_s=wait_max_s)
+        self.in_flight[request.path] += 1
         try:
-            yield visit
+            yield lease
         finally:
-            self.under_way[request.path] -= 1
-            visit.leave()
+            self.in_flight[request.path] -= 1
+            lease.release()
 
-    def note_taken(self, source: SourceId, *, changes: int) -> None:
+    def count_accepted(self, source: SourceId, *, changes: int) -> None:
         """Count a request that is durable."""
         known = self.sources.setdefault(source, SourceRequests())
         known.requests += 1
@@ -91,165 +131,117 @@ class HttpGate:
         known.last_at = time.time()
 
 
-class Visit:
-    """One request, from its arrival until it is durable: its place, and what it holds of the budget."""
+class RequestLease:
+    """What one request holds from its arrival until it is durable: a request slot and bytes of the budget.
+
+    The methods that wait raise Busy at the deadline, and ConnectionError if the client is gone.
+    """
 
     def __init__(
-        self, gate: HttpGate, request: web.Request, *, wait_max_s: float | None, trusted_proxies: tuple[Network, ...]
+        self, gate: RequestGate, request: web.Request, address: Address | None, *, wait_max_s: float | None
     ) -> None:
-        self.address = client_address(
-            request.remote or "",
-            trusted_proxies,
-            connecting=_header(request, "CF-Connecting-IP"),
-            forwarded=_header(request, "X-Forwarded-For"),
-        )
+        self.address = address
         self.held_bytes = 0
         self._gate = gate
         self._request = request
         self._deadline = None if wait_max_s is None else time.monotonic() + wait_max_s
-        self._has_place = False
+        self._has_slot = False
         self._wanted_bytes = 0
-        self._turn: asyncio.Future[None] | None = None
+        self._granted: asyncio.Future[None] | None = None
 
     @property
-    def is_gone(self) -> bool:
-        """Tell whether nobody waits for the answer any more."""
+    def is_client_gone(self) -> bool:
+        """Return whether the client has disconnected."""
         transport = self._request.transport
         return transport is None or transport.is_closing()
 
     @property
     def is_late(self) -> bool:
-        """Tell whether to wait no longer."""
+        """Return whether the deadline has passed."""
         return self._deadline is not None and time.monotonic() >= self._deadline
 
     async def pace(self, source: SourceId, size_bytes: int) -> None:
-        """Wait until a source may send a request of this size, without a place: others have use for it.
-
-        Raises: ConnectionError if the client is gone.
-        """
+        """Wait until a source may send a request of this size; without a slot, which others can use meanwhile."""
         while wait_s := self._gate.rates.admit(source, size_bytes, time.time()):
-            await asyncio.sleep(min(wait_s, GONE_CHECK_S))
+            await asyncio.sleep(min(wait_s, CLIENT_CHECK_S))
             self._check_client()
 
-    async def enter(self) -> None:
-        """Wait for a place.
+    async def acquire_slot(self) -> None:
+        """Wait for a request slot."""
+        self._has_slot = self._gate.slots.acquire(self)
+        if not self._has_slot:
+            await self._wait(Busy(NackReason.CONNECTION_LIMIT, "too many requests are in flight"))
 
-        Raises: Busy, ConnectionError if the client is gone.
-        """
-        self._has_place = self._gate.places.enter(self)
-        if not self._has_place:
-            await self._wait_for_turn(Busy(NackReason.CONNECTION_LIMIT, "too many requests are under way"))
-
-    def on_place(self) -> None:
-        """Come in."""
-        self._has_place = True
+    def on_slot(self) -> None:
+        """Continue with the slot that was granted."""
+        self._has_slot = True
         self._end_wait()
 
     async def wait_to_read(self) -> None:
-        """Wait until another allowance may be read.
-
-        Raises: Busy, ConnectionError if the client is gone.
-        """
+        """Wait until another allowance may be read."""
         if not self._gate.budget.is_open():
             self._gate.budget.wait(self)
-            await self._wait_for_turn(_no_memory())
+            await self._wait(_memory_full())
 
     async def reserve(self, size_bytes: int) -> None:
-        """Wait until a whole body may be read.
-
-        Raises: Busy, ConnectionError if the client is gone.
-        """
+        """Wait until a whole body may be read."""
         self._wanted_bytes = size_bytes
         if self._gate.budget.reserve(self, size_bytes):
             self._count(size_bytes)
         else:
-            await self._wait_for_turn(_no_memory())
+            await self._wait(_memory_full())
 
-    def on_turn(self, *, reserved: bool) -> None:
-        """Read on."""
+    def on_granted(self, *, reserved: bool) -> None:
+        """Continue to read: the budget has room."""
         if reserved:
             self._count(self._wanted_bytes)
         self._end_wait()
 
-    def settle(self, size_bytes: int) -> None:
-        """Hold from now on what a body really takes."""
+    def hold(self, size_bytes: int) -> None:
+        """Hold what a body really takes, instead of what was reserved."""
         more_bytes = size_bytes - self.held_bytes
         self._count(more_bytes)
         if more_bytes > 0:
             self._gate.budget.charge(more_bytes)
         elif more_bytes < 0:
-            self._gate.budget.give_back(-more_bytes)
+            self._gate.budget.release(-more_bytes)
 
-    def leave(self) -> None:
-        """Give back place and bytes, or stand in line for them no more."""
+    def release(self) -> None:
+        """Release slot and bytes, or stop waiting for them."""
         self._gate.budget.forget(self)
-        self.settle(0)
-        if self._has_place:
-            self._has_place = False
-            self._gate.places.leave(self)
+        self.hold(0)
+        if self._has_slot:
+            self._has_slot = False
+            self._gate.slots.release(self)
         else:
-            self._gate.places.forget(self)
+            self._gate.slots.forget(self)
 
     def _count(self, more_bytes: int) -> None:
         self.held_bytes += more_bytes
         self._gate.held_bytes += more_bytes
 
-    async def _wait_for_turn(self, busy: Busy) -> None:
-        self._turn = asyncio.get_running_loop().create_future()
-        while not self._turn.done():
+    async def _wait(self, busy: Busy) -> None:
+        self._granted = asyncio.get_running_loop().create_future()
+        while not self._granted.done():
             if self.is_late:
                 raise busy
             left_s = math.inf if self._deadline is None else self._deadline - time.monotonic()
-            await asyncio.wait([self._turn], timeout=max(0.0, min(GONE_CHECK_S, left_s)))
+            await asyncio.wait([self._granted], timeout=max(0.0, min(CLIENT_CHECK_S, left_s)))
             self._check_client()
 
     def _end_wait(self) -> None:
-        if self._turn is not None and not self._turn.done():
-            self._turn.set_result(None)
+        if self._granted is not None and not self._granted.done():
+            self._granted.set_result(None)
 
     def _check_client(self) -> None:
-        if self.is_gone:
+        if self.is_client_gone:
             raise ConnectionResetError("the client is gone")
 
 
-def _no_memory() -> Busy:
-    return Busy(NackReason.BUFFER_FULL, "too much of all clients is not yet durable")
+def _memory_full() -> Busy:
+    return Busy(NackReason.BUFFER_FULL, "too much data of all clients is not durable yet")
 
 
 def _header(request: web.Request, name: str) -> str | None:
-    """Read a header; of one that came several times, all values, as HTTP has it."""
+    """Return a header; if it was sent several times, all values joined by commas, as HTTP defines it."""
     return ",".join(request.headers.getall(name, [])) or None
-
-
-# --- ingest.http_auth -------------------------------------------------------------------------------------------------
-#
-# The door of the control plane: asks for a token before anything else. Owns the answer 401; admission/auth.py decides.
-
-
-CATALOG_PREFIX = "/v1/"
-UNAUTHORIZED = 401
-
-Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def asking_for_token(auth: Auth) -> Middleware:
-    """Build the middleware that answers 401, in Iceberg's shape on the catalog's paths."""
-
-    @web.middleware
-    async def ask(request: web.Request, handler: Handler) -> web.StreamResponse:
-        refusal = auth.admit(request.path, request.headers.get("Authorization"))
-        return await handler(request) if refusal is None else _unauthorized(request, refusal)
-
-    return ask
-
-
-def _unauthorized(request: web.Request, refusal: Refusal) -> web.Response:
-    if request.path.startswith(CATALOG_PREFIX):
-        error = {"message": refusal.value, "type": "NotAuthorizedException", "code": UNAUTHORIZED}
-        body = orjson.dumps({"error": error})
-    else:
-        body = orjson.dumps({"success": False, "reason": "unauthorized", "error": refusal.value})
-    # RFC 6750, section 3: a request without a token is told no error code.
-    challenge = 'Bearer realm="lakefeed"' + (', error="invalid_token"' if refusal is Refusal.NOT_VALID else "")
-    headers = {"WWW-Authenticate": challenge}
-    return web.Response(body=body, status=UNAUTHORIZED, headers=headers, content_type="application/json")

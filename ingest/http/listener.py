@@ -1,7 +1,7 @@
-"""The control plane's listener. Owns its connections and how much of a request is read ahead; routes are others'.
+"""The HTTP listener: its connections, and decompression for routes that do not read their own bodies.
 
-Beyond `connections_max` whoever connects is hung up on: each connection may hold READ_AHEAD_BYTES that nobody asked
-for yet. Bodies of HTTP ingest are read, and unpacked, by their own routes; those of all others are unpacked here.
+Connections beyond `connections_max` are aborted, because each may hold READ_AHEAD_BYTES before any handler runs. The
+routes of HTTP ingest read and decompress their bodies themselves, within the memory budget.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from aiohttp import StreamReader, web
 
 from lakefeed.ingest.admission.budget import ALLOWANCE_BYTES
 from lakefeed.ingest.errors import ProtocolError
-from lakefeed.ingest.http.bodies import open_unpacker
+from lakefeed.ingest.http.bodies import open_decompressor
 from lakefeed.ingest.protocol.offers import NackReason
 
-# What aiohttp buffers of a body before it stops reading: twice the allowance, and what asyncio reads at once.
+# What aiohttp buffers of a body before it stops reading: twice the allowance, and one read of asyncio.
 READ_AHEAD_BYTES = 2 * ALLOWANCE_BYTES + 256 * 1024
 
-# Idle connections are closed after this: later than proxies do (a minute is usual), so that none meets a closed one.
+# Idle connections are closed after this: later than proxies do (usually a minute), so that none uses a closed one.
 IDLE_S = 120
 
-# A client that vanishes while it waits for its answer is noticed by the system after two minutes: 60 + 4 x 15 seconds.
+# TCP keepalive finds a vanished client after two minutes: 60 + 4 x 15 seconds.
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 60, 15, 4
 
-# Connections that the system keeps for us until we accept them.
+# Connections that the kernel queues until we accept them.
 LISTEN_BACKLOG = 1024
 
 _Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -37,10 +37,10 @@ _Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """What the listener may take."""
+    """Limits of the listener."""
 
     connections_max: int
-    unpacked_max_bytes: int
+    body_max_bytes: int
     shutdown_s: float
 
 
@@ -50,12 +50,12 @@ async def serve_http(
     listener: socket.socket,
     *,
     limits: HttpLimits,
-    unpacked_by_route: Collection[str] = (),
-    on_hang_up: Callable[[], None] = lambda: None,
+    own_body_routes: Collection[str] = (),
+    on_rejected: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[None]:
-    """Serve an application while the block runs; `unpacked_by_route` are the paths that read their own bodies."""
-    app.middlewares.insert(0, _unpacking(unpacked_by_route, limits.unpacked_max_bytes))
-    _notice_vanished_clients(listener)
+    """Serve an application while the block runs; `own_body_routes` are paths that decompress their own bodies."""
+    app.middlewares.insert(0, _decompressing(own_body_routes, limits.body_max_bytes))
+    _set_keepalive(listener)
     runner = web.AppRunner(
         app,
         access_log=None,
@@ -67,7 +67,7 @@ async def serve_http(
     await runner.setup()
     server = None
     try:
-        connect = _Connecting(runner, limits.connections_max, on_hang_up)
+        connect = _ProtocolFactory(runner, limits.connections_max, on_rejected)
         server = await asyncio.get_running_loop().create_server(connect, sock=listener, backlog=LISTEN_BACKLOG)
         yield
     finally:
@@ -76,68 +76,68 @@ async def serve_http(
         await runner.cleanup()
 
 
-class _Connecting:
-    """Makes the protocol of each new connection."""
+class _ProtocolFactory:
+    """Creates the protocol of each new connection."""
 
-    def __init__(self, runner: web.AppRunner, connections_max: int, on_hang_up: Callable[[], None]) -> None:
+    def __init__(self, runner: web.AppRunner, connections_max: int, on_rejected: Callable[[], None]) -> None:
         assert runner.server is not None, "the runner is set up"
         self._server = runner.server
         self._connections_max = connections_max
-        self._on_hang_up = on_hang_up
+        self._on_rejected = on_rejected
 
     def __call__(self) -> asyncio.Protocol:
         if len(self._server.connections) < self._connections_max:
             return self._server()
-        self._on_hang_up()
-        return _HangUp()
+        self._on_rejected()
+        return _Abort()
 
 
-class _HangUp(asyncio.Protocol):
+class _Abort(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         transport.abort()
 
 
-def _notice_vanished_clients(listener: socket.socket) -> None:
-    """Let the system ask silent clients whether they are there. aiohttp switches it on; the rest is inherited."""
+def _set_keepalive(listener: socket.socket) -> None:
+    """Set the intervals of TCP keepalive, which connections inherit; aiohttp switches it on."""
     for name, value in (
         ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
         ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),
         ("TCP_KEEPCNT", KEEPALIVE_PROBES),
     ):
-        if hasattr(socket, name):  # not every system lets it be set
+        if hasattr(socket, name):  # not every system has it
             listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _unpacking(unpacked_by_route: Collection[str], max_bytes: int) -> Callable[..., Awaitable[web.StreamResponse]]:
-    """Build what unpacks the bodies of all other routes.
+def _decompressing(own_body_routes: Collection[str], max_bytes: int) -> Callable[..., Awaitable[web.StreamResponse]]:
+    """Return the middleware that decompresses the bodies of all other routes.
 
-    aiohttp would do it for all or none, and does not notice a gzip body that was cut off.
+    aiohttp would do it for all routes or none, and does not notice a truncated gzip body.
     """
 
     @web.middleware
-    async def unpack(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    async def decompress(request: web.Request, handler: _Handler) -> web.StreamResponse:
         coding = ",".join(request.headers.getall("Content-Encoding", []))
-        if coding and request.path not in unpacked_by_route:
-            # There is no public way to hand a route another body; it must not have been looked at through `content`.
-            packed = request._payload  # noqa: SLF001
-            request._payload = await _unpacked(request, packed, coding, max_bytes=max_bytes)  # noqa: SLF001
+        if coding and request.path not in own_body_routes:
+            # aiohttp has no public way to replace a body; it works as long as `content` was not read.
+            compressed = request._payload  # noqa: SLF001
+            request._payload = await _decompressed(request, compressed, coding, max_bytes=max_bytes)  # noqa: SLF001
         return await handler(request)
 
-    return unpack
+    return decompress
 
 
-async def _unpacked(request: web.Request, packed: StreamReader, coding: str, *, max_bytes: int) -> StreamReader:
-    """Unpack a body. A broken one is told to the route when it reads, and so to the client in the route's words.
+async def _decompressed(request: web.Request, compressed: StreamReader, coding: str, *, max_bytes: int) -> StreamReader:
+    """Return the decompressed body. A malformed one raises when the route reads it, so the route words the error.
 
     Raises: HTTPRequestEntityTooLarge.
     """
     payload = StreamReader(request.protocol, max_bytes)
     try:
-        unpacker = open_unpacker(coding, max_bytes=max_bytes)
-        while piece := await packed.readany():
-            payload.feed_data(unpacker.feed(piece))
-        unpacker.finish()
+        decompressor = open_decompressor(coding, max_bytes=max_bytes)
+        while piece := await compressed.readany():
+            payload.feed_data(decompressor.feed(piece))
+        decompressor.finish()
     except ProtocolError as error:
         if error.reason == NackReason.PAYLOAD_TOO_LARGE.value:
             raise web.HTTPRequestEntityTooLarge(max_bytes, max_bytes + 1) from None

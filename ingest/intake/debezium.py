@@ -1,10 +1,10 @@
-"""Debezium's requests on their way to the log. Owns the order of a source's requests and what is remembered of them.
+"""Debezium requests on their way to the log, one at a time per source.
 
     body --read_events--> events --Positions.plan--> new changes --numbered--> a batch like any other --> intake
 
-One request of a source at a time: what is new depends on what the request before made durable. The plan's state
-becomes durable in the same record as its changes (sources.py), so a crash forgets neither or both. What waits is the
-body alone: events are read when there is room for what they become, and take many times their bytes.
+The requests of a source are serialized, because what is new depends on what the request before made durable. The state
+of the plan becomes durable in the same record as its changes, so a crash loses both or neither. Only the body waits:
+events take many times its bytes, so they are read when there is room for what they become.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from lakefeed.writer.wal.payload import Encoding
 
 logger = logging.getLogger(__name__)
 
-# Newest doubts about transactions in /status; all of them are in the log lines and counted.
+# Newest incomplete transactions in /status; all of them are logged and counted.
 DOUBTS_SHOWN = 20
-# Tables named in a doubt: enough to know where to look, and a log line stays one that can be read.
+# Tables named per incomplete transaction: enough to know where to look, and log lines stay readable.
 TABLES_SHOWN = 20
 
 
 class _State(msgspec.Struct):
-    """What is remembered of a source: the last positions, and the transactions that are not complete."""
+    """The adapter state of a source: the last positions, and the transactions that are not complete."""
 
     positions: Positions
     tally: TransactionTally
@@ -74,7 +74,7 @@ _decode_state = msgspec.json.Decoder(_State).decode
 
 @dataclass(frozen=True, slots=True)
 class DebeziumReceipt:
-    """What came of a request: how many of its changes were new and how many had been taken before."""
+    """The result of a request: how many of its changes were new and how many had been accepted before."""
 
     verdict: Verdict | None
     fresh: int
@@ -83,7 +83,7 @@ class DebeziumReceipt:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A request that was read: what to write, what is new in it, and what it says of transactions."""
+    """A request that was read: the offer, which changes are new, and reports on transactions."""
 
     offer: Offer
     plan: Plan
@@ -91,7 +91,7 @@ class _Request:
 
 
 class DebeziumIntake:
-    """Takes Debezium's requests, each source's in order."""
+    """Makes Debezium requests durable, in order per source."""
 
     def __init__(
         self, intake: Intake, *, config: DebeziumConfig, metrics: IngestMetrics, clock: Callable[[], float]
@@ -101,22 +101,22 @@ class DebeziumIntake:
         self._config = config
         self._metrics = metrics
         self._clock = clock
-        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._verdicts: weakref.WeakValueDictionary[str, asyncio.Future[Verdict]] = weakref.WeakValueDictionary()
 
-    async def take(self, source: SourceId, body: bytes, headers: Mapping[str, str]) -> DebeziumReceipt:
+    async def accept(self, source: SourceId, body: bytes, headers: Mapping[str, str]) -> DebeziumReceipt:
         """Make the new changes of a request durable; returns after the log is synced.
 
-        Cancelling it leaves the request durable or not; sent again, it is found out which.
+        A cancelled request may be durable or not; sending it again resolves that.
 
         Raises: DebeziumMalformed, or ProtocolError if the source has no numbers left.
         """
-        turn = self._turns.setdefault(source, asyncio.Lock())
-        async with turn:
+        lock = self._locks.setdefault(source, asyncio.Lock())
+        async with lock:
             if (abandoned := self._verdicts.get(source)) is not None:
-                await asyncio.wait([abandoned])  # whoever waited for it was cancelled: it may be durable by now
-            if (unmet := await self._intake.meet(source)) is not None:
-                return DebeziumReceipt(unmet, 0, 0)
+                await asyncio.wait([abandoned])  # its caller was cancelled: it may be durable by now
+            if (refused := await self._intake.look_up_source(source)) is not None:
+                return DebeziumReceipt(refused, 0, 0)
             await self._intake.wait_for_room()
             request = self._read(source, body, headers)
             if isinstance(request, DebeziumReceipt):
@@ -125,41 +125,41 @@ class DebeziumIntake:
             return DebeziumReceipt(await self._make_durable(request), len(plan.fresh), len(plan.repeated))
 
     def _read(self, source: SourceId, body: bytes, headers: Mapping[str, str]) -> _Request | DebeziumReceipt:
-        """Read a request and decide what is new in it; nothing has changed yet. One sent again has its receipt."""
+        """Read a request and decide what is new in it; changes nothing. A retried request has its receipt already."""
         events = read_events(body, headers, self._config)
         now_us = int(self._clock() * 1_000_000)
         first = next_position(self._intake, source, count=len(events), now_us=now_us)
         state = self._load_state(source, first)
         plan = state.positions.plan(events, digest=digest_of(body), run_id=read_context(headers).run_id)
         if plan.is_retry:
-            return self._known(events)
+            return self._count_retry(events)
         reports = _observe(state.tally, events, plan)
-        origin = _encode(_State(plan.after, state.tally)).decode()
-        offer = _offer_of(source, events, plan, first=first, origin=origin, received_at_us=now_us)
-        if self._intake.heeds_transactions:
+        adapter_state = _encode(_State(plan.after, state.tally)).decode()
+        offer = _offer_of(source, events, plan, first=first, adapter_state=adapter_state, received_at_us=now_us)
+        if self._intake.tracks_transactions:
             offer = replace(offer, open_transaction=state.tally.open_transaction)
         return _Request(offer, plan, reports)
 
-    def _known(self, events: Sequence[DebeziumEvent]) -> DebeziumReceipt:
+    def _count_retry(self, events: Sequence[DebeziumEvent]) -> DebeziumReceipt:
         repeated = sum(isinstance(event, Change) for event in events)
         self._metrics.counts.received_changes += repeated
         self._metrics.counts.duplicate_changes += repeated
         return DebeziumReceipt(None, 0, repeated)
 
     def _load_state(self, source: SourceId, first: Position) -> _State:
-        text = self._intake.origin(source)
+        text = self._intake.adapter_state(source)
         state = _decode_state(text) if text else _State(Positions(), TransactionTally())
-        # The log's own mark has the last word: a log that was repaired may have lost the text.
+        # The log's mark decides: a log that was repaired may have lost the text.
         state.positions = replace(state.positions, taken=first.sequence - 1)
         return state
 
     async def _make_durable(self, request: _Request) -> Verdict:
         offer = request.offer
-        if not self._intake.has_room_for_origin(offer.source, offer.origin):
+        if not self._intake.has_room_for_adapter_state(offer.source, offer.adapter_state):
             return Refused(NackReason.BUFFER_FULL, "no room for the positions of another source", retry=False)
         future = await self._intake.offer(offer)
         self._verdicts[offer.source] = future
-        future.add_done_callback(functools.partial(self._note, offer.source, request.plan, request.reports))
+        future.add_done_callback(functools.partial(self._on_verdict, offer.source, request.plan, request.reports))
         verdict = await asyncio.shield(future)
         if isinstance(verdict, Duplicate):
             # Nothing of it was written. Sent again, it is numbered behind what the other client wrote.
@@ -167,8 +167,10 @@ class DebeziumIntake:
             return Refused(NackReason.INVALID_SEQUENCE, message, retry=True)
         return verdict
 
-    def _note(self, source: SourceId, plan: Plan, reports: Sequence[Report], future: asyncio.Future[Verdict]) -> None:
-        """Count and report what is now durable, also if nobody waits for the answer any more."""
+    def _on_verdict(
+        self, source: SourceId, plan: Plan, reports: Sequence[Report], future: asyncio.Future[Verdict]
+    ) -> None:
+        """Count and report what is now durable, also if the caller is gone."""
         if future.cancelled() or not isinstance(future.result(), Durable):
             return
         self._metrics.counts.received_changes += len(plan.fresh) + len(plan.repeated)
@@ -202,7 +204,7 @@ def _offer_of(
     plan: Plan,
     *,
     first: Position,
-    origin: str,
+    adapter_state: str,
     received_at_us: int,
 ) -> Offer:
     changes = [event for index in plan.fresh if isinstance(event := events[index], Change)]
@@ -214,7 +216,7 @@ def _offer_of(
         received_at_us=received_at_us,
         encoding=Encoding.JSON_BATCH,
         body=_encode(_Batch(list(map(_event_of, changes, sequences)))),
-        origin=origin,
+        adapter_state=adapter_state,
         tables=frozenset(change.table for change in changes),
     )
 

@@ -1,10 +1,20 @@
-"""Which changes of a source were already taken. Owns the high-water marks; durability belongs to the log.
+"""Deduplication: the high-water mark of each source, and refused batches that nothing may overtake. Pure.
 
-A change is new if its position is above its source's mark. Deciding changes nothing: a mark moves in `record`, which
-the intake calls only after the log is synced, so a batch that failed to become durable is still new when it returns.
+A change is new if its position is above its source's mark. `decide` changes nothing: a mark moves in `record`, which
+the intake calls only after the log is synced. A batch that failed to become durable is still new when it returns.
 
-A refused batch leaves a *gap* (gaps.py): changes behind it would lift the mark over it, and its return would look like
-a duplicate. So the source is held at each refused batch until it has sent all of it again, or connects anew.
+A refused batch blocks its source. Later changes would lift the mark over it, and its return would look like a
+duplicate. The refused range is the span of its new changes, `first` to `last`, in one epoch. While the mark is below
+`last`, an offer has to begin at or below the range's *expected* sequence:
+
+    every number of the span is a change   the first one above the mark; the batch may return cut differently
+    numbers are missing in the span        `first`: the number after the mark is unknown, so the batch has to return
+                                           from where it began; only its changes above the mark are accepted
+
+A range is closed once the mark has reached `last`, and forgotten when its source connects anew, because the source then
+learns where to resume. Ranges are bounded in total and per source. If a source has too many, its last two become one:
+more has to return at once than was refused, but still nothing is overtaken. If there is no room for a source at all,
+the intake revokes the lease of its connection until the source connects again.
 """
 
 from __future__ import annotations
@@ -15,35 +25,22 @@ from dataclasses import dataclass, field
 from lakefeed.contract.changes import Position, SourceId
 from lakefeed.ingest.protocol.offers import BEFORE_ALL, Duplicate, Fresh, NackReason, Offer, Refused
 
-# --- ingest.gaps ------------------------------------------------------------------------------------------------------
-#
-# What was refused of each source and has not come again. Owns the gaps and the rule that nothing passes over one.
-#
-# A gap is a refused batch: the span of its new changes, `first` to `last`, in one epoch. While the mark is below
-# `last`,
-# an offer has to begin at or below the gap's *expected* sequence:
-#
-#     every number of the span is a change      the first one above the mark; so the batch may return in other cuts
-#     numbers are left out                      `first`: which number follows the mark is not known here, so the return
-#                                               has to begin where the refused batch did; what is above the mark is
-# taken
-#
-# A gap is closed once the mark has reached `last`, and forgotten when its source connects anew: it then knows where to
-# resume. Room is bounded in all and per source. Where a source has too many, its last two become one: more has to come
-# again at once than was refused, but still nothing is passed over. A source that finds no room at all is told to its
-# connection (intake.py), which takes nothing more until the source connects.
-
-
-# Of one source: more than a connection has in flight.
-GAPS_MAX_PER_SOURCE = 1024
+# Per source: more than a connection has in flight.
+REFUSED_RANGES_MAX_PER_SOURCE = 1024
 
 # Of all sources: some MiB, and far more than there are connections.
-GAPS_MAX = 65_536
+REFUSED_RANGES_MAX = 65_536
+
+# All marks together, as bytes at the head of a segment: a quarter of a million sources with usual names.
+MARKS_MAX_BYTES = 32 * 1024 * 1024
+
+_NAME_CHAR_MAX_BYTES = 4
+_POSITION_MAX_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Gap:
-    """The changes of a refused batch; `is_dense` tells that every number from first to last is one of them."""
+class RefusedRange:
+    """The changes of a refused batch; `is_dense` says that every number from first to last is one of them."""
 
     epoch: int
     first: int
@@ -51,116 +48,104 @@ class Gap:
     is_dense: bool
 
     def expected(self, after_sequence: int) -> int:
-        """Tell up to where an offer may begin without passing over a change."""
+        """Return the highest sequence that an offer may begin with."""
         return max(self.first, after_sequence + 1) if self.is_dense else self.first
 
-    def joined(self, later: Gap) -> Gap:
-        """Reach over a later gap of the same epoch."""
+    def merged(self, later: RefusedRange) -> RefusedRange:
+        """Return one range over this one and a later one of the same epoch."""
         touches = later.first <= self.last + 1
-        return Gap(self.epoch, self.first, max(self.last, later.last), self.is_dense and later.is_dense and touches)
+        is_dense = self.is_dense and later.is_dense and touches
+        return RefusedRange(self.epoch, self.first, max(self.last, later.last), is_dense)
 
 
 @dataclass(slots=True)
-class Gaps:
-    """The open gaps of all sources, each source's in order."""
+class RefusedRanges:
+    """The open ranges of all sources, sorted within each source."""
 
-    max_in_all: int = GAPS_MAX
-    max_per_source: int = GAPS_MAX_PER_SOURCE
+    max_total: int = REFUSED_RANGES_MAX
+    max_per_source: int = REFUSED_RANGES_MAX_PER_SOURCE
     _count: int = 0
-    _open: dict[SourceId, list[Gap]] = field(default_factory=dict)
+    _open: dict[SourceId, list[RefusedRange]] = field(default_factory=dict)
 
-    def holds(self, source: SourceId) -> bool:
-        """Tell whether a source has open gaps."""
+    def has(self, source: SourceId) -> bool:
+        """Return whether a source has open ranges."""
         return source in self._open
 
-    def first_passed(self, offer: Offer, after_sequence: int) -> Gap | None:
-        """Find the first gap that an offer would pass over. A source that started over is not held by its past."""
-        open_ones = (
-            gap for gap in self._open.get(offer.source, ()) if gap.epoch == offer.epoch and gap.last > after_sequence
-        )
-        return next((gap for gap in open_ones if offer.first_sequence > gap.expected(after_sequence)), None)
+    def first_overtaken(self, offer: Offer, after_sequence: int) -> RefusedRange | None:
+        """Return the first range that an offer would overtake. Ranges of other epochs do not block it."""
+        for each in self._open.get(offer.source, ()):
+            is_open = each.epoch == offer.epoch and each.last > after_sequence
+            if is_open and offer.first_sequence > each.expected(after_sequence):
+                return each
+        return None
 
     def open(self, offer: Offer, after_sequence: int) -> bool:
-        """Remember what is new of a refused offer; false if there is no room for another source."""
-        new = offer.first_after(after_sequence)
-        if new is None:
+        """Remember the new changes of a refused offer; False if there is no room for another source."""
+        first = offer.first_after(after_sequence)
+        if first is None:
             return True
         known = self._open.get(offer.source, [])
-        if not known and self._count >= self.max_in_all:
+        if not known and self._count >= self.max_total:
             return False
-        is_dense = offer.last_sequence - new + 1 == offer.changes_after(after_sequence)
-        self._keep(offer.source, sorted({*known, Gap(offer.epoch, new, offer.last_sequence, is_dense)}))
+        is_dense = offer.last_sequence - first + 1 == offer.changes_after(after_sequence)
+        self._keep(offer.source, sorted({*known, RefusedRange(offer.epoch, first, offer.last_sequence, is_dense)}))
         return True
 
     def close(self, source: SourceId, mark: Position) -> None:
-        """Forget the gaps that a source's mark has passed."""
+        """Forget the ranges that a source's mark has reached."""
         if source in self._open:
-            self._keep(source, [gap for gap in self._open[source] if Position(gap.epoch, gap.last) > mark])
+            self._keep(source, [each for each in self._open[source] if Position(each.epoch, each.last) > mark])
 
     def forget(self, source: SourceId) -> bool:
-        """Forget all gaps of a source; tells whether there were any."""
-        was_held = source in self._open
+        """Forget all ranges of a source; return whether there were any."""
+        was_blocked = source in self._open
         self._keep(source, [])
-        return was_held
+        return was_blocked
 
-    def _keep(self, source: SourceId, gaps: list[Gap]) -> None:
+    def _keep(self, source: SourceId, ranges: list[RefusedRange]) -> None:
         self._count -= len(self._open.pop(source, ()))
-        room = max(1, min(self.max_per_source, self.max_in_all - self._count))
-        while len(gaps) > room:
-            gaps = _with_last_two_joined(gaps)
-        if gaps:
-            self._open[source] = gaps
-            self._count += len(gaps)
-
-
-def _with_last_two_joined(gaps: list[Gap]) -> list[Gap]:
-    """Make room for one more; of two epochs the earlier one is over, and holds nothing any more."""
-    *others, earlier, later = gaps
-    return [*others, earlier.joined(later) if earlier.epoch == later.epoch else later]
-
-
-# --- ingest.dedup -----------------------------------------------------------------------------------------------------
-
-
-# All marks together, as bytes at the head of a segment: room for a quarter of a million sources with usual names.
-MARKS_MAX_BYTES = 32 * 1024 * 1024
-
-_NAME_CHAR_MAX_BYTES = 4
-_POSITION_MAX_BYTES = 64
+        room = max(1, min(self.max_per_source, self.max_total - self._count))
+        while len(ranges) > room:
+            *others, earlier, later = ranges
+            # Of two epochs the earlier one is over and blocks nothing any more.
+            ranges = [*others, earlier.merged(later) if earlier.epoch == later.epoch else later]
+        if ranges:
+            self._open[source] = ranges
+            self._count += len(ranges)
 
 
 @dataclass(slots=True)
 class _Ahead:
-    """What the marks would be if the offers judged so far were recorded, and the gaps that those refused leave."""
+    """What the marks would be if the offers decided so far were recorded, and the ranges of those refused."""
 
     marks_bytes: int
     marks: dict[SourceId, Position] = field(default_factory=dict)
-    gaps: Gaps = field(default_factory=Gaps)
+    refused: RefusedRanges = field(default_factory=RefusedRanges)
 
 
 @dataclass(slots=True)
 class Dedup:
-    """The marks of all sources, which are never forgotten and so are bounded, and the gaps of refused batches."""
+    """The marks of all sources and the ranges of refused batches. Marks are never forgotten, so they are bounded."""
 
     marks_max_bytes: int = MARKS_MAX_BYTES
     _marks_bytes: int = 0
     _marks: dict[SourceId, Position] = field(default_factory=dict)
-    _gaps: Gaps = field(default_factory=Gaps)
+    _refused: RefusedRanges = field(default_factory=RefusedRanges)
 
     def mark(self, source: SourceId) -> Position | None:
-        """Tell how far a source is durable, or None if it is not known."""
+        """Return a source's mark, None if the source is unknown."""
         return self._marks.get(source)
 
     def marks(self) -> Mapping[SourceId, Position]:
-        """Show all marks."""
+        """Return all marks."""
         return self._marks
 
     def decide(self, offers: Sequence[Offer]) -> list[Fresh | Duplicate | Refused]:
-        """Judge offers in order, each as if those before it were already recorded. Changes no mark."""
+        """Decide on offers in order, each as if those before it were recorded. Changes no mark."""
         ahead = _Ahead(self._marks_bytes)
-        return [self._judge(offer, ahead) for offer in offers]
+        return [self._decide(offer, ahead) for offer in offers]
 
-    def _judge(self, offer: Offer, ahead: _Ahead) -> Fresh | Duplicate | Refused:
+    def _decide(self, offer: Offer, ahead: _Ahead) -> Fresh | Duplicate | Refused:
         known = ahead.marks.get(offer.source) or self._marks.get(offer.source)
         added_bytes = _mark_max_bytes(offer.source) if known is None else 0
         if added_bytes and ahead.marks_bytes + added_bytes > self.marks_max_bytes:
@@ -168,58 +153,56 @@ class Dedup:
         mark = known or Position(offer.epoch, BEFORE_ALL)
         if offer.epoch < mark.epoch:
             return Refused(
-                NackReason.INVALID_SEQUENCE,
-                f"epoch is over: epoch={offer.epoch} known={mark.epoch}",
-                retry=False,
+                NackReason.INVALID_SEQUENCE, f"epoch is over: epoch={offer.epoch} known={mark.epoch}", retry=False
             )
         after = mark.sequence if mark.epoch == offer.epoch else BEFORE_ALL
         if not offer.sequences:
             return Fresh(offer, after)
         if offer.last_sequence <= after:
             return Duplicate(after)
-        gap = self._gaps.first_passed(offer, after) or ahead.gaps.first_passed(offer, after)
-        if gap is not None:
-            ahead.gaps.open(offer, after)
-            return _refuse_to_pass(gap, offer, after)
+        overtaken = self._refused.first_overtaken(offer, after) or ahead.refused.first_overtaken(offer, after)
+        if overtaken is not None:
+            ahead.refused.open(offer, after)
+            return _refuse_to_overtake(overtaken, offer, after)
         ahead.marks[offer.source] = Position(offer.epoch, offer.last_sequence)
         ahead.marks_bytes += added_bytes
         return Fresh(offer, after)
 
     def record(self, fresh: Iterable[Fresh]) -> None:
-        """Lift the marks over offers that are now durable, and close the gaps they fill."""
+        """Lift the marks to offers that are now durable, and close the ranges that they reach."""
         for item in fresh:
             self._set_mark(item.offer.source, item.position)
-            self._gaps.close(item.offer.source, item.position)
+            self._refused.close(item.offer.source, item.position)
 
-    def hold(self, refused: Iterable[Offer], *, ahead: Position | None = None) -> list[Offer]:
-        """Remember what is new of refused offers, so that nothing overtakes it; gives those there is no room for.
+    def block(self, refused: Iterable[Offer], *, ahead: Position | None = None) -> list[Offer]:
+        """Block the sources of refused offers until these return; return the offers for which there is no room.
 
-        `ahead` is where the mark will be once what was offered before them is durable.
+        `ahead` is the mark once the offers queued before them are durable.
         """
-        return [offer for offer in refused if not self._gaps.open(offer, self._mark_ahead(offer, ahead))]
+        return [offer for offer in refused if not self._refused.open(offer, self._mark_ahead(offer, ahead))]
 
     def _mark_ahead(self, offer: Offer, ahead: Position | None) -> int:
         mark = max(filter(None, (self._marks.get(offer.source), ahead)), default=None)
         return mark.sequence if mark is not None and mark.epoch == offer.epoch else BEFORE_ALL
 
-    def is_held(self, source: SourceId) -> bool:
-        """Tell whether refused changes of a source have to come first."""
-        return self._gaps.holds(source)
+    def is_blocked(self, source: SourceId) -> bool:
+        """Return whether refused changes of a source have to return first."""
+        return self._refused.has(source)
 
-    def release(self, source: SourceId) -> bool:
-        """Forget a source's gaps: it has connected anew and been told where to resume. Tells whether there were any."""
-        return self._gaps.forget(source)
+    def unblock(self, source: SourceId) -> bool:
+        """Forget a source's refused ranges after it connected anew; return whether there were any."""
+        return self._refused.forget(source)
 
     def restore(self, source: SourceId, position: Position) -> None:
-        """Take a position that was durable before; a mark never moves back."""
+        """Set a mark that was durable before; a mark never moves back."""
         known = self._marks.get(source)
         if known is None or position > known:
             self._set_mark(source, position)
 
     def learn_epoch(self, source: SourceId, epoch: int) -> None:
-        """Refuse a source's epochs below this one from now on; for want of room, by taking no change of it at all."""
-        is_room = self._marks_bytes + _mark_max_bytes(source) <= self.marks_max_bytes
-        if epoch > 0 and (source in self._marks or is_room):
+        """Refuse a source's epochs below this one from now on. Without room for its mark nothing of it is accepted."""
+        has_room = self._marks_bytes + _mark_max_bytes(source) <= self.marks_max_bytes
+        if epoch > 0 and (source in self._marks or has_room):
             self.restore(source, Position(epoch, BEFORE_ALL))
 
     def _set_mark(self, source: SourceId, position: Position) -> None:
@@ -229,15 +212,15 @@ class Dedup:
 
 
 def _mark_max_bytes(source: SourceId) -> int:
-    """Bound what a source's mark takes at the head of a segment, whatever its position."""
+    """Return an upper bound of a mark's bytes at the head of a segment, whatever its position."""
     return _NAME_CHAR_MAX_BYTES * len(source) + _POSITION_MAX_BYTES
 
 
-def _refuse_to_pass(gap: Gap, offer: Offer, after_sequence: int) -> Refused:
+def _refuse_to_overtake(overtaken: RefusedRange, offer: Offer, after_sequence: int) -> Refused:
     return Refused(
         NackReason.INVALID_SEQUENCE,
         "an earlier batch was refused and must come first: send its changes again, or connect anew:"
-        f" expected_sequence={gap.expected(after_sequence)} refused_to={gap.last}"
+        f" expected_sequence={overtaken.expected(after_sequence)} refused_to={overtaken.last}"
         f" first_sequence={offer.first_sequence}",
         retry=True,
     )

@@ -1,12 +1,16 @@
-"""Rows on their way to the log. Owns the numbers of those that come without.
+"""NDJSON rows of HTTP requests as inserts, and sequence numbers for changes whose source gives them none.
 
-    lines --wrap_rows--> a batch of inserts like any other --> intake
+    {"id": 1, "name": "Ada"}
+    {"id": 2, "name": "Grace"}      --wrap_rows--> a batch of inserts like any other --> intake
 
-Rows without numbers go on from what is durable, one request of a source at a time. Another client of the same source
-may still take their numbers before they are durable: what the log then leaves out is numbered again.
+Rows are wrapped one after the other and never kept as objects: many small ones would take many times their bytes. Only
+the request's body waits. It is read again each time it is offered, when there is room for what it becomes.
 
-What waits is the request's body alone. It is read anew each time that it is offered, when there is room for what it
-becomes; a second time is rare.
+Numbers continue from the durable position, one request of a source at a time. Another client of the same source may
+still take them before they are durable; the rows that the log then skips are numbered again. A source that is new here
+begins at the time in microseconds since 1970: its tables may hold rows that another node numbered, or a log that was
+lost since, and they skip what is not above those. No source makes a million changes a second for as long as it lives,
+so the time is above every number that was ever given out.
 """
 
 from __future__ import annotations
@@ -28,15 +32,9 @@ from lakefeed.ingest.protocol.offers import Durable, NackReason, Offer, Refused,
 from lakefeed.ingest.protocol.session import Session
 from lakefeed.writer.wire.json_batch import BatchHead, EventHead, decode_deeper
 
-# --- ingest.ndjson ----------------------------------------------------------------------------------------------------
-#
-# Rows without an envelope, one JSON object a line, read as inserts. Owns the lines and their row ids.
-#
-# > {"id": 1, "name": "Ada"}
-# > {"id": 2, "name": "Grace"}
-#
-# Rows are wrapped one after the other and never kept as objects: many small ones would take many times their bytes.
-
+# How often the rows of a request are numbered at most. A second time is rare, so a tenth means that another client
+# keeps taking the numbers.
+NUMBERINGS_MAX = 10
 
 _BATCH_HEAD, _BATCH_END = b'{"type":"cdc_batch","events":[', b"]}"
 _NULL = msgspec.Raw(b"null")
@@ -59,14 +57,14 @@ class WrappedRows:
 
 
 def has_rows(body: bytes) -> bool:
-    """Tell whether there is anything but blank lines."""
+    """Return whether a body has anything but blank lines."""
     return bool(body) and not body.isspace()
 
 
 def wrap_rows(
     body: bytes, *, key: str, table: str, first_sequence: int, row_max_bytes: int, rows_max: int | None = None
 ) -> WrappedRows:
-    """Read the rows of a request, or the first `rows_max`, as a batch of inserts numbered from `first_sequence`.
+    """Wrap the rows of a request, or the first `rows_max`, as a batch of inserts numbered from `first_sequence`.
 
     Raises: ProtocolError.
     """
@@ -90,20 +88,20 @@ def _check_size(line: re.Match[bytes], max_bytes: int) -> None:
     size_bytes = line.end() - line.start()
     if size_bytes > max_bytes:
         rule = f"expected at most {max_bytes} bytes, got {size_bytes}"
-        raise ProtocolError(NackReason.EVENT_TOO_LARGE.value, f"{_place_of(line)}: {rule}")
+        raise ProtocolError(NackReason.EVENT_TOO_LARGE.value, f"{_line_number(line)}: {rule}")
 
 
 def _row_id_of(line: re.Match[bytes], key: str) -> str:
-    """Check that a line is a row, and give its key's text: empty if it has none."""
+    """Check that a line is a row, and return the text of its key; empty if it has none."""
     try:
         line.group().decode()
         return _text_of(_decode_object(line.group()).get(key, _NULL))
     except UnicodeDecodeError:
-        raise invalid(f"{_place_of(line)}: expected UTF-8") from None
+        raise invalid(f"{_line_number(line)}: expected UTF-8") from None
     except RecursionError:
-        raise invalid(f"{_place_of(line)}: a value is nested too deeply") from None
+        raise invalid(f"{_line_number(line)}: a value is nested too deeply") from None
     except msgspec.MsgspecError:
-        raise invalid(f"{_place_of(line)}: expected a JSON object") from None
+        raise invalid(f"{_line_number(line)}: expected a JSON object") from None
 
 
 def _text_of(value: msgspec.Raw) -> str:
@@ -113,36 +111,26 @@ def _text_of(value: msgspec.Raw) -> str:
     return "" if value == _NULL else text.decode()
 
 
-def _place_of(line: re.Match[bytes]) -> str:
+def _line_number(line: re.Match[bytes]) -> str:
     return f"line {len(line.string[: line.start()].splitlines()) + 1}"
 
 
 def _check_nesting(batch: bytes) -> None:
-    """Refuse what the writer, which decodes the rows inside their batch, could not decode."""
+    """Raise for nesting that the writer, which decodes the rows inside their batch, could not decode."""
     try:
         decode_deeper(_read_over, batch)
     except RecursionError:
         raise invalid("a value is nested too deeply") from None
 
 
-# --- ingest.numbering -------------------------------------------------------------------------------------------------
-#
-# Numbers for changes whose source gives them none. Owns where they begin and how they go on.
-#
-# They go on from what is durable. A source that is new here begins at the time, in microseconds since 1970: its tables
-# may hold rows that another node numbered, or a log that is lost since, and they drop what is not above those. No
-# source
-# makes a million changes a second for as long as it lives, so the time is above all that was ever given out.
-
-
 def next_position(intake: Intake, source: SourceId, *, count: int, now_us: int) -> Position:
-    """Tell where the next `count` changes of a source begin. One caller at a time per source, until they are durable.
+    """Return the first position of a source's next `count` changes. One caller per source, until they are durable.
 
     Raises: ProtocolError if its numbers are used up.
     """
     durable = intake.durable_position(source)
     if durable is None or durable.sequence < 0:
-        # What was refused of it is not waited for: it comes again under other numbers, because time has gone on.
+        # Refused rows must not block it: they return under other numbers, because time has passed.
         intake.resume(source)
         return Position(durable.epoch if durable is not None else 0, now_us)
     if durable.sequence + count > INT64_MAX:
@@ -153,18 +141,11 @@ def next_position(intake: Intake, source: SourceId, *, count: int, now_us: int) 
     return Position(durable.epoch, durable.sequence + 1)
 
 
-# --- ingest.row_intake ------------------------------------------------------------------------------------------------
-
-
-# How often the rows of a request are numbered at most. The second time is rare, so that a tenth means a rival.
-NUMBERINGS_MAX = 10
-
-
 @dataclass(slots=True)
 class Rows:
-    """The rows of a request, at least one. Without an epoch they go on in that of their source.
+    """The rows of a request, at least one. Without an epoch they belong to their source's current one.
 
-    `count` is known once they were offered; of these, the last `taken` are durable.
+    `count` is known once they were offered. The last `accepted` of them are durable.
     """
 
     source: SourceId
@@ -173,51 +154,51 @@ class Rows:
     key: str
     epoch: int | None = None
     count: int | None = None
-    taken: int = 0
+    accepted: int = 0
 
     @property
     def left(self) -> int | None:
-        """How many are not yet durable; None if nobody has counted them."""
-        return None if self.count is None else self.count - self.taken
+        """Return how many rows are not durable yet; None before they were counted."""
+        return None if self.count is None else self.count - self.accepted
 
 
 class RowIntake:
-    """Takes rows as inserts."""
+    """Makes rows durable as inserts."""
 
     def __init__(self, intake: Intake, *, event_max_bytes: int, clock: Callable[[], float]) -> None:
         self._intake = intake
         self._event_max_bytes = event_max_bytes
         self._clock = clock
-        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
-    async def take_numbered(self, rows: Rows, first_sequence: int) -> Verdict:
-        """Make rows durable that are numbered from `first_sequence`; those that were taken before are left out.
+    async def accept_numbered(self, rows: Rows, first_sequence: int) -> Verdict:
+        """Make rows durable that are numbered from `first_sequence`; those accepted before are skipped.
 
         Raises: ProtocolError.
         """
         await self._intake.wait_for_room()
         return await self._offer(self.offer_of(rows, Position(rows.epoch or 0, first_sequence)))
 
-    async def take(self, rows: Rows) -> Verdict:
-        """Make rows durable that have no numbers. Of rows that are refused, some may have been taken: `left` are not.
+    async def accept(self, rows: Rows) -> Verdict:
+        """Make rows durable that have no numbers. If they are refused, all but `left` of them may be durable.
 
         Raises: ProtocolError.
         """
-        turn = self._turns.setdefault(rows.source, asyncio.Lock())
-        async with turn:
-            if (unmet := await self._intake.meet(rows.source)) is not None:
-                return unmet
+        lock = self._locks.setdefault(rows.source, asyncio.Lock())
+        async with lock:
+            if (refused := await self._intake.look_up_source(rows.source)) is not None:
+                return refused
             for _ in range(NUMBERINGS_MAX):
                 await self._intake.wait_for_room()
                 verdict = await self._offer(self._numbered(rows))
                 if isinstance(verdict, Durable):
-                    rows.taken += verdict.changes
+                    rows.accepted += verdict.changes
                 if isinstance(verdict, Refused) or not rows.left:
-                    return Durable(verdict.offset, rows.taken) if isinstance(verdict, Durable) else verdict
+                    return Durable(verdict.offset, rows.accepted) if isinstance(verdict, Durable) else verdict
         return Refused(NackReason.INVALID_SEQUENCE, "another client numbers the changes of this source", retry=True)
 
     def _numbered(self, rows: Rows) -> Offer:
-        # Until they are counted, they are at most as many as there are bytes.
+        # Before they are counted, there are at most as many as bytes.
         count = len(rows.body) if rows.left is None else rows.left
         position = next_position(self._intake, rows.source, count=count, now_us=self._now_us())
         return self.offer_of(rows, position if rows.epoch is None else Position(rows.epoch, position.sequence))
@@ -226,11 +207,11 @@ class RowIntake:
         return await (await self._intake.offer(offer))
 
     def offer_of(self, rows: Rows, first: Position) -> Offer:
-        """Wrap the rows that are left.
+        """Return an offer of the rows that are left.
 
         Raises: ProtocolError.
         """
-        # What is not in the rows is the same for all of them, so it is checked with the first.
+        # Source and table are the same for all rows, so checking the first row is enough.
         checked = self._offer_of_first(rows, first)
         wrapped = wrap_rows(
             rows.body,

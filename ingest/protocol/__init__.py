@@ -1,1 +1,9 @@
-"""Messages, batches and sessions of the wire protocol."""
+"""The wire protocol, version 1, as values: messages, batches, sessions and verdicts. Pure.
+
+    frame --messages--> message --session--> Offer --(intake)--> Verdict --(websocket, http)--> ack, nack or HTTP status
+                                    |
+                                  batch: checks of a batch, declarations, source transactions
+
+The format of a batch itself is `writer.wire`, because the log stores it. `dolake` holds the words that are kept for
+DoLake's senders and dashboards only. Every other folder of ingest may import this one; it imports `debezium` at most.
+"""

@@ -1,4 +1,22 @@
-"""What a batch must hold to be offered to the log, in either encoding. When a batch may come is messages.py's."""
+"""Batches: the checks before one is offered to the log, declarations of columns, and source transactions.
+
+A source declares columns in `connect`. A declaration is checked there and then travels with every batch of its table
+until one such batch is durable:
+
+    connect {"tables": {...}} --checked--> waiting --with each batch of its table--> log
+                                              `------ until one such batch is durable ------> forgotten
+
+It lies in the log in the same record as the first rows it applies to, so a reader of those rows has read it before.
+
+An event may name its source transaction in its metadata, and the last event of the transaction says so:
+
+    {"sequence": 7, ..., "metadata": {"transaction": {"id": "t-2041"}}}
+    {"sequence": 8, ..., "metadata": {"transaction": {"id": "t-2041", "end": true}}}
+
+The transactions of a source follow one another, so the last event of a batch is enough to know which one continues.
+An Arrow frame names it in `lakefeed.transaction` of its schema's metadata, so that no row has to be read. Metadata in
+any other form is the source's own and says nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +36,6 @@ from lakefeed.writer.wal.payload import Encoding
 from lakefeed.writer.wire.arrow_frame import ArrowFrame, ArrowHead, RowTooLarge, open_stream
 from lakefeed.writer.wire.json_batch import BatchHead, BatchMalformed, decode_batch
 
-# --- ingest.batch_checks ----------------------------------------------------------------------------------------------
-
-
 # Longer names do not fit the object keys and file names that are built from them.
 NAME_MAX_CHARS = 255
 
@@ -31,13 +46,21 @@ _NAME_RULE = (
     f"the last one not {quarantine.TABLE}"
 )
 
+# The id is in the header of every record after which the transaction continues.
+TRANSACTION_ID_MAX_CHARS = 255
+
+ARROW_TRANSACTION = b"lakefeed.transaction"
+
 # A batch whose head is decoded.
 AnyBatch: TypeAlias = BatchHead | ArrowFrame
+
+_decode_tables = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedChanges:
-    """The changes of a batch that passed. `expanded_bytes` is what they may take once decoded, where that is more."""
+    """The changes of a checked batch. `expanded_bytes` is what they may take once decoded, if that is more."""
 
     encoding: Encoding
     sequences: Sequence[int]
@@ -46,17 +69,17 @@ class CheckedChanges:
 
 
 def invalid(message: str) -> ProtocolError:
-    """Refuse a message that breaks a rule of the format."""
+    """Return the error for a message that breaks a rule of the format."""
     return ProtocolError(NackReason.INVALID_FORMAT.value, message)
 
 
 def head_of(batch: AnyBatch) -> BatchHead | ArrowHead:
-    """Give what a batch says of itself, whatever its encoding."""
+    """Return the head of a batch in either encoding."""
     return batch.head if isinstance(batch, ArrowFrame) else batch
 
 
 def check_changes(batch: AnyBatch, body: bytes, *, event_max_bytes: int) -> CheckedChanges:
-    """Check everything that the changes of a batch say beside their rows, and of Arrow those too.
+    """Check all of a batch but its JSON rows; Arrow rows are checked too.
 
     Raises: ProtocolError.
     """
@@ -103,7 +126,7 @@ def _check_events(batch: BatchHead, tables: frozenset[str]) -> list[int]:
 
 
 def _check_table_name(batch: BatchHead, table: str) -> None:
-    """Refuse table names that no catalog could hold: they would be acked and then never written."""
+    """Raise for a table name that no catalog can hold: its rows would be acked and never written."""
     if not _is_table_name(table):
         index = next(i for i, event in enumerate(batch.events) if event.table == table)
         raise invalid(f"events[{index}].table: {_NAME_RULE}")
@@ -111,8 +134,8 @@ def _check_table_name(batch: BatchHead, table: str) -> None:
 
 def _is_table_name(table: str) -> bool:
     parts = table.split(".")
-    is_ours = parts[-1] == quarantine.TABLE  # where rows go that other tables cannot take
-    return len(table) <= NAME_MAX_CHARS and not is_ours and all(_NAME_PART.fullmatch(part) for part in parts)
+    is_quarantine = parts[-1] == quarantine.TABLE
+    return len(table) <= NAME_MAX_CHARS and not is_quarantine and all(_NAME_PART.fullmatch(part) for part in parts)
 
 
 def _check_event_sizes(body: bytes, event_max_bytes: int) -> None:
@@ -127,21 +150,6 @@ def _check_event_sizes(body: bytes, event_max_bytes: int) -> None:
             )
 
 
-# --- ingest.declarations ----------------------------------------------------------------------------------------------
-#
-# What a connection's source declares of its tables, until that is durable. Owns when a declaration travels.
-#
-#     connect {"tables": {...}} --checked--> waiting --with each batch of its table--> log
-#                                               +------ until one such batch is durable ------> done
-#
-# A declaration lies in the log beside the first rows it speaks for, in one record: whoever reads those rows, now or
-# after a crash, has read it before. Its form is writer/rows/declared.py's.
-
-
-_decode_tables = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_encode = msgspec.json.Encoder().encode
-
-
 @dataclass(slots=True)
 class Declarations:
     """The declarations of one connection that are not durable yet, by table."""
@@ -149,21 +157,21 @@ class Declarations:
     waiting: dict[str, msgspec.Raw] = field(default_factory=dict)
 
     def of_batch(self, batch: AnyBatch) -> str:
-        """Give, for a batch's record, what waits for one of its tables."""
+        """Return the waiting declarations of a batch's tables, as the text for its record."""
         if not self.waiting:
             return ""
         wanted = {table: self.waiting[table] for table in _tables_of(batch) if table in self.waiting}
         return _encode(wanted).decode() if wanted else ""
 
     def on_durable(self, declared: str) -> None:
-        """Forget what has become durable with a batch, unless something else was declared since."""
+        """Forget declarations that became durable with a batch, unless the table was declared anew since."""
         for table, text in _decode_tables(declared).items():
             if self.waiting.get(table) == text:
                 del self.waiting[table]
 
 
 def read_declarations(tables: msgspec.Raw) -> Declarations:
-    """Check what `connect` declares.
+    """Check the declarations of a `connect` message and return them.
 
     Raises: ProtocolError; the message names the table, the column and the rule.
     """
@@ -177,32 +185,12 @@ def read_declarations(tables: msgspec.Raw) -> Declarations:
         raise invalid(str(error)) from None
     except UnicodeDecodeError:
         raise invalid("tables: expected text in UTF-8") from None
-    # Copies, because a raw value keeps the whole message that it is part of.
+    # Copied, because a raw value keeps its whole message in memory.
     return Declarations({table: msgspec.Raw(bytes(text)) for table, text in _decode_tables(tables).items()})
 
 
 def _tables_of(batch: AnyBatch) -> Collection[str]:
     return (batch.head.table,) if isinstance(batch, ArrowFrame) else {event.table for event in batch.events}
-
-
-# --- ingest.transactions ----------------------------------------------------------------------------------------------
-#
-# Which transaction of its source goes on behind a batch. Owns how batches say so; what follows is the writer's.
-#
-# An event may name its transaction in its metadata, the last event of the transaction also says that it is the last:
-#
-#     {"sequence": 7, ..., "metadata": {"transaction": {"id": "t-2041"}}}
-#     {"sequence": 8, ..., "metadata": {"transaction": {"id": "t-2041", "end": true}}}
-#
-# A source's transactions come one after the other, so the last event of a batch tells. An Arrow frame says it in its
-# schema's metadata instead, where no row has to be looked at: `lakefeed.transaction` has the id if more of it follows.
-# Adapters know by themselves. What has not this form says nothing: metadata is the source's own.
-
-
-# It stands in the header of every record that it is open behind.
-TRANSACTION_ID_MAX_CHARS = 255
-
-ARROW_KEY = b"lakefeed.transaction"
 
 
 class _Transaction(msgspec.Struct):
@@ -227,15 +215,15 @@ _decode_metadata = msgspec.json.Decoder(_Metadata).decode
 
 
 def open_transaction(offer: Offer) -> str:
-    """Name the transaction that goes on behind an offer; empty if none does."""
-    if offer.origin:
+    """Return the id of the transaction that continues after an offer; empty if none does."""
+    if offer.adapter_state:
         return offer.open_transaction
     if offer.encoding is Encoding.ARROW_STREAM:
-        return _open_behind_stream(offer.body)
-    return _open_behind_batch(offer.body)
+        return _open_after_stream(offer.body)
+    return _open_after_batch(offer.body)
 
 
-def _open_behind_batch(body: bytes) -> str:
+def _open_after_batch(body: bytes) -> str:
     metadata = _decode_batch(body).events[-1].metadata
     try:
         transaction = _decode_metadata(metadata).transaction if metadata else None
@@ -244,7 +232,7 @@ def _open_behind_batch(body: bytes) -> str:
     return "" if transaction is None or transaction.end else str(transaction.id)
 
 
-def _open_behind_stream(body: bytes) -> str:
+def _open_after_stream(body: bytes) -> str:
     with open_stream(body) as reader:
-        name: bytes = (reader.schema.metadata or {}).get(ARROW_KEY, b"")
+        name: bytes = (reader.schema.metadata or {}).get(ARROW_TRANSACTION, b"")
     return name.decode(errors="replace")[:TRANSACTION_ID_MAX_CHARS]

@@ -1,7 +1,7 @@
-"""The messages of the wire protocol, version 1. Owns their fields and the words in which wrong ones are refused.
+"""Messages of the wire protocol, version 1: their fields, decoding, and error texts for malformed ones.
 
-Frames are JSON objects told apart by `type`, or batches as Arrow streams (writer/arrow/frames.py), told from JSON by
-their first bytes. What one connection may say when is session.py's.
+A frame is a JSON object whose `type` names the message, or a batch as an Arrow stream, recognised by its first bytes.
+Error texts name the path and the rule, never a value.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ T = TypeVar("T")
 
 PROTOCOL_VERSION = 1
 
-# Answers repeat it, and many answers may wait for a client that does not read them.
+# Replies repeat it, and many replies may wait for a client that does not read them.
 CORRELATION_ID_MAX_CHARS = 255
 
-# An Arrow frame may stand for as much JSON as this many of the largest frames: compressed and narrow columns have room
-# then, and what they become in memory is still bounded.
+# An Arrow frame may expand to this many of the largest frames as JSON. That leaves room for compressed and narrow
+# columns, and bounds what they become in memory.
 ARROW_EXPANSION_MAX_FRAMES = 4
 
-# The last ` - at ` is the decoder's own; those before it are part of a value.
+# The last ` - at ` is written by the decoder; those before it are part of a value.
 _PLACE = re.compile(r"(.*) - at `\$\.?(.*?)`", re.DOTALL)
 
 FlushReason: TypeAlias = Literal["manual", "shutdown", "buffer_full", "time_threshold"]
 
-# When a batch is answered: once it is durable, with a receipt later, or by that receipt alone.
+# When a batch is acked: once it is durable, with a receipt after the commit, or by that receipt alone.
 AckLevel: TypeAlias = Literal["durable", "committed"]
 
 
 class Connect(msgspec.Struct, rename="camel", tag_field="type", tag="connect"):
-    """Bind the connection to a source and ask where to resume."""
+    """Binds the connection to a source and asks where to resume."""
 
     source_do_id: NonEmpty
     timestamp: TimestampMs = 0
@@ -54,7 +54,7 @@ class Connect(msgspec.Struct, rename="camel", tag_field="type", tag="connect"):
 
 
 class DebeziumBatch(msgspec.Struct, rename="camel", tag_field="type", tag="debezium_batch"):
-    """Events as Debezium writes them, each as it came; `headers` are those of the sink's request."""
+    """Events as Debezium writes them; `headers` are those of the sink's request."""
 
     events: list[msgspec.Raw]
     source_do_id: str = ""
@@ -65,7 +65,7 @@ class DebeziumBatch(msgspec.Struct, rename="camel", tag_field="type", tag="debez
 
 
 class Heartbeat(msgspec.Struct, rename="camel", tag_field="type", tag="heartbeat"):
-    """Ask for a pong."""
+    """Asks for a pong."""
 
     timestamp: TimestampMs = 0
     source_do_id: str = ""
@@ -75,7 +75,7 @@ class Heartbeat(msgspec.Struct, rename="camel", tag_field="type", tag="heartbeat
 
 
 class FlushRequest(msgspec.Struct, rename="camel", tag_field="type", tag="flush_request"):
-    """Ask that everything durable be committed."""
+    """Asks that everything durable be committed."""
 
     timestamp: TimestampMs = 0
     source_do_id: str = ""
@@ -84,7 +84,7 @@ class FlushRequest(msgspec.Struct, rename="camel", tag_field="type", tag="flush_
 
 
 class Disconnect(msgspec.Struct, rename="camel", tag_field="type", tag="disconnect"):
-    """Say goodbye; the server closes."""
+    """Ends the session; the server closes the connection."""
 
     timestamp: TimestampMs = 0
     source_do_id: str | None = None
@@ -94,7 +94,7 @@ class Disconnect(msgspec.Struct, rename="camel", tag_field="type", tag="disconne
 
 ClientMessage: TypeAlias = Connect | BatchHead | DebeziumBatch | Heartbeat | FlushRequest | Disconnect
 
-# What a field may say, where that is a choice, by the last part of its path.
+# Allowed values of fields with a choice, by the last part of their path.
 _CHOICES: Mapping[str, Iterable[str]] = {
     "type": [str(kind.__struct_config__.tag) for kind in get_args(ClientMessage)],
     "operation": [operation.value for operation in Operation],
@@ -105,14 +105,14 @@ _GOT = re.compile(r"got `(\w+)`")
 
 
 class Limits(msgspec.Struct, rename="camel"):
-    """What the server takes, told at connect so that a client need not find out by being refused."""
+    """Size limits, sent at connect so that a client does not learn them from nacks."""
 
     max_message_size: int
     max_event_size: int
 
 
 class BufferStats(msgspec.Struct, rename="camel", omit_defaults=True):
-    """How full the log is, and what of it is not committed; times in ms since 1970."""
+    """How full the log is, and how much of it is not committed; times in ms since 1970."""
 
     total_size_bytes: int
     utilization: float
@@ -123,7 +123,7 @@ class BufferStats(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class Status(msgspec.Struct, rename="camel", tag_field="type", tag="status", omit_defaults=True):
-    """Answer to connect: the resume point of the source, and the state of the service."""
+    """Reply to connect: the resume position of the source, and the state of the service."""
 
     timestamp: int
     state: str
@@ -140,10 +140,10 @@ class Status(msgspec.Struct, rename="camel", tag_field="type", tag="status", omi
 
 
 class AckDetails(msgspec.Struct, rename="camel", omit_defaults=True):
-    """Numbers beside an ack. `duplicates` are changes of this batch that had been taken before; times in ms.
+    """Details of an ack. `duplicates` are changes of this batch that had been accepted before; times in ms.
 
     The tokens are those of the limit on messages, where there is one. The circuit breaker is `open` while commits to
-    some table fail. `message` says why a batch is a duplicate that its sender may not have meant to be one.
+    some table fail. `message` explains a duplicate that the source may not have meant to be one.
     """
 
     events_processed: int
@@ -184,7 +184,7 @@ class Ack(msgspec.Struct, rename="camel", tag_field="type", tag="ack", omit_defa
 
 
 class Nack(msgspec.Struct, rename="camel", tag_field="type", tag="nack", omit_defaults=True):
-    """The message was refused and changed nothing. Sizes in bytes, where one was the reason; both names are known."""
+    """The message was refused and changed nothing. Sizes in bytes, where one was the reason; both names are in use."""
 
     timestamp: int
     sequence_number: int
@@ -200,7 +200,7 @@ class Nack(msgspec.Struct, rename="camel", tag_field="type", tag="nack", omit_de
 
 
 class Pong(msgspec.Struct, rename="camel", tag_field="type", tag="pong", omit_defaults=True):
-    """Answer to a heartbeat; `timestamp` echoes the client's."""
+    """Reply to a heartbeat; `timestamp` echoes the client's."""
 
     timestamp: int
     server_time: int
@@ -208,7 +208,7 @@ class Pong(msgspec.Struct, rename="camel", tag_field="type", tag="pong", omit_de
 
 
 class FlushResponse(msgspec.Struct, rename="camel", tag_field="type", tag="flush_response", omit_defaults=True):
-    """What a flush committed; sent after the commits."""
+    """Result of a flush; sent after the commits."""
 
     timestamp: int
     result: Mapping[str, Any]
@@ -219,7 +219,7 @@ ServerMessage: TypeAlias = Status | Ack | Nack | Pong | FlushResponse
 
 
 class _Head(msgspec.Struct, rename="camel"):
-    """What a refusal repeats of a message that does not decode as a whole."""
+    """The fields that a nack repeats, read from a message that does not decode as a whole."""
 
     sequence_number: Sequence | None = None
     correlation_id: Annotated[str, msgspec.Meta(max_length=CORRELATION_ID_MAX_CHARS)] | None = None
@@ -244,9 +244,9 @@ def decode_message(frame: bytes) -> ClientMessage:
 
 
 def decode_checked(decode: Callable[[bytes], T], body: bytes) -> T:
-    """Decode JSON as deep as the writer can, too.
+    """Decode JSON that is nested no deeper than the writer can decode.
 
-    Raises: ProtocolError; the message names the place and the rule, never a value.
+    Raises: ProtocolError.
     """
     try:
         return decode_deeper(decode, body)
@@ -259,7 +259,7 @@ def decode_checked(decode: Callable[[bytes], T], body: bytes) -> T:
 
 
 def open_arrow_frame(frame: bytes, *, frame_max_bytes: int) -> ArrowFrame:
-    """Read the head of an Arrow frame, whose rows `Session.on_batch` checks.
+    """Read the head of an Arrow frame; `Session.on_batch` checks its rows.
 
     Raises: ProtocolError.
     """
@@ -277,7 +277,7 @@ def _check_correlation_id(correlation_id: str | None, name: str) -> None:
 
 
 def _with_head(error: ProtocolError, frame: bytes) -> ProtocolError:
-    """Say which message is refused, so that a client with many in flight knows; unless that is the fault itself."""
+    """Add to an error which message it is about, unless those fields are malformed themselves."""
     try:
         head = _decode_head(frame)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -288,7 +288,7 @@ def _with_head(error: ProtocolError, frame: bytes) -> ProtocolError:
 
 
 def _describe(message: str) -> str:
-    """Turn the decoder's message into `path: rule`, without any value in it."""
+    """Return the decoder's message as `path: rule`, without any value."""
     match = _PLACE.fullmatch(message)
     rule, path = match.groups() if match else (message, "")
     return f"{path}: {_rule(path, rule)}" if path else _rule(path, rule)
@@ -297,7 +297,7 @@ def _describe(message: str) -> str:
 def _rule(path: str, rule: str) -> str:
     text = _without_values(rule)
     choices = _CHOICES.get(path.rpartition(".")[2])
-    if choices is None or "| null" in text:  # a goodbye may have any reason
+    if choices is None or "| null" in text:  # `disconnect` may have any reason
         text = text.replace("`", "")
         return text[:1].lower() + text[1:]
     got = _GOT.search(text)

@@ -1,8 +1,8 @@
-"""What a session offers to the log, and the verdicts it can get back. Plain values, no behaviour.
+"""Offers to the log, and the verdicts on them.
 
-Offer --intake--> Durable    the log is synced; some changes may have been taken before
+Offer --intake--> Durable    the log is synced; some changes may have been accepted before
               --> Duplicate  every change was durable before; nothing was written
-              --> Refused    nothing of it was taken; `retry` says whether sending it again can help
+              --> Refused    nothing was accepted; `retry` says whether sending it again can help
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import TypeAlias
 from lakefeed.contract.changes import Position, SourceId
 from lakefeed.writer.wal.payload import Encoding
 
-# --- ingest.offers ----------------------------------------------------------------------------------------------------
+# Below every sequence, so that a new source's first change is above its mark.
+BEFORE_ALL = -1
 
 
 class NackReason(enum.Enum):
@@ -35,25 +36,23 @@ class NackReason(enum.Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Line:
-    """A connection, for those who only have to know whether it still counts.
+class SourceLease:
+    """A connection's right to send for its source, revoked when the source connects on another connection.
 
-    It is cut once its source has connected on another, and resumes there: what was under way on this one may have a
-    refused batch before it, and would pass over that.
+    A batch in flight on the old connection may have a refused batch before it, and would overtake that batch.
     """
 
-    is_cut: bool = False
+    is_revoked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One batch that passed its own checks, on its way to the log. `sequences` rise.
+    """One checked batch on its way to the log. `sequences` rise; `tables` are named as the source names them.
 
-    `origin` is what the source's adapter has to remember once the batch is durable (origins.py); an offer without
-    changes is only about that. `expanded_bytes` is what the body may take once decoded, where that is more.
-    `declared` is what the source declared of the batch's tables and is not durable yet (batch.py).
-    `open_transaction` is the one that goes on behind it, where that is heeded (batch.py). `line` is the
-    connection it came on, where that outlives it. `tables` are those of its changes, as the source calls them.
+    `adapter_state` is what the source's adapter has to find again once the batch is durable; an offer without changes
+    only records that. `expanded_bytes` is what the body may take once decoded, where that is more. `declared` holds
+    declarations of the batch's tables that are not durable yet. `open_transaction` is the source transaction that
+    continues after the batch, if transactions are tracked. `lease` is that of the connection; a request has none.
     """
 
     source: SourceId
@@ -62,21 +61,26 @@ class Offer:
     received_at_us: int
     encoding: Encoding
     body: bytes
-    origin: str = ""
+    adapter_state: str = ""
     expanded_bytes: int = 0
     declared: str = ""
     open_transaction: str = ""
     tables: frozenset[str] = frozenset()
-    line: Line | None = field(default=None, compare=False)
+    lease: SourceLease | None = field(default=None, compare=False)
+
+    @property
+    def is_revoked(self) -> bool:
+        """Return whether the offer came on a connection that its source has left."""
+        return self.lease is not None and self.lease.is_revoked
 
     @property
     def first_sequence(self) -> int:
-        """Where the batch begins."""
+        """Return the sequence of the first change."""
         return self.sequences[0]
 
     @property
     def last_sequence(self) -> int:
-        """Where the batch ends."""
+        """Return the sequence of the last change."""
         return self.sequences[-1]
 
     def changes_after(self, sequence: int) -> int:
@@ -84,14 +88,14 @@ class Offer:
         return len(self.sequences) - bisect.bisect_right(self.sequences, sequence)
 
     def first_after(self, sequence: int) -> int | None:
-        """Find the first change above a sequence, None if there is none."""
+        """Return the first sequence above another one, None if there is none."""
         index = bisect.bisect_right(self.sequences, sequence)
         return self.sequences[index] if index < len(self.sequences) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """The log holds the batch, of which `changes` were new; the others had been taken before and are left out."""
+    """The log holds the batch. `changes` were new; the others had been accepted before and are skipped."""
 
     offset: int
     changes: int
@@ -106,7 +110,7 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Nothing of the batch was taken; the sizes, in bytes, are what there is room for and what it would have taken."""
+    """Nothing of the batch was accepted. `max_size` and `actual_size` are bytes, where a size was the reason."""
 
     reason: NackReason
     message: str
@@ -121,21 +125,17 @@ Verdict: TypeAlias = Durable | Duplicate | Refused
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """An offer to be logged: only its changes above `after_sequence` are new."""
+    """An offer to be logged. Only its changes above `after_sequence` are new."""
 
     offer: Offer
     after_sequence: int
 
     @property
     def changes(self) -> int:
-        """Count what is new."""
+        """Return how many changes are new."""
         return self.offer.changes_after(self.after_sequence)
 
     @property
     def position(self) -> Position:
-        """Where the source stands once the offer is durable."""
+        """Return the source's high-water mark once the offer is durable."""
         return Position(self.offer.epoch, self.offer.last_sequence if self.offer.sequences else self.after_sequence)
-
-
-# Below every sequence, so that a new source's first change is above its mark.
-BEFORE_ALL = -1

@@ -1,8 +1,9 @@
-"""What one connection may say when. Owns the session's states and its batch numbers; messages are messages.py's.
+"""The session of one connection: its state, its source and its batch numbers.
 
     OPEN --connect | first batch--> BOUND (to one source) --disconnect--> ENDED
 
-In every state but ENDED it takes heartbeats and flush requests. Wrong messages raise ProtocolError and change nothing.
+Heartbeats and flush requests are allowed in every state but ENDED. A wrong message raises ProtocolError and changes
+nothing, except that a malformed batch is expected again.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from lakefeed.contract.changes import SourceId
 from lakefeed.ingest.errors import ProtocolError
 from lakefeed.ingest.protocol.batch import AnyBatch, Declarations, check_changes, head_of, invalid, read_declarations
 from lakefeed.ingest.protocol.messages import PROTOCOL_VERSION, AckLevel, Connect, DebeziumBatch
-from lakefeed.ingest.protocol.offers import Line, NackReason, Offer
+from lakefeed.ingest.protocol.offers import NackReason, Offer, SourceLease
 from lakefeed.writer.wire.arrow_frame import ArrowHead
 from lakefeed.writer.wire.json_batch import BatchHead
 
 SOURCE_ID_MAX_CHARS = 255
 
-# A header can bring bytes that are no text: they arrive as lone surrogates, which nothing can store.
+# Header bytes that are not text arrive as lone surrogates, which nothing can store.
 _SOURCE_ID = re.compile(rf"[^\x00-\x1f\x7f\ud800-\udfff]{{1,{SOURCE_ID_MAX_CHARS}}}")
 
 
 class State(enum.Enum):
-    """Where a session stands."""
+    """The state of a session."""
 
     OPEN = "open"
     BOUND = "bound"
@@ -35,7 +36,7 @@ class State(enum.Enum):
 
 @dataclass(slots=True)
 class Session:
-    """One connection's side of the conversation: which source it speaks for, and which batch number is next."""
+    """Which source a connection sends for, and which batch number is next."""
 
     event_max_bytes: int
     default_source: str = ""
@@ -44,7 +45,7 @@ class Session:
     epoch: int = 0
     ack_level: AckLevel | None = None
     expected_number: int | None = None
-    line: Line = field(default_factory=Line)
+    lease: SourceLease = field(default_factory=SourceLease)
     declarations: Declarations = field(default_factory=Declarations)
 
     def on_connect(self, message: Connect) -> SourceId:
@@ -65,7 +66,7 @@ class Session:
         return self.source
 
     def on_batch(self, batch: AnyBatch, body: bytes, *, received_at_us: int) -> Offer | None:
-        """Check a batch and turn it into an offer; None if it holds no change.
+        """Check a batch and return its offer; None if it holds no change.
 
         Raises: ProtocolError.
         """
@@ -78,7 +79,7 @@ class Session:
             error.sequence_number = number
             self.on_malformed(number)
             raise
-        # A batch that was sent again does not take back the answers to those behind it.
+        # A batch that was sent again must not lower the number: those behind it may be answered already.
         self.expected_number = max(number + 1, self.expected_number or 0)
         assert self.source is not None
         if not checked.sequences:
@@ -93,11 +94,11 @@ class Session:
             expanded_bytes=checked.expanded_bytes,
             declared=self.declarations.of_batch(batch),
             tables=checked.tables,
-            line=self.line,
+            lease=self.lease,
         )
 
     def on_debezium(self, batch: DebeziumBatch) -> int:
-        """Check a batch of Debezium's events, whose content is its adapter's; its number.
+        """Check the number of a Debezium batch and return it; the adapter checks the content.
 
         Raises: ProtocolError.
         """
@@ -107,23 +108,23 @@ class Session:
         return number
 
     def number_of(self, head: BatchHead | ArrowHead | DebeziumBatch) -> int:
-        """Tell a batch's number: its own, or the next one of this connection."""
+        """Return a batch's number: its own, or the next one of this connection."""
         if head.sequence_number is not None:
             return head.sequence_number
         return self.expected_number if self.expected_number is not None else 0
 
     def on_refused(self, number: int) -> None:
-        """Expect a refused batch again, so that those sent behind it are told to wait for it."""
+        """Expect a refused batch again, so that the batches sent behind it are refused until it came."""
         if self.expected_number is not None:
             self.expected_number = min(self.expected_number, number)
 
     def on_malformed(self, number: int) -> None:
-        """Expect a batch again that broke the protocol, also if it was the first: none may overtake it."""
+        """Expect a malformed batch again, also if it was the first: no other batch may overtake it."""
         if self.expected_number is None:
             self.expected_number = number
 
     def end(self) -> None:
-        """Take nothing more."""
+        """End the session; it accepts no further message."""
         self.state = State.ENDED
 
     def _check_open(self) -> None:
@@ -143,7 +144,7 @@ class Session:
         return number
 
     def bind(self, source: str) -> None:
-        """Speak for a source from now on; an empty name leaves it at the default.
+        """Bind the session to a source; an empty name means the default source.
 
         Raises: ProtocolError.
         """

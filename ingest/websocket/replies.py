@@ -1,4 +1,4 @@
-"""What the data plane says back. Owns the choice of status and the wording; plain values in, messages out."""
+"""Replies of the WebSocket: acks, nacks, receipts and status, built from plain values."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ from lakefeed.ingest.protocol.messages import (
 )
 from lakefeed.ingest.protocol.offers import Duplicate, Durable, NackReason, Refused
 
-# --- ingest.receipts --------------------------------------------------------------------------------------------------
-#
-# Which batches of a connection are durable but not yet told as committed. Owns their numbers and positions.
+# Above this share of the log's budget acks ask clients to slow down, before the log is full.
+SLOW_DOWN_UTILIZATION = 0.8
+SLOW_DOWN_MAX_DELAY_MS = 500
 
-
-# Batches that wait for their receipt, per connection. Beyond it neighbours share one: only the highest number is told.
+# Batches that wait for their receipt, per connection. Beyond it neighbours share one, with the higher number.
 WAITING_MAX_BATCHES = 4_096
+
+ENCODINGS = ["json", "arrow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,8 @@ class _Waiting:
     position: Position
     correlation_id: str | None
 
-    def joined(self, earlier: _Waiting) -> _Waiting:
-        """Stand for both: committed once both are, told under the higher number."""
+    def merged(self, earlier: _Waiting) -> _Waiting:
+        """Return one entry for both: committed once both are, with the higher number."""
         higher = max(self, earlier, key=lambda waiting: waiting.number)
         return _Waiting(higher.number, max(self.position, earlier.position), higher.correlation_id)
 
@@ -64,20 +65,20 @@ class Receipts:
     _waiting: deque[_Waiting] = field(default_factory=deque)
 
     def expect(self, number: int, position: Position, correlation_id: str | None = None) -> None:
-        """Remember a durable batch and where it ends, and the correlation of one that has had no other answer.
+        """Remember a durable batch and where it ends, and the correlation id if the receipt is its only reply.
 
-        A batch that was sent again, after others with higher numbers, becomes one with those: a receipt speaks for all
-        numbers up to its own, so none of them may be told before it.
+        A batch that was resent after others with higher numbers is merged with those: a receipt covers all numbers up
+        to its own, so none of them may be sent before it.
         """
         batch = _Waiting(number, position, correlation_id)
         while self._waiting and self._waiting[-1].number >= number:
-            batch = batch.joined(self._waiting.pop())
+            batch = batch.merged(self._waiting.pop())
         if len(self._waiting) >= WAITING_MAX_BATCHES:
-            batch = batch.joined(self._waiting.pop())
+            batch = batch.merged(self._waiting.pop())
         self._waiting.append(batch)
 
     def take_due(self, committed: Position | None) -> DueBatch | None:
-        """Forget the batches up to which everything is committed, and give the one with the highest number."""
+        """Remove the batches that are committed, and return the one with the highest number."""
         due: DueBatch | None = None
         while committed is not None and self._waiting and self._waiting[0].position <= committed:
             batch = self._waiting.popleft()
@@ -85,23 +86,13 @@ class Receipts:
         return due
 
     def clear(self) -> None:
-        """Forget all: the source started over, and old positions say nothing about the new ones."""
+        """Forget all batches: the source connected again, and old positions cannot be compared with new ones."""
         self._waiting.clear()
-
-
-# --- ingest.answers ---------------------------------------------------------------------------------------------------
-
-
-# Above this share of the log's budget acks ask clients to slow down, in time for them to do so before it is full.
-SLOW_DOWN_UTILIZATION = 0.8
-SLOW_DOWN_MAX_DELAY_MS = 500
-
-ENCODINGS = ["json", "arrow"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """The service, as a client that connects is told of it; times in ms since 1970, None where there is none."""
+    """The state of the service for a client that connects; times in ms since 1970."""
 
     state: str
     buffer: BufferStats
@@ -112,7 +103,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """What lies between the log and the tables: the share of its budget that is used, and when it is flushed next."""
+    """What is durable and not committed: the used share of the log's budget, and the time of the next flush."""
 
     utilization: float
     time_until_flush_ms: int
@@ -128,7 +119,7 @@ def status(
     limits: Limits,
     now: float,
 ) -> Status:
-    """Answer connect with the resume point. Positions of an earlier epoch say nothing about this one."""
+    """Return the reply to connect, with the resume position. Positions of an earlier epoch do not count."""
     return Status(
         timestamp=_ms(now),
         state=service.state,
@@ -146,7 +137,7 @@ def status(
 
 
 def limits(config: IngestConfig) -> Limits:
-    """Tell what the server takes."""
+    """Return the size limits."""
     return Limits(max_message_size=config.frame_max_bytes, max_event_size=config.event_max_bytes)
 
 
@@ -157,12 +148,12 @@ def ack(
     changes: int,
     correlation_id: str | None,
     backlog: Backlog,
-    is_jump: bool,
+    is_regression: bool,
     now: float,
 ) -> Ack:
-    """Acknowledge a batch of so many changes that is durable; None stands for a batch without changes.
+    """Return the ack of a durable batch; a verdict of None is for a batch without changes.
 
-    Of a source that jumps back, a duplicate says why it is one.
+    A duplicate of a source whose sequences regressed says how to restart them.
     """
     if isinstance(verdict, Duplicate):
         return Ack(
@@ -171,7 +162,7 @@ def ack(
             status="duplicate",
             correlation_id=correlation_id,
             last_durable_sequence=verdict.mark_sequence,
-            details=_jump_details(verdict, changes, backlog) if is_jump else None,
+            details=_regression_details(verdict, changes, backlog) if is_regression else None,
         )
     slow_down = backlog.utilization > SLOW_DOWN_UTILIZATION
     new = verdict.changes if verdict is not None else 0
@@ -192,18 +183,18 @@ def ack(
     )
 
 
-def _jump_details(verdict: Duplicate, changes: int, backlog: Backlog) -> AckDetails:
+def _regression_details(verdict: Duplicate, changes: int, backlog: Backlog) -> AckDetails:
     return AckDetails(
         events_processed=0,
         buffer_utilization=round(backlog.utilization, 4),
         duplicates=changes,
-        message="all sequences are at or below what is durable, so nothing was taken; a source that starts over has to"
-        f" connect with a higher epoch: lastDurableSequence={verdict.mark_sequence}",
+        message="all sequences are at or below what is durable, so nothing was accepted; a source that starts over has"
+        f" to connect with a higher epoch: lastDurableSequence={verdict.mark_sequence}",
     )
 
 
 def receipt(batch: DueBatch, *, committed: Position, tables: Mapping[str, int], now: float) -> Ack:
-    """Tell that everything up to a batch is committed, and which snapshots hold it."""
+    """Return the receipt: everything up to a batch is committed, in these snapshots."""
     return Ack(
         timestamp=_ms(now),
         sequence_number=batch.number,
@@ -215,27 +206,25 @@ def receipt(batch: DueBatch, *, committed: Position, tables: Mapping[str, int], 
 
 
 def pong(message: Heartbeat, *, now: float) -> Pong:
-    """Answer a heartbeat."""
+    """Return the reply to a heartbeat."""
     return Pong(timestamp=message.timestamp, server_time=_ms(now), correlation_id=message.correlation_id)
 
 
 def flush_response(message: FlushRequest, result: Mapping[str, Any], *, now: float) -> FlushResponse:
-    """Answer a flush request after the commits."""
+    """Return the reply to a flush request, after the commits."""
     return FlushResponse(timestamp=_ms(now), result=result, correlation_id=message.correlation_id)
 
 
-def add_allowance(answer: Ack | Nack, allowance: Allowance) -> None:
-    """Tell what is left of the limit on messages."""
-    answer.rate_limit = RateLimit(
-        limit=allowance.limit, remaining=allowance.remaining, reset_at=int(allowance.reset_at)
-    )
-    if isinstance(answer, Ack) and answer.details is not None:
-        answer.details.remaining_tokens = allowance.remaining
-        answer.details.bucket_capacity = allowance.limit
+def add_allowance(reply: Ack | Nack, allowance: Allowance) -> None:
+    """Add to a reply what is left of the limit on messages."""
+    reply.rate_limit = RateLimit(limit=allowance.limit, remaining=allowance.remaining, reset_at=int(allowance.reset_at))
+    if isinstance(reply, Ack) and reply.details is not None:
+        reply.details.remaining_tokens = allowance.remaining
+        reply.details.bucket_capacity = allowance.limit
 
 
 def refusal_nack(refused: Refused, number: int, correlation_id: str | None, *, now: float) -> Nack:
-    """Refuse a batch that the intake did not take."""
+    """Return the nack of a batch that was refused."""
     return Nack(
         timestamp=_ms(now),
         sequence_number=number,
@@ -251,7 +240,7 @@ def refusal_nack(refused: Refused, number: int, correlation_id: str | None, *, n
 
 
 def protocol_nack(error: ProtocolError, *, now: float) -> Nack:
-    """Refuse a message that breaks the protocol; only one that came too early is worth sending again."""
+    """Return the nack of a message that breaks the protocol; only one that came too early may be sent again."""
     return Nack(
         timestamp=_ms(now),
         sequence_number=error.sequence_number or 0,
@@ -266,22 +255,22 @@ def protocol_nack(error: ProtocolError, *, now: float) -> Nack:
 
 
 def malformed_debezium(error: DebeziumMalformed, number: int) -> ProtocolError:
-    """Refuse a batch whose events cannot be read."""
+    """Return the error for a batch whose Debezium events cannot be read."""
     return ProtocolError(NackReason.INVALID_FORMAT.value, str(error), sequence_number=number)
 
 
 def stale_epoch(epoch: int, known: int) -> ProtocolError:
-    """Refuse a source that comes with an epoch that is over."""
+    """Return the error for a source that connects with an epoch that is over."""
     return ProtocolError(NackReason.INVALID_SEQUENCE.value, f"epoch: expected at least {known}, got {epoch}")
 
 
 def too_many_flushes(limit: int) -> ProtocolError:
-    """Refuse a flush while earlier ones of this connection are still running."""
+    """Return the error for a flush while earlier ones of this connection are running."""
     return ProtocolError(NackReason.INVALID_FORMAT.value, f"flush_request: {limit} are already running; wait for them")
 
 
 def _sequence_in(position: Position | None, epoch: int) -> int | None:
-    """Tell the sequence, unless it is of another epoch or stands before the first."""
+    """Return the sequence; None if it is of another epoch or before the first."""
     if position is None or position.epoch != epoch or position.sequence < 0:
         return None
     return position.sequence

@@ -89,8 +89,8 @@ STEPS: dict[str, dict[str, Step]] = {
         "before the group is written": _before("lakefeed.writer.wal.log:write_all"),
         "group written": _after("lakefeed.writer.wal.log:write_all"),
         "group synced, not recorded": _after(FIRST_APPEND),
-        "group recorded, not answered": _before("lakefeed.ingest.intake.intake:Intake._answer"),
-        "group answered, acks not sent": _after("lakefeed.ingest.intake.intake:Intake._answer"),
+        "group recorded, not answered": _before("lakefeed.ingest.intake.intake:Intake._resolve"),
+        "group answered, acks not sent": _after("lakefeed.ingest.intake.intake:Intake._resolve"),
     },
     "rotation": {
         "spare created, not filled": _before("lakefeed.writer.wal.directory:allocate_zeros", calls_max=1),
@@ -166,7 +166,7 @@ STEPS: dict[str, dict[str, Step]] = {
         "before the torn tail is cut off": _before(
             "lakefeed.writer.wal.directory:LogDirectory._recover_records", calls_max=1
         ),
-        "log opened": _after("lakefeed.ingest.intake.intake:load_sources", calls_max=1),
+        "log opened": _after("lakefeed.ingest.intake.intake:load_source_state", calls_max=1),
     },
 }
 

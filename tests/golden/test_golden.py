@@ -26,8 +26,8 @@ import prometheus_client
 import pytest
 
 from lakefeed.catalog.errors import SHARED_ERRORS, CatalogError
-from lakefeed.ingest.admission.auth import SUBPROTOCOL, Refusal
-from lakefeed.ingest.admission.limits import CloseCode, Closing, LoadLevel, TurnAwayReason
+from lakefeed.ingest.admission.auth import SUBPROTOCOL, TOKEN_INVALID, TOKEN_MISSING
+from lakefeed.ingest.admission.limits import CloseCode, Closing, LoadLevel, RejectReason
 from lakefeed.ingest.cli.main import main
 from lakefeed.ingest.config import PIPELINE_SECTIONS, SERVICE_SECTIONS
 from lakefeed.ingest.http.changes import STATUS_OF_REASON
@@ -259,8 +259,8 @@ def _wire() -> Iterator[str]:
     yield from sorted(f"arrow metadata {key}" for key in _arrow_keys())
     yield from sorted(f"ack status {status}" for status in _ack_statuses())
     yield from _values("nack reason", NackReason)
-    yield from _values("connection refused", TurnAwayReason)
-    yield from _values("authentication refused", Refusal)
+    yield from _values("connection refused", RejectReason)
+    yield from (f"authentication refused {each.message}" for each in (TOKEN_MISSING, TOKEN_INVALID))
     yield from _values("load level", LoadLevel)
     yield from (f"close code {code.value} {code.name.lower()}" for code in CloseCode)
     closings = [each for each in vars(sys.modules[Closing.__module__]).values() if isinstance(each, Closing)]

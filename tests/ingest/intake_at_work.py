@@ -66,7 +66,7 @@ async def running(
     log_config: LogConfig = SMALL_LOG,
     config: IngestConfig | None = None,
     files: Filesystem | None = None,
-    heeds_transactions: bool = False,
+    tracks_transactions: bool = False,
 ) -> AsyncIterator[Running]:
     log = FileLog.open(directory, log_config, files=files)
     registry = CollectorRegistry()
@@ -75,7 +75,7 @@ async def running(
             log,
             config=config or IngestConfig(),
             metrics=IngestMetrics(registry),
-            heeds_transactions=heeds_transactions,
+            tracks_transactions=tracks_transactions,
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(intake.run())

@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from lakefeed.ingest.service import Addresses, serving
-from lakefeed.ingest.websocket.server import WATCH_INTERVAL_S
+from lakefeed.ingest.websocket.server import MONITOR_INTERVAL_S
 from tests.ingest.conftest import small_config
 from tests.ingest.talking import DEADLINE_S
 
 # Short, but with room for a slow machine to do what is not to be punished.
-TIMEOUT_S = 2 * WATCH_INTERVAL_S
+TIMEOUT_S = 2 * MONITOR_INTERVAL_S
 
 
 @asynccontextmanager

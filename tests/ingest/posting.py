@@ -16,10 +16,11 @@ from aiohttp import web
 from lakefeed.ingest.config import IngestConfig
 from lakefeed.ingest.debezium.events import DebeziumConfig
 from lakefeed.ingest.http.changes import ROUTES, HttpIngest, add_http_ingest
+from lakefeed.ingest.http.gate import RequestGate
 from lakefeed.ingest.http.listener import HttpLimits, serve_http
 from lakefeed.ingest.intake.debezium import DebeziumIntake
 from lakefeed.ingest.metrics import IngestMetrics
-from lakefeed.ingest.websocket.handshake import Gatekeeper
+from lakefeed.ingest.service import build_limits, build_request_gate
 from lakefeed.settings import MIB
 from lakefeed.writer.config import LogConfig
 from lakefeed.writer.wal.directory import Filesystem
@@ -75,13 +76,12 @@ class Posting(Poster):
         *,
         at_work: Running,
         debezium: DebeziumIntake,
-        gatekeeper: Gatekeeper,
+        gate: RequestGate,
     ) -> None:
         super().__init__(client, url)
         self.at_work = at_work
         self.debezium_intake = debezium
-        self.gatekeeper = gatekeeper
-        self.gate = gatekeeper.http
+        self.gate = gate
 
     def events(self, source: str = "shop") -> list[Event]:
         """The changes in the log, without those that admission left out."""
@@ -125,11 +125,11 @@ async def posting(
         debezium_intake = DebeziumIntake(
             at_work.intake, config=debezium or DebeziumConfig(), metrics=metrics, clock=lambda: NOW_S
         )
-        gatekeeper = Gatekeeper("/ws", config=config, metrics=metrics)
+        gate = build_request_gate(config, build_limits(config))
         app = web.Application()
-        add_http_ingest(app, HttpIngest(config, at_work.intake, debezium_intake, gatekeeper.http, metrics))
+        add_http_ingest(app, HttpIngest(config, at_work.intake, debezium_intake, gate, metrics))
         async with serving_http(app, config, send_buffer_bytes=send_buffer_bytes) as url, _client() as client:
-            yield Posting(client, url, at_work=at_work, debezium=debezium_intake, gatekeeper=gatekeeper)
+            yield Posting(client, url, at_work=at_work, debezium=debezium_intake, gate=gate)
 
 
 def _client() -> aiohttp.ClientSession:
@@ -142,10 +142,10 @@ async def serving_http(
     app: web.Application, config: IngestConfig, *, send_buffer_bytes: int | None = None
 ) -> AsyncIterator[str]:
     """Serve an application as the service does, on a free port."""
-    limits = HttpLimits(connections_max=config.http_connections_max, unpacked_max_bytes=MIB, shutdown_s=0.1)
+    limits = HttpLimits(connections_max=config.http_connections_max, body_max_bytes=MIB, shutdown_s=0.1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
         if send_buffer_bytes is not None:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
-        async with serve_http(app, listener, limits=limits, unpacked_by_route=ROUTES):
+        async with serve_http(app, listener, limits=limits, own_body_routes=ROUTES):
             yield f"http://{host}:{port}"

@@ -91,7 +91,7 @@ class Service:
         self.turns = Turns()
         self.log = open_log(disk, self.turns)
         self.intake = Intake(self.log, config=IngestConfig(), metrics=_METRICS)
-        self.intake._dedup._gaps.max_in_all = GAPS_MAX_IN_ALL
+        self.intake._dedup._refused.max_total = GAPS_MAX_IN_ALL
         self._tail = Tail(self.log, self.log.first_offset)
         assert self.log.first_offset <= self.committed_offset, "what is not committed was given up"
         self._running = self._loop.create_task(self.intake.run())

@@ -1,4 +1,4 @@
-"""Who gets in: the decision by itself, and then at every door of a service that asks for tokens."""
+"""Authentication: the decision by itself, and then on every listener of a service that requires tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,17 @@ from click.testing import CliRunner
 from pyiceberg.exceptions import UnauthorizedError
 from websockets.asyncio.client import connect
 
-from lakefeed.ingest.admission.auth import Auth, Refusal, auth_from, choose_subprotocol, is_loopback
+from lakefeed.ingest.admission.auth import (
+    ANONYMOUS,
+    SERVICE,
+    TOKEN_INVALID,
+    TOKEN_MISSING,
+    Auth,
+    Principal,
+    build_auth,
+    choose_subprotocol,
+    is_loopback,
+)
 from lakefeed.ingest.cli.main import main
 from lakefeed.ingest.config import AuthConfig, load_tokens
 from lakefeed.ingest.service import Addresses, serving
@@ -29,47 +39,55 @@ BEARER = {"Authorization": f"Bearer {TOKEN}"}
 # -- the decision
 
 
-def test_without_tokens_everybody_gets_in():
-    assert Auth().admit("/status", None) is None
-    assert Auth().admit_socket("/ws", None, ["bearer.whatever"]) is None
+def test_without_tokens_every_caller_is_anonymous():
+    assert Auth().admit("/status", None) is ANONYMOUS
+    assert Auth().admit_websocket("/ws", None, ["bearer.whatever"]) is ANONYMOUS
 
 
-@pytest.mark.parametrize("header", [f"Bearer {TOKEN}", f"bearer {TOKEN}", f"BEARER  {OTHER} "])
-def test_any_of_the_tokens_gets_in(header):
-    assert auth_from([TOKEN, OTHER]).admit("/status", header) is None
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [(f"Bearer {TOKEN}", "token-1"), (f"bearer {TOKEN}", "token-1"), (f"BEARER  {OTHER} ", "token-2")],
+)
+def test_each_token_admits_its_principal(header, name):
+    assert build_auth([TOKEN, OTHER]).admit("/status", header) == Principal(name)
+
+
+def test_token_of_the_service_admits_only_if_tokens_are_required():
+    assert build_auth([TOKEN], own_token=OTHER).admit("/v1/config", f"Bearer {OTHER}") is SERVICE
+    assert not build_auth([], own_token=OTHER).is_on
 
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", f"Basic {TOKEN}", TOKEN])
-def test_who_shows_no_token_is_told_that_one_is_needed(header):
-    assert auth_from([TOKEN]).admit("/status", header) is Refusal.NOT_SHOWN
+def test_request_without_a_token_is_told_that_one_is_required(header):
+    assert build_auth([TOKEN]).admit("/status", header) is TOKEN_MISSING
 
 
 @pytest.mark.parametrize("token", ["x", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "\udcff" * 20, f"{TOKEN},{TOKEN}"])
-def test_who_shows_another_token_is_not_let_in(token):
-    assert auth_from([TOKEN, OTHER]).admit("/status", f"Bearer {token}") is Refusal.NOT_VALID
+def test_request_with_another_token_is_refused(token):
+    assert build_auth([TOKEN, OTHER]).admit("/status", f"Bearer {token}") is TOKEN_INVALID
 
 
-def test_only_the_sign_of_life_is_open_to_all():
-    auth = auth_from([TOKEN])
-    assert auth.admit("/health/live", None) is None
+def test_only_the_liveness_check_needs_no_token():
+    auth = build_auth([TOKEN])
+    assert auth.admit("/health/live", None) is ANONYMOUS
     for path in ("/", "/health", "/health/ready", "/health/live/", "/health/live/..", "/metrics", "/v1/config", "/cdc"):
-        assert auth.admit(path, None) is Refusal.NOT_SHOWN
+        assert auth.admit(path, None) is TOKEN_MISSING
 
 
-def test_browser_shows_its_token_as_a_subprotocol_and_gets_another_one_back():
-    auth = auth_from([TOKEN])
+def test_browser_sends_its_token_as_a_subprotocol_and_another_one_is_selected():
+    auth = build_auth([TOKEN])
     offered = ["lakefeed", f"bearer.{TOKEN}"]
-    assert auth.admit_socket("/ws", None, offered) is None
-    assert auth.admit_socket("/ws", None, ["bearer.wrong"]) is Refusal.NOT_VALID
-    assert auth.admit_socket("/ws", None, ["lakefeed"]) is Refusal.NOT_SHOWN
-    assert auth.admit_socket("/ws", "Bearer wrong", offered) is Refusal.NOT_VALID, "a header counts before all"
+    assert auth.admit_websocket("/ws", None, offered) == Principal("token-1")
+    assert auth.admit_websocket("/ws", None, ["bearer.wrong"]) is TOKEN_INVALID
+    assert auth.admit_websocket("/ws", None, ["lakefeed"]) is TOKEN_MISSING
+    assert auth.admit_websocket("/ws", "Bearer wrong", offered) is TOKEN_INVALID, "a header takes precedence"
     assert choose_subprotocol(offered) == "lakefeed"
     assert choose_subprotocol([]) is None
 
 
 def test_tokens_are_not_kept_as_they_are():
-    assert TOKEN not in repr(auth_from([TOKEN]))
-    assert TOKEN.encode() not in b"".join(auth_from([TOKEN])._digests)
+    assert TOKEN not in repr(build_auth([TOKEN]))
+    assert TOKEN.encode() not in b"".join(digest for digest, _ in build_auth([TOKEN])._principals)
 
 
 # -- where tokens come from
@@ -89,7 +107,7 @@ def test_tokens_of_the_file_are_added_to_those_of_the_settings(tmp_path):
         ("not a token at all", "auth.tokens_file: a token must be letters"),
     ],
 )
-def test_file_that_shuts_no_door_is_refused_at_the_start(tmp_path, content, words):
+def test_token_file_without_a_usable_token_is_an_error_at_the_start(tmp_path, content, words):
     file = tmp_path / "tokens"
     if content is not None:
         file.write_text(content)

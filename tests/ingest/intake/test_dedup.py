@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lakefeed.contract.changes import Position, SourceId
 from lakefeed.ingest.intake.dedup import Dedup
-from lakefeed.ingest.intake.sources import decode_head, encode_head
+from lakefeed.ingest.intake.source_state import decode_head, encode_head
 from lakefeed.ingest.protocol.offers import Duplicate, Fresh, NackReason, Offer, Refused
 from tests.ingest.offered import offer_of
 
@@ -124,7 +124,7 @@ def test_marks_never_take_more_than_their_room():
 
 def test_nothing_overtakes_a_refused_batch():
     dedup = Dedup()
-    dedup.hold([offer_of(5, 6)])
+    dedup.block([offer_of(5, 6)])
     (decision,) = take(dedup, offer_of(7, 8))
     assert isinstance(decision, Refused)
     assert (decision.reason, decision.retry) == (NackReason.INVALID_SEQUENCE, True)
@@ -134,7 +134,7 @@ def test_nothing_overtakes_a_refused_batch():
 
 def test_refused_batch_is_still_new_when_it_returns_and_lets_the_next_ones_pass():
     dedup = Dedup()
-    dedup.hold([offer_of(5, 6), offer_of(7, 8)])
+    dedup.block([offer_of(5, 6), offer_of(7, 8)])
     assert fresh_sequences(*take(dedup, offer_of(5, 6))) == [5, 6]
     assert fresh_sequences(*take(dedup, offer_of(7, 8))) == [7, 8]
     assert fresh_sequences(*take(dedup, offer_of(9))) == [9]
@@ -142,14 +142,14 @@ def test_refused_batch_is_still_new_when_it_returns_and_lets_the_next_ones_pass(
 
 def test_refused_batch_and_the_next_may_return_in_one_group():
     dedup = Dedup()
-    dedup.hold([offer_of(5, 6), offer_of(7, 8)])
+    dedup.block([offer_of(5, 6), offer_of(7, 8)])
     decisions = take(dedup, offer_of(5, 6), offer_of(7, 8), offer_of(9))
     assert [fresh_sequences(decision) for decision in decisions] == [[5, 6], [7, 8], [9]]
 
 
 def test_every_refused_batch_has_to_return_not_the_first_alone():
     dedup = Dedup()
-    dedup.hold([offer_of(5), offer_of(7), offer_of(9)])
+    dedup.block([offer_of(5), offer_of(7), offer_of(9)])
     assert fresh_sequences(*take(dedup, offer_of(5))) == [5]
     for early in (offer_of(9), offer_of(11)):
         assert isinstance(*take(dedup, early), Refused)
@@ -160,7 +160,7 @@ def test_every_refused_batch_has_to_return_not_the_first_alone():
 def test_refused_batch_that_overlaps_the_mark_leaves_its_gap_at_its_first_new_change():
     dedup = Dedup()
     take(dedup, offer_of(0))
-    dedup.hold([offer_of(0, 1)])
+    dedup.block([offer_of(0, 1)])
     assert isinstance(*take(dedup, offer_of(2)), Refused)
     assert fresh_sequences(*take(dedup, offer_of(1, 2))) == [1, 2]
 
@@ -168,53 +168,53 @@ def test_refused_batch_that_overlaps_the_mark_leaves_its_gap_at_its_first_new_ch
 def test_refused_batch_without_anything_new_leaves_no_gap():
     dedup = Dedup()
     take(dedup, offer_of(5))
-    dedup.hold([offer_of(4, 5)])
-    assert not dedup.release(SHOP)
+    dedup.block([offer_of(4, 5)])
+    assert not dedup.unblock(SHOP)
 
 
 def test_gap_of_one_source_does_not_hold_another():
     dedup = Dedup()
-    dedup.hold([offer_of(5, source="a")])
+    dedup.block([offer_of(5, source="a")])
     assert fresh_sequences(*take(dedup, offer_of(9, source="b"))) == [9]
 
 
 def test_batch_taken_before_is_a_duplicate_despite_a_gap():
     dedup = Dedup()
     take(dedup, offer_of(1, 2))
-    dedup.hold([offer_of(5)])
+    dedup.block([offer_of(5)])
     assert take(dedup, offer_of(1, 2)) == [Duplicate(2)]
 
 
 def test_source_that_started_over_is_not_held_by_what_it_left_behind():
     dedup = Dedup()
-    dedup.hold([offer_of(5)])
+    dedup.block([offer_of(5)])
     assert fresh_sequences(*take(dedup, offer_of(1, 2, epoch=1))) == [1, 2]
     assert fresh_sequences(*take(dedup, offer_of(9, epoch=1))) == [9]
 
 
 def test_connecting_anew_releases_the_gaps_and_says_whether_there_were_any():
     dedup = Dedup()
-    assert not dedup.release(SHOP)
-    dedup.hold([offer_of(5), offer_of(7)])
-    assert dedup.release(SHOP)
+    assert not dedup.unblock(SHOP)
+    dedup.block([offer_of(5), offer_of(7)])
+    assert dedup.unblock(SHOP)
     assert fresh_sequences(*take(dedup, offer_of(9))) == [9]
 
 
 def test_part_of_a_refused_batch_does_not_close_its_gap():
     dedup = Dedup()
-    dedup.hold([offer_of(5, 6, 7, 8)])
+    dedup.block([offer_of(5, 6, 7, 8)])
     assert fresh_sequences(*take(dedup, offer_of(5, 6))) == [5, 6]
     (decision,) = take(dedup, offer_of(9, 10))
     assert isinstance(decision, Refused)
     assert decision.message.endswith("expected_sequence=7 refused_to=8 first_sequence=9")
     assert fresh_sequences(*take(dedup, offer_of(7, 8, 9))) == [7, 8, 9]
-    assert not dedup.is_held(SHOP)
+    assert not dedup.is_blocked(SHOP)
 
 
 def test_repeat_that_overlaps_a_refused_batch_does_not_close_its_gap_early():
     dedup = Dedup()
     take(dedup, offer_of(3, 4))
-    dedup.hold([offer_of(5, 6, 7)])
+    dedup.block([offer_of(5, 6, 7)])
     assert fresh_sequences(*take(dedup, offer_of(3, 4, 5))) == [5]
     assert isinstance(*take(dedup, offer_of(8)), Refused)
     assert fresh_sequences(*take(dedup, offer_of(6, 7, 8))) == [6, 7, 8]
@@ -222,7 +222,7 @@ def test_repeat_that_overlaps_a_refused_batch_does_not_close_its_gap_early():
 
 def test_refused_batch_that_left_numbers_out_has_to_return_from_its_beginning():
     dedup = Dedup()
-    dedup.hold([offer_of(10, 20, 30)])
+    dedup.block([offer_of(10, 20, 30)])
     assert fresh_sequences(*take(dedup, offer_of(10, 20))) == [10, 20]
     (decision,) = take(dedup, offer_of(30))
     assert isinstance(decision, Refused), "25 may have been in the batch, for all that is known"
@@ -237,7 +237,7 @@ def test_refused_batch_that_left_numbers_out_has_to_return_from_its_beginning():
 def test_batch_refused_in_a_group_holds_those_behind_it_in_the_same_group():
     dedup = Dedup()
     take(dedup, offer_of(0, 3))
-    dedup.hold([offer_of(6)])
+    dedup.block([offer_of(6)])
     decisions = take(dedup, offer_of(9, 12, 15, 18), offer_of(6, 9, 12, 15), offer_of(33))
     assert [type(decision) for decision in decisions] == [Refused, Fresh, Refused]
 
@@ -284,7 +284,7 @@ class Server:
         self.recorded: list[tuple[SourceId, int, int]] = []
 
     def connect(self, client: Client, *, new_epoch: bool) -> None:
-        if self.dedup.release(client.source):
+        if self.dedup.unblock(client.source):
             self.queue = [item for item in self.queue if item[0] is not client]
         client.connect(self.dedup.mark(client.source), new_epoch=new_epoch)
 
@@ -302,7 +302,7 @@ class Server:
             self.recorded += [
                 (item.offer.source, item.offer.epoch, sequence) for item in fresh for sequence in fresh_sequences(item)
             ]
-        self.dedup.hold(
+        self.dedup.block(
             offer for offer, item in zip(offers, decisions, strict=True) if isinstance(item, Refused) and item.retry
         )
         for (client, offer), decision in zip(group, decisions, strict=True):

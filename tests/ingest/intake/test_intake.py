@@ -13,7 +13,7 @@ from lakefeed.contract.changes import Position, SourceId
 from lakefeed.ingest.config import IngestConfig
 from lakefeed.ingest.intake.intake import FULL_SHOWN_S, GROUP_MAX_BYTES, Intake
 from lakefeed.ingest.metrics import IngestMetrics
-from lakefeed.ingest.protocol.offers import Duplicate, Durable, Line, NackReason, Refused
+from lakefeed.ingest.protocol.offers import Duplicate, Durable, NackReason, Refused, SourceLease
 from lakefeed.settings import MIB
 from lakefeed.writer.config import LogConfig
 from lakefeed.writer.wal.log import FileLog
@@ -143,7 +143,7 @@ async def test_full_queue_makes_the_next_offer_wait_until_there_is_room(tmp_path
         await at_work.verdicts(offer_of(0))
         files.open_gate.clear()
         (being_synced,) = await at_work.offer(offer_of(1))
-        await until(lambda: not at_work.intake._waiting)
+        await until(lambda: not at_work.intake._queue)
         queued = await at_work.offer(offer_of(2, padding=2_000))
         waiting = asyncio.create_task(at_work.intake.offer(offer_of(3)))
         await turns()
@@ -164,13 +164,13 @@ async def test_room_for_some_lets_in_no_more_than_the_queue_holds(tmp_path):
         await at_work.verdicts(offer_of(0))
         files.open_gate.clear()
         await at_work.offer(offer_of(1))
-        await until(lambda: not at_work.intake._waiting)
+        await until(lambda: not at_work.intake._queue)
         waiting = [
             asyncio.create_task(at_work.intake.offer(offer_of(number, padding=1_500))) for number in range(2, 30)
         ]
         await turns()
         largest = len(offer_of(29, padding=1_500).body)
-        assert at_work.intake._waiting_bytes < config.queue_max_bytes + largest
+        assert at_work.intake._queue_bytes < config.queue_max_bytes + largest
         files.open_gate.set()
         async with asyncio.timeout(DEADLINE_S):
             for task in waiting:
@@ -183,7 +183,7 @@ async def test_cancelled_wait_for_room_queues_nothing(tmp_path):
         await at_work.verdicts(offer_of(0))
         files.open_gate.clear()
         await at_work.offer(offer_of(1))
-        await until(lambda: not at_work.intake._waiting)
+        await until(lambda: not at_work.intake._queue)
         await at_work.offer(offer_of(2))
         waiting = asyncio.create_task(at_work.intake.offer(offer_of(3)))
         await turns()
@@ -284,7 +284,7 @@ async def test_what_an_old_connection_left_in_the_queue_does_not_overtake_a_refu
         await at_work.log.trim(at_work.log.durable_end)
         files.open_gate.clear()
         await at_work.offer(offer_of(1, source="other"))  # is being written while the next one waits
-        await until(lambda: not at_work.intake._waiting)
+        await until(lambda: not at_work.intake._queue)
         (left_behind,) = await at_work.offer(offer_of(3))
         assert at_work.intake.resume(SHOP) == Position(0, 1)
         files.open_gate.set()
@@ -351,15 +351,15 @@ async def test_nobody_is_left_waiting_when_the_intake_fails(tmp_path, monkeypatc
 
 async def test_nobody_else_takes_the_numbers_of_an_adapters_source(tmp_path):
     async with running(tmp_path) as work:
-        (adapter,) = await work.offer(replace(offer_of(1), origin="state"))
+        (adapter,) = await work.offer(replace(offer_of(1), adapter_state="state"))
         assert isinstance(await adapter, Durable)
         (other,) = await work.offer(offer_of(2))
         refused = await other
         assert isinstance(refused, Refused)
         assert not refused.retry
-        (adapter,) = await work.offer(replace(offer_of(2), origin="next state"))
+        (adapter,) = await work.offer(replace(offer_of(2), adapter_state="next state"))
         assert isinstance(await adapter, Durable)
-        assert work.intake.origin(SHOP) == "next state"
+        assert work.intake.adapter_state(SHOP) == "next state"
 
 
 # -- connections that their source has left
@@ -368,34 +368,34 @@ async def test_nobody_else_takes_the_numbers_of_an_adapters_source(tmp_path):
 async def test_what_a_cut_line_still_brings_is_refused_and_holds_nobody(tmp_path):
     async with running(tmp_path) as at_work:
         await at_work.verdicts(offer_of(1))
-        left = replace(offer_of(3), line=Line(is_cut=True))
+        left = replace(offer_of(3), lease=SourceLease(is_revoked=True))
         (verdict,) = await at_work.verdicts(left)
         assert isinstance(verdict, Refused)
         assert (verdict.reason, verdict.retry) == (NackReason.INVALID_SEQUENCE, False)
-        at_work.intake.hold(left)
-        assert isinstance(*await at_work.verdicts(replace(offer_of(5), line=Line())), Durable)
+        at_work.intake.block_behind(left)
+        assert isinstance(*await at_work.verdicts(replace(offer_of(5), lease=SourceLease())), Durable)
 
 
-async def test_line_whose_refused_batch_cannot_be_remembered_takes_nothing_until_its_source_connects(tmp_path):
+async def test_connection_whose_refused_batch_finds_no_room_accepts_nothing_until_its_source_connects(tmp_path):
     files = HeldFilesystem()
     async with running(tmp_path, files=files) as at_work:
-        at_work.intake._dedup._gaps.max_in_all = 0
-        line = Line()
+        at_work.intake._dedup._refused.max_total = 0
+        lease = SourceLease()
         files.open_gate.clear()
         begun = files.begun
-        (writing,) = await at_work.offer(replace(offer_of(1), line=line))
+        (writing,) = await at_work.offer(replace(offer_of(1), lease=lease))
         await until(lambda: files.begun > begun)
-        (waiting,) = await at_work.offer(replace(offer_of(2), line=line))
-        at_work.intake.hold(replace(offer_of(3), line=line))
-        (behind,) = await at_work.offer(replace(offer_of(4), line=line))
+        (waiting,) = await at_work.offer(replace(offer_of(2), lease=lease))
+        at_work.intake.block_behind(replace(offer_of(3), lease=lease))
+        (behind,) = await at_work.offer(replace(offer_of(4), lease=lease))
         files.open_gate.set()
         async with asyncio.timeout(DEADLINE_S):
             assert isinstance(await writing, Durable)
             assert isinstance(await waiting, Refused), "what waited could be behind it, for all that is known"
             assert isinstance(await behind, Refused)
         assert at_work.intake.resume(SHOP) == Position(0, 1)
-        line.is_cut = False
-        assert isinstance(*await at_work.verdicts(replace(offer_of(2, 3, 4), line=line)), Durable)
+        lease.is_revoked = False
+        assert isinstance(*await at_work.verdicts(replace(offer_of(2, 3, 4), lease=lease)), Durable)
 
 
 async def test_nothing_overtakes_a_batch_that_was_shed_while_those_before_it_were_being_written(tmp_path):
@@ -404,7 +404,7 @@ async def test_nothing_overtakes_a_batch_that_was_shed_while_those_before_it_wer
         await at_work.verdicts(offer_of(0))
         files.open_gate.clear()
         (before,) = await at_work.offer(offer_of(1))
-        at_work.intake.hold(offer_of(1, 2, 3))  # shed at the door: only 2 and 3 will be missing
+        at_work.intake.block_behind(offer_of(1, 2, 3))  # shed at the door: only 2 and 3 will be missing
         (behind,) = await at_work.offer(offer_of(4))
         files.open_gate.set()
         async with asyncio.timeout(DEADLINE_S):
@@ -417,14 +417,14 @@ async def test_nothing_overtakes_a_batch_that_was_shed_while_those_before_it_wer
 async def test_what_was_taken_back_does_not_count_as_coming_before_a_batch_that_is_shed(tmp_path):
     files = HeldFilesystem()
     async with running(tmp_path, files=files) as at_work:
-        at_work.intake.hold(offer_of(0))
+        at_work.intake.block_behind(offer_of(0))
         files.open_gate.clear()
         begun = files.begun
         (writing,) = await at_work.offer(offer_of(0))
         await until(lambda: files.begun > begun)
         (taken_back,) = await at_work.offer(offer_of(0, 3))
         at_work.intake.resume(SHOP)  # it connects anew, so that what waits is refused
-        at_work.intake.hold(offer_of(0, 3))  # shed on a third connection
+        at_work.intake.block_behind(offer_of(0, 3))  # shed on a third connection
         (behind,) = await at_work.offer(offer_of(6))
         files.open_gate.set()
         async with asyncio.timeout(DEADLINE_S):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from lakefeed.contract.changes import Position
 from lakefeed.contract.errors import WalCorrupt, WalLocked, WalVersionUnknown, WriterError
 from lakefeed.ingest.cli.wal import HEADS
-from lakefeed.ingest.intake.intake import load_sources
+from lakefeed.ingest.intake.source_state import load_source_state
 from lakefeed.writer.config import SYNC_MODES
 from lakefeed.writer.wal.directory import Filesystem
 from lakefeed.writer.wal.inspect import LogReport, Loss, inspect_log
@@ -189,7 +189,7 @@ def covers(loss: Loss, change: tuple[str, Position]) -> bool:
 
 def check_marks(log: FileLog, kept: list[Placed], senders: Senders) -> None:
     """Nothing that is in the log would be taken again, and no source is thought further than it ever was."""
-    marks = load_sources(log)[0].marks()
+    marks = load_source_state(log)[0].marks()
     for source, mark in marks.items():
         assert mark <= senders.marks[source]
     for item in kept:
@@ -234,7 +234,7 @@ async def test_lost_header_is_made_anew_with_the_marks_that_the_segments_before_
     repair(tmp_path)
     assert await records_of(tmp_path) == expected(placed)
     async with opened(tmp_path) as log:
-        dedup, origins = load_sources(log)
+        dedup, origins = load_source_state(log)
         assert (dedup.marks(), origins.texts()) == (senders.marks, senders.origins)
 
 

@@ -24,7 +24,7 @@ class Watched:
         self.registry.register(collector)
 
     def value(self, name: str, source: str) -> float | None:
-        return self.registry.get_sample_value(f"ingest_source_{name}", {"source": source})
+        return self.registry.get_sample_value(f"lakefeed_ingest_source_{name}", {"source": source})
 
 
 def test_counts_and_sequence_of_each_source():
@@ -43,7 +43,7 @@ def test_first_by_name_have_their_own_label_and_the_rest_share_one():
     watched.committed |= {"c": Position(0, 10), "d": Position(0, 39)}
     watched.counts.add_durable([Fresh(offer_of(1, source=name), -1) for name in "abcd"])
     assert [watched.value("durable_changes_total", name) for name in ("a", "b", "c", "other")] == [1, 1, None, 2]
-    assert watched.value("committed_lag", "other") == 20, "the worst of them"
+    assert watched.value("commit_lag_sequences", "other") == 20, "the worst of them"
     assert watched.value("last_durable_sequence", "other") is None
 
 
@@ -65,9 +65,9 @@ def test_what_others_share_never_falls_when_a_new_name_takes_a_label():
 def test_lag_is_what_is_durable_and_not_committed_and_absent_while_unknown():
     watched = Watched(5, new=9, behind=9, over=9)
     watched.committed |= {"behind": Position(0, 4), "over": Position(0, 9)}
-    assert [watched.value("committed_lag", name) for name in ("new", "behind", "over")] == [None, 5, 0]
+    assert [watched.value("commit_lag_sequences", name) for name in ("new", "behind", "over")] == [None, 5, 0]
     watched.durable[SourceId("over")] = Position(1, 2)
-    assert watched.value("committed_lag", "over") == 3, "nothing of the new epoch is committed"
+    assert watched.value("commit_lag_sequences", "over") == 3, "nothing of the new epoch is committed"
 
 
 def test_no_source_no_sample():

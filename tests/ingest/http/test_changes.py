@@ -183,7 +183,7 @@ async def test_rows_without_numbers_are_taken_although_another_client_takes_thei
         (overtaking,) = await client.at_work.offer(offer_of(2, 3))  # durable before the rows, but after their numbering
         await until(lambda: files.begun > begun)
         rows = asyncio.create_task(client.rows({"id": "a"}, {"id": "b"}, {"id": "c"}))
-        await until(lambda: bool(client.at_work.intake._waiting))
+        await until(lambda: bool(client.at_work.intake._queue))
         files.open_gate.set()
         await overtaking
         assert (await rows).document["eventsAccepted"] == 3

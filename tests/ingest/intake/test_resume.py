@@ -11,7 +11,7 @@ from lakefeed.contract.changes import Position, SourceId
 from lakefeed.contract.errors import CatalogUnavailable
 from lakefeed.ingest.config import IngestConfig
 from lakefeed.ingest.intake.intake import Intake
-from lakefeed.ingest.intake.sources import LOOK_MAX_AGE_S, ResumePoints
+from lakefeed.ingest.intake.resume import MAX_AGE_S, ResumePositions
 from lakefeed.ingest.metrics import IngestMetrics
 from lakefeed.ingest.protocol.offers import Durable, NackReason, Refused
 from lakefeed.writer.wal.log import FileLog
@@ -37,31 +37,31 @@ class Tables:
             raise CatalogUnavailable("catalog cannot be reached")
         return self.marks
 
-    def points(self) -> ResumePoints:
-        return ResumePoints(self.load, clock=lambda: self.now)
+    def positions(self) -> ResumePositions:
+        return ResumePositions(self.load, clock=lambda: self.now)
 
 
 async def test_one_look_serves_all_that_come_while_it_is_young():
     tables = Tables({SHOP: Position(0, 5)})
-    points = tables.points()
-    found = await asyncio.gather(*(points.find(SourceId(name)) for name in ("shop", "other", "shop")))
+    positions = tables.positions()
+    found = await asyncio.gather(*(positions.find(SourceId(name)) for name in ("shop", "other", "shop")))
     assert (found, tables.looks) == ([Position(0, 5), None, Position(0, 5)], 1)
-    tables.now += LOOK_MAX_AGE_S + 1
+    tables.now += MAX_AGE_S + 1
     tables.marks = {SHOP: Position(0, 9)}
-    assert (await points.find(SHOP), tables.looks) == (Position(0, 9), 2)
+    assert (await positions.find(SHOP), tables.looks) == (Position(0, 9), 2)
 
 
 async def test_look_that_fails_is_made_again_by_the_next_who_asks():
     tables = Tables({SHOP: Position(0, 5)})
-    points, tables.is_down = tables.points(), True
+    positions, tables.is_down = tables.positions(), True
     for _ in range(2):
         try:
-            await points.find(SHOP)
+            await positions.find(SHOP)
         except CatalogUnavailable:
             continue
         raise AssertionError("nobody knows yet where the source stands")
     tables.is_down = False
-    assert (await points.find(SHOP), tables.looks) == (Position(0, 5), 3)
+    assert (await positions.find(SHOP), tables.looks) == (Position(0, 5), 3)
 
 
 class Node:
@@ -71,7 +71,7 @@ class Node:
         self.log = FileLog.open(directory, SMALL_LOG)
         registry = CollectorRegistry()
         self.intake = Intake(
-            self.log, config=IngestConfig(), metrics=IngestMetrics(registry), elsewhere=tables.points()
+            self.log, config=IngestConfig(), metrics=IngestMetrics(registry), resume_positions=tables.positions()
         )
         self.at_work = Running(self.log, self.intake, registry)
 
@@ -88,7 +88,7 @@ class Node:
 
 async def test_source_resumes_where_the_tables_have_it_and_then_from_its_own_log(tmp_path):
     async with Node(tmp_path, Tables({SHOP: Position(0, 40)})) as at_work:
-        assert await at_work.intake.meet(SHOP) is None
+        assert await at_work.intake.look_up_source(SHOP) is None
         assert at_work.intake.resume(SHOP) == Position(0, 40)
         assert at_work.intake.durable_position(SHOP) is None, "nothing of it is in this log"
         assert isinstance(*await at_work.verdicts(offer_of(41, 42)), Durable)
@@ -111,7 +111,7 @@ async def test_while_the_tables_cannot_be_asked_a_new_source_waits_and_nothing_o
     tables = Tables({})
     async with Node(tmp_path, tables) as at_work:
         assert isinstance(*await at_work.verdicts(offer_of(1, source="known")), Durable)
-        tables.is_down, tables.now = True, LOOK_MAX_AGE_S + 1
+        tables.is_down, tables.now = True, MAX_AGE_S + 1
         (refused,) = await at_work.verdicts(offer_of(1, 2))
         assert isinstance(refused, Refused)
         assert (refused.reason, refused.retry) == (NackReason.INTERNAL_ERROR, True)

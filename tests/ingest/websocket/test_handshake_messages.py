@@ -126,7 +126,7 @@ async def test_three_events_that_are_too_large_close_with_1008(tmp_path):
         assert refused_count(await status_of(addresses), "eventSizeRejections") == 3
 
 
-async def test_who_sends_again_too_early_while_the_log_is_full_is_closed_with_4003(tmp_path):
+async def test_who_sends_again_too_early_while_the_log_is_full_is_closed_with_4002(tmp_path):
     config = small_config(tmp_path)
     limits = replace(config.ingest, refusals_max=3, load_shedding=False)
     log = replace(config.log, max_bytes=2 * config.log.segment_max_bytes)
@@ -137,7 +137,7 @@ async def test_who_sends_again_too_early_while_the_log_is_full_is_closed_with_40
             for _ in range(3):
                 nack = await send_large(client, refused)
                 assert nack["reason"] == "buffer_full"
-            assert await client.closed() == 4003, "at once, though it sends nothing more"
+            assert await client.closed() == 4002, "at once, though it sends nothing more"
         assert refused_count(await status_of(addresses), "connectionsClosed") == 1
         async with talking(addresses.ws_url, source="neighbour") as neighbour:
             assert (await neighbour.ask("heartbeat"))["type"] == "pong"

@@ -72,7 +72,7 @@ async def test_compressed_body_that_was_cut_off_is_a_400_and_nothing_of_it_is_ta
             assert (answer.status, answer.document["reason"]) == (400, "invalid_format")
             assert answer.document["error"] == f"body: was cut off before the end of the compressed data: {coding}"
         assert client.at_work.frames() == []
-        assert client.gatekeeper.budget.used_bytes == 0
+        assert client.gate.budget.used_bytes == 0
 
 
 @pytest.mark.parametrize("path", ["/cdc", "/cdc/debezium"])
@@ -83,7 +83,7 @@ async def test_body_that_unpacks_to_more_than_the_limit_is_a_413(tmp_path, path,
         headers = {"Content-Encoding": coding, "Connection": "close"}
         status, document = await client.post(path, bomb, headers=headers, params={"source": "shop"})
         assert (status, document["reason"]) == (413, "payload_too_large")
-        assert client.gatekeeper.budget.used_bytes == 0
+        assert client.gate.budget.used_bytes == 0
         assert (await client.batch(1)).status == 200
 
 
@@ -118,7 +118,7 @@ async def test_body_that_does_not_end_is_a_408_after_its_time_and_nothing_of_it_
         status, _, document = await raw.answer()
         assert (status, document["reason"], document["shouldRetry"]) == (408, "timeout", True)
         assert client.at_work.frames() == []
-        assert (client.gatekeeper.budget.used_bytes, client.gate.places.taken) == (0, 0)
+        assert (client.gate.budget.used_bytes, client.gate.slots.used) == (0, 0)
         assert await raw.closed() == b""
 
 
@@ -130,9 +130,9 @@ async def test_client_that_goes_in_the_middle_of_its_body_leaves_nothing_behind(
         async with speaking(client.url) as raw:
             head = post_head(path, Content_Length=len(rows), Content_Type="application/x-ndjson")
             await raw.send(head + rows[:sent])
-            await until(lambda: client.gate.places.taken == 1)
-        await until(lambda: client.gate.places.taken == 0)
-        assert client.gatekeeper.budget.used_bytes == 0
+            await until(lambda: client.gate.slots.used == 1)
+        await until(lambda: client.gate.slots.used == 0)
+        assert client.gate.budget.used_bytes == 0
         assert client.at_work.frames() == []
         assert (await client.batch(1)).status == 200
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
@@ -151,5 +151,5 @@ async def test_client_that_does_not_read_its_answers_is_cut_off_and_holds_nothin
                 while not client.metric("lakefeed_ingest_http_unread_responses_total"):
                     await raw.send(requests)
         await until(lambda: client.metric("lakefeed_ingest_http_unread_responses_total") == 1)
-        assert (client.gatekeeper.budget.used_bytes, client.gate.places.taken) == (0, 0)
+        assert (client.gate.budget.used_bytes, client.gate.slots.used) == (0, 0)
         assert (await client.batch(1)).status == 200

@@ -20,7 +20,7 @@ def ack(
     changes: int = 3,
     utilization: float = 0.5,
     commits_fail: bool = False,
-    is_jump: bool = False,
+    is_regression: bool = False,
 ) -> Ack:
     return replies.ack(
         verdict,
@@ -28,7 +28,7 @@ def ack(
         changes=changes,
         correlation_id="c",
         backlog=replies.Backlog(utilization=utilization, time_until_flush_ms=1_500, commits_fail=commits_fail),
-        is_jump=is_jump,
+        is_regression=is_regression,
         now=NOW,
     )
 
@@ -85,7 +85,7 @@ def test_duplicate_tells_how_far_the_source_is_durable():
 
 
 def test_duplicate_of_a_source_that_jumps_back_says_why_and_what_to_do():
-    details = ack(Duplicate(99), is_jump=True).details
+    details = ack(Duplicate(99), is_regression=True).details
     assert details is not None
     assert (details.events_processed, details.duplicates) == (0, 3)
     assert details.message is not None

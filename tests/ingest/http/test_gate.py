@@ -19,7 +19,7 @@ from lakefeed.contract.errors import CatalogUnavailable
 from lakefeed.ingest.admission.budget import ALLOWANCE_BYTES
 from lakefeed.ingest.config import IngestConfig
 from lakefeed.ingest.http import changes, gate
-from lakefeed.ingest.intake.sources import ResumePoints
+from lakefeed.ingest.intake.resume import ResumePositions
 from lakefeed.settings import MIB
 from lakefeed.writer.config import LogConfig
 from tests.fakes import FaultyFilesystem, HeldFilesystem
@@ -37,7 +37,7 @@ def large(client: Posting, source: str, *, padding: int = 300_000) -> asyncio.Ta
 
 
 def held(client: Posting) -> int:
-    return client.gatekeeper.budget.used_bytes
+    return client.gate.budget.used_bytes
 
 
 # -- memory
@@ -68,7 +68,7 @@ async def test_many_large_posts_stay_inside_a_small_budget_and_all_are_taken(tmp
         await client.batch(1, source="first")
         files.open_gate.clear()
         posts = [large(client, f"source-{number}", padding=900_000) for number in range(40)]
-        await until(lambda: client.gatekeeper.budget.waiting_readers > 30)
+        await until(lambda: client.gate.budget.waiting_readers > 30)
         most = held(client)
         files.open_gate.set()
         while not all(task.done() for task in posts):
@@ -76,14 +76,14 @@ async def test_many_large_posts_stay_inside_a_small_budget_and_all_are_taken(tmp
             await asyncio.sleep(0)
         assert [task.result().status for task in posts] == [200] * 40
         assert most <= config.memory_max_bytes + 40 * ALLOWANCE_BYTES
-        assert (held(client), client.gatekeeper.budget.waiting_readers) == (0, 0)
+        assert (held(client), client.gate.budget.waiting_readers) == (0, 0)
 
 
 async def test_client_that_announces_much_and_sends_little_reserves_nothing(tmp_path):
     config = IngestConfig(frame_max_bytes=MIB, memory_max_bytes=4 * MIB)
     async with posting(tmp_path, config=config) as client, speaking(client.url) as raw:
         await raw.send(post_head("/cdc?source=shop", Content_Length=MIB) + b" " * (ALLOWANCE_BYTES - 1))
-        await until(lambda: client.gate.places.taken == 1)
+        await until(lambda: client.gate.slots.used == 1)
         await turns()
         assert held(client) == 0
         await raw.send(b"  ")
@@ -93,13 +93,13 @@ async def test_client_that_announces_much_and_sends_little_reserves_nothing(tmp_
 async def test_no_room_in_memory_is_a_503_on_cdc_after_its_wait_and_never_for_debezium(tmp_path, monkeypatch):
     monkeypatch.setattr(changes, "WAIT_MAX_S", 0.05)
     async with posting(tmp_path) as client:
-        client.gatekeeper.budget.charge(client.gatekeeper.budget.max_bytes)
+        client.gate.budget.charge(client.gate.budget.max_bytes)
         debezium = asyncio.create_task(client.debezium(DEBEZIUM_INSERT))
         answer = await post_for_headers(client, "/cdc?source=shop", {"events": [insert(1)]})
         assert (answer[0], answer[2]["reason"], answer[2]["shouldRetry"]) == (503, "buffer_full", True)
         assert int(answer[1]["Retry-After"]) >= 1
         assert not debezium.done()
-        client.gatekeeper.budget.give_back(client.gatekeeper.budget.max_bytes)
+        client.gate.budget.release(client.gate.budget.max_bytes)
         assert (await debezium).status == 200
 
 
@@ -117,13 +117,13 @@ async def test_request_too_many_waits_for_a_place_and_is_then_taken(tmp_path):
         await client.batch(1, source="first")
         files.open_gate.clear()
         posts = [asyncio.create_task(client.batch(1, source=f"source-{number}")) for number in range(5)]
-        await until(lambda: client.gate.places.waiting == 3)
-        assert client.gate.places.taken == 2
-        assert client.gate.under_way == {"/cdc": 5}
+        await until(lambda: client.gate.slots.waiting == 3)
+        assert client.gate.slots.used == 2
+        assert client.gate.in_flight == {"/cdc": 5}
         files.open_gate.set()
         assert [(await task).status for task in posts] == [200] * 5
-        assert (client.gate.places.taken, client.gate.places.waiting) == (0, 0)
-        assert client.gate.under_way["/cdc"] == 0
+        assert (client.gate.slots.used, client.gate.slots.waiting) == (0, 0)
+        assert client.gate.in_flight["/cdc"] == 0
 
 
 @contextlib.asynccontextmanager
@@ -134,7 +134,7 @@ async def full_house(directory: Path) -> AsyncIterator[tuple[Posting, HeldFilesy
         await client.batch(1)
         files.open_gate.clear()
         inside = asyncio.create_task(client.batch(2))
-        await until(lambda: client.gate.places.taken == 1)
+        await until(lambda: client.gate.slots.used == 1)
         yield client, files, inside
 
 
@@ -163,18 +163,18 @@ async def test_client_address_has_its_share_of_places_and_leaves_the_others_thei
             asyncio.create_task(client.post("/cdc", body, headers=header))
             for body, header in zip(bodies, headers, strict=True)
         ]
-        await until(lambda: (client.gate.places.taken, client.gate.places.waiting) == (2, 1))
+        await until(lambda: (client.gate.slots.used, client.gate.slots.waiting) == (2, 1))
         files.open_gate.set()
         assert [(await task).status for task in posts] == [200] * 3
 
 
 async def test_client_that_goes_while_it_waits_is_forgotten(tmp_path, monkeypatch):
-    monkeypatch.setattr(gate, "GONE_CHECK_S", 0.01)
+    monkeypatch.setattr(gate, "CLIENT_CHECK_S", 0.01)
     async with full_house(tmp_path) as (client, files, inside):
         waiting = asyncio.create_task(client.debezium(DEBEZIUM_INSERT, source="dbz"))
-        await until(lambda: client.gate.places.waiting == 1)
+        await until(lambda: client.gate.slots.waiting == 1)
         waiting.cancel()
-        await until(lambda: client.gate.places.waiting == 0)
+        await until(lambda: client.gate.slots.waiting == 0)
         files.open_gate.set()
         assert (await inside).status == 200
         assert client.sequences("dbz") == []
@@ -231,8 +231,8 @@ async def test_numbered_rows_beyond_the_rate_are_held_for_and_others_are_not(tmp
             assert (await client.rows({"id": 1}, source=source, **sequence)).status == 200
             following = {"sequence": 11} if sequence else {}
             assert (await client.rows({"id": 2}, source=source, **following)).document["reason"] == "rate_limited"
-        assert client.at_work.intake._dedup.is_held("numbered")
-        assert not client.at_work.intake._dedup.is_held("not")
+        assert client.at_work.intake._dedup.is_blocked("numbered")
+        assert not client.at_work.intake._dedup.is_blocked("not")
 
 
 @pytest.mark.parametrize("limit", [{"source_bytes_per_s": 500.0}, {"message_rate_per_s": 1.0, "message_burst": 1}])
@@ -241,8 +241,8 @@ async def test_debezium_beyond_its_rate_is_answered_late_and_takes_nobodys_place
         events = [streamed(90, 100 + number, number) for number in range(4)]
         assert (await client.debezium(events[0])).status == 200
         late = asyncio.create_task(client.debezium(events[1]))
-        await until(lambda: client.gate.under_way["/cdc/debezium"] == 1)
-        assert (client.gate.places.taken, late.done()) == (0, False)
+        await until(lambda: client.gate.in_flight["/cdc/debezium"] == 1)
+        assert (client.gate.slots.used, late.done()) == (0, False)
         assert (await client.batch(1, source="other")).status == 200
         assert (await late).status == 200
         assert [(await client.debezium(event)).status for event in events[2:]] == [200, 200]
@@ -266,13 +266,13 @@ async def test_log_that_stays_full_keeps_debezium_waiting_as_long_as_it_does(tmp
     async with posting(tmp_path) as client:
         await fill(client.at_work)
         tries = []
-        take = client.debezium_intake.take
+        take = client.debezium_intake.accept
 
         async def counted(*arguments: Any) -> Any:
             tries.append(1)
             return await take(*arguments)
 
-        monkeypatch.setattr(client.debezium_intake, "take", counted)
+        monkeypatch.setattr(client.debezium_intake, "accept", counted)
         event = streamed(90, 100, 1) | {"padding": "x" * LARGE}
         event["after"]["name"] = "x" * LARGE
         late = asyncio.create_task(client.debezium(event))
@@ -300,7 +300,7 @@ class Unreachable:
 async def test_catalog_that_cannot_be_asked_about_a_new_source_is_a_503_on_cdc_and_keeps_debezium_waiting(tmp_path):
     tables = Unreachable()
     async with posting(tmp_path) as client:
-        client.at_work.intake._elsewhere = ResumePoints(tables.load, clock=time.monotonic)
+        client.at_work.intake._resume_positions = ResumePositions(tables.load, clock=time.monotonic)
         refused = await client.batch(1)
         assert (refused.status, refused.document["reason"]) == (503, "internal_error")
         late = asyncio.create_task(client.debezium(DEBEZIUM_INSERT, source="dbz"))
@@ -317,7 +317,7 @@ async def test_log_that_has_failed_keeps_debezium_waiting_until_the_service_stop
         refused = await client.batch(1)
         assert (refused.status, refused.document["reason"]) == (503, "internal_error")
         late = asyncio.create_task(client.debezium(DEBEZIUM_INSERT, source="dbz"))
-        await until(lambda: client.at_work.intake._dedup.is_held(SourceId("dbz")))
+        await until(lambda: client.at_work.intake._dedup.is_blocked(SourceId("dbz")))
         client.at_work.intake.close()
         answer = await late
         assert (answer.status, answer.document["reason"]) == (503, "shutting_down")

@@ -86,7 +86,7 @@ def test_arrow_frame_says_it_in_its_schema():
 
 
 async def test_log_keeps_which_transaction_goes_on(tmp_path):
-    async with running(tmp_path, heeds_transactions=True) as at_work:
+    async with running(tmp_path, tracks_transactions=True) as at_work:
         await at_work.verdicts(batch(inside()), batch(inside(), END, first=2), batch(None, first=4))
         assert [frame.open_transaction for frame in at_work.frames()] == ["t1", "", ""]
 
@@ -99,7 +99,7 @@ async def test_log_says_nothing_of_transactions_unless_they_are_heeded(tmp_path)
 
 
 async def test_longest_names_fit_the_log(tmp_path):
-    async with running(tmp_path, heeds_transactions=True) as at_work:
+    async with running(tmp_path, tracks_transactions=True) as at_work:
         name = "\x01" * TRANSACTION_ID_MAX_CHARS
         offers = [batch(inside(name), first=number) for number in range(1, 400)]
         assert all(isinstance(verdict, Durable) for verdict in await at_work.verdicts(*offers))
@@ -116,11 +116,11 @@ async def take(at_work, *documents: Any, source: str = "shop") -> None:
     intake = DebeziumIntake(
         at_work.intake, config=KEYED, metrics=IngestMetrics(CollectorRegistry()), clock=lambda: NOW_S
     )
-    await intake.take(SourceId(source), json.dumps(list(documents)).encode(), {})
+    await intake.accept(SourceId(source), json.dumps(list(documents)).encode(), {})
 
 
 async def test_transaction_of_debezium_is_open_until_its_end_is_in_the_log(tmp_path):
-    async with running(tmp_path, heeds_transactions=True) as at_work:
+    async with running(tmp_path, tracks_transactions=True) as at_work:
         await take(at_work, mark("BEGIN", "5:101"), in_transaction(1))
         await take(at_work, in_transaction(2))
         await take(at_work, mark("END", "5:200", 2, t=2))

@@ -19,7 +19,7 @@ class Reader:
         self.name = name
         self.turns = turns
 
-    def on_turn(self, *, reserved: bool) -> None:
+    def on_granted(self, *, reserved: bool) -> None:
         self.turns.append((self.name, reserved))
 
 
@@ -44,18 +44,18 @@ def test_readers_go_on_in_the_order_in_which_they_came(budget, turns):
     budget.charge(8 * MIB)
     for name in "abc":
         budget.wait(Reader(name, turns))
-    budget.give_back(2 * ALLOWANCE_BYTES)
+    budget.release(2 * ALLOWANCE_BYTES)
     assert turns == [("a", False), ("b", False)]
-    budget.give_back(ALLOWANCE_BYTES)
+    budget.release(ALLOWANCE_BYTES)
     assert turns[2:] == [("c", False)]
 
 
 def test_large_message_is_reserved_whole_or_waits(budget, turns):
     granted = [budget.reserve(Reader(str(number), turns)) for number in range(6)]
     assert granted == [True] * 4 + [False] * 2
-    budget.give_back(budget.reservation_bytes)
+    budget.release(budget.reservation_bytes)
     assert turns == [("4", True)]
-    budget.give_back(budget.reservation_bytes)
+    budget.release(budget.reservation_bytes)
     assert turns == [("4", True), ("5", True)]
 
 
@@ -63,7 +63,7 @@ def test_message_of_known_size_reserves_only_that(budget, turns):
     granted = [budget.reserve(Reader(str(number), turns), MIB) for number in range(10)]
     assert granted == [True] * 8 + [False] * 2
     assert budget.used_bytes == 8 * MIB
-    budget.give_back(MIB)
+    budget.release(MIB)
     assert turns == [("8", True)]
     assert budget.used_bytes == 8 * MIB, "the next one has it"
 
@@ -73,9 +73,9 @@ def test_small_readers_do_not_overtake_a_large_one_that_waits(budget, turns):
     assert not budget.reserve(Reader("large", turns))
     assert not budget.is_open(), "or small messages would keep the budget full for ever"
     budget.wait(Reader("small", turns))
-    budget.give_back(MIB)
+    budget.release(MIB)
     assert turns == [("large", True)], "the small one waits for its turn behind it"
-    budget.give_back(6 * MIB)
+    budget.release(6 * MIB)
     assert turns[1:] == [("small", False)]
 
 
@@ -84,7 +84,7 @@ def test_readers_that_have_nothing_to_read_keep_nobody_waiting(budget, turns):
     names = [str(number) for number in range(1_000)]
     for name in names:
         budget.wait(Reader(name, turns))
-    budget.give_back(8 * MIB)
+    budget.release(8 * MIB)
     assert [name for name, _ in turns] == names, "all, though the budget has not an allowance for each"
 
 
@@ -112,7 +112,7 @@ class ModelReader:
         self.reserved = False
         self.paused = False
 
-    def on_turn(self, *, reserved: bool) -> None:
+    def on_granted(self, *, reserved: bool) -> None:
         self.reserved = reserved
         self.paused = False
 
@@ -130,7 +130,7 @@ class ModelReader:
             self.arriving = 0
             if self.reserved:
                 self.reserved = False
-                self.budget.give_back(self.budget.reservation_bytes)
+                self.budget.release(self.budget.reservation_bytes)
         elif not self.reserved:
             self.reserved = self.budget.reserve(self)
             self.paused = not self.reserved
@@ -154,9 +154,9 @@ def test_whatever_clients_send_the_bound_holds_and_every_message_arrives():
                 assert sum(held) <= budget.used_bytes
                 assert sum(held) + sum(r.arriving for r in readers) <= budget.max_bytes + len(readers) * ALLOWANCE_BYTES
             for _ in range(chance.randint(0, 30)):  # the log takes some of it
-                budget.give_back(held.popleft()) if held else None
+                budget.release(held.popleft()) if held else None
             steps += 1
             assert steps < 20_000, f"nobody gets on: seed={seed}"
         while held:
-            budget.give_back(held.popleft())
+            budget.release(held.popleft())
         assert (budget.used_bytes, budget.waiting_readers) == (0, 0), f"seed={seed}"

@@ -39,7 +39,7 @@ async def take(
 ) -> DebeziumReceipt:
     body = documents[0] if len(documents) == 1 else list(documents)
     async with asyncio.timeout(20):
-        return await intake.take(SourceId(source), json.dumps(body).encode(), headers or {})
+        return await intake.accept(SourceId(source), json.dumps(body).encode(), headers or {})
 
 
 def ids(at_work: Posting, source: str = "shop") -> list[int]:
@@ -97,7 +97,7 @@ async def test_state_becomes_durable_in_the_record_of_its_changes(tmp_path):
     async with posting(tmp_path, debezium=KEYED) as at_work:
         await take(at_work.debezium_intake, mark("BEGIN", "5:100"), in_transaction(1))
         (frame,) = at_work.at_work.frames()
-        assert frame.origin == at_work.at_work.intake.origin(SHOP)
+        assert frame.origin == at_work.at_work.intake.adapter_state(SHOP)
         state = json.loads(frame.origin)
         assert state["positions"]["taken"] == frame.last_sequence
         assert state["tally"]["unended"]["5"]["arrived"] == 1
@@ -128,7 +128,7 @@ async def test_refused_request_is_remembered_by_nobody_and_new_when_it_returns(t
         request["after"]["padding"] = "x" * LARGE
         refused = await take(at_work.debezium_intake, request)
         assert isinstance(refused.verdict, Refused)
-        assert at_work.at_work.intake.origin(SHOP) == ""
+        assert at_work.at_work.intake.adapter_state(SHOP) == ""
         await at_work.at_work.log.trim(at_work.at_work.log.durable_end)
         assert isinstance((await take(at_work.debezium_intake, request)).verdict, Durable)
         assert ids(at_work) == [1]
@@ -141,7 +141,7 @@ async def test_full_log_makes_the_answer_late_and_it_is_a_200_once_there_is_room
     async with posting(tmp_path, debezium=KEYED) as at_work:
         await fill(at_work.at_work)
         answer = asyncio.create_task(at_work.debezium(request))
-        await until(lambda: at_work.at_work.intake._dedup.is_held("shop"))
+        await until(lambda: at_work.at_work.intake._dedup.is_blocked("shop"))
         assert not answer.done()
         await at_work.at_work.log.trim(at_work.at_work.log.durable_end)
         assert (await answer).document["eventsAccepted"] == 1
@@ -156,7 +156,7 @@ async def test_requests_of_one_source_take_turns_and_those_of_others_do_not_wait
         files.open_gate.clear()
         mine = [asyncio.create_task(take(intake, streamed(90, 100 + row, row))) for row in range(1, 6)]
         others = [asyncio.create_task(take(intake, streamed(90, 100, 1), source=f"other-{n}")) for n in range(5)]
-        await until(lambda: len(at_work.at_work.intake._waiting) + len(at_work.at_work.intake._group) == 6)
+        await until(lambda: len(at_work.at_work.intake._queue) + len(at_work.at_work.intake._group) == 6)
         files.open_gate.set()
         await asyncio.gather(*mine, *others)
         assert ids(at_work) == [1, 2, 3, 4, 5]
@@ -186,7 +186,7 @@ async def test_request_that_was_abandoned_is_waited_for_by_the_next_one(tmp_path
 async def test_positions_of_too_many_sources_are_refused_and_harm_nobody(tmp_path):
     async with posting(tmp_path, debezium=KEYED) as at_work:
         await take(at_work.debezium_intake, streamed(90, 100, 1))
-        at_work.at_work.intake._origins.max_bytes = at_work.at_work.intake._origins._bytes + 10
+        at_work.at_work.intake._adapter_states.max_bytes = at_work.at_work.intake._adapter_states._bytes + 10
         status, document = await at_work.debezium(streamed(90, 100, 1), source="one too many")
         assert (status, document["reason"], document["shouldRetry"]) == (503, "buffer_full", False)
         assert (await at_work.debezium(streamed(90, 105, 2))).status == 200

@@ -46,7 +46,7 @@ async def test_full_log_makes_the_answer_late_and_it_is_a_200_once_there_is_room
         await fill(client.at_work)
         batch = asyncio.create_task(client.batch(1, 2, padding="x" * LARGE))
         rows = asyncio.create_task(client.rows({"id": 1, "name": "x" * LARGE}, source="rows"))
-        await until(lambda: all(map(client.at_work.intake._dedup.is_held, ("shop", "rows"))))
+        await until(lambda: all(map(client.at_work.intake._dedup.is_blocked, ("shop", "rows"))))
         assert not batch.done()
         assert not rows.done()
         await client.at_work.log.trim(client.at_work.log.durable_end)
@@ -69,7 +69,7 @@ async def test_batch_whose_client_is_gone_is_not_tried_again(tmp_path):
     async with posting(tmp_path) as client:
         await fill(client.at_work)
         gone = asyncio.create_task(client.batch(1, padding="x" * LARGE))
-        await until(lambda: client.at_work.intake._dedup.is_held("shop"))
+        await until(lambda: client.at_work.intake._dedup.is_blocked("shop"))
         gone.cancel()
         await turns()
         await client.at_work.log.trim(client.at_work.log.durable_end)
