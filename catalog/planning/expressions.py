@@ -26,6 +26,7 @@ from lakefeed.catalog.errors import BadRequest, ValidationFailed
 from lakefeed.catalog.json_fields import JsonObject, as_int, as_list, as_object, as_text, read_list, read_text
 from lakefeed.iceberg.terms import IDENTITY, Transform, parse_transform
 from lakefeed.iceberg.transforms import result_type
+from lakefeed.iceberg.types import StructType, type_from_json, type_name, walk
 from lakefeed.iceberg.values import is_comparable, parse_literal
 
 FLOATS = ("float", "double")
@@ -50,7 +51,7 @@ class Columns:
         self._case_sensitive = case_sensitive
         self._by_id: dict[int, Column] = {}
         self._by_name: dict[str, list[Column]] = {}
-        for column in _walk(schema, prefix="", nullable=False, in_collection=False):
+        for column in _columns_of(schema):
             self._by_id[column.field_id] = column
             self._by_name.setdefault(self._key(column.name), []).append(column)
 
@@ -74,29 +75,19 @@ class Columns:
         return name if self._case_sensitive else name.lower()
 
 
-def _walk(struct: Mapping[str, Any], *, prefix: str, nullable: bool, in_collection: bool) -> Iterator[Column]:
-    """Yield the fields of a struct at any depth. A field is nullable if it or a field around it may be null."""
-    for field in struct["fields"]:
-        name = prefix + field["name"]
-        may_be_null = nullable or not field["required"]
-        yield Column(field["id"], name, _type_name(field["type"]), may_be_null, bool(prefix), in_collection)
-        yield from _walk_type(field["type"], prefix=f"{name}.", nullable=may_be_null, in_collection=in_collection)
-
-
-def _walk_type(type_: Any, *, prefix: str, nullable: bool, in_collection: bool) -> Iterator[Column]:
-    if isinstance(type_, str):
-        return
-    if type_["type"] == "struct":
-        yield from _walk(type_, prefix=prefix, nullable=nullable, in_collection=in_collection)
-        return
-    for part in ("element",) if type_["type"] == "list" else ("key", "value"):
-        name = prefix + part
-        yield Column(type_[f"{part}-id"], name, _type_name(type_[part]), True, True, True)
-        yield from _walk_type(type_[part], prefix=f"{name}.", nullable=True, in_collection=True)
-
-
-def _type_name(type_: str | JsonObject) -> str:
-    return type_.replace(" ", "") if isinstance(type_, str) else str(type_["type"])
+def _columns_of(schema: Mapping[str, Any]) -> Iterator[Column]:
+    """Yield the fields of a schema at any depth. A field is nullable if it or a field around it may be null."""
+    for path in walk(type_from_json({"type": "struct", "fields": schema["fields"]})):
+        field, around = path[-1], path[:-1]
+        in_collection = not all(isinstance(outer.type, StructType) for outer in around)
+        yield Column(
+            field.id,
+            ".".join(outer.name for outer in path),
+            type_name(field.type),
+            nullable=in_collection or not all(outer.required for outer in path),
+            nested=bool(around),
+            in_collection=in_collection,
+        )
 
 
 # The tree is walked by recursion, and orjson writes at most 254 levels. A chain of and/or becomes a balanced tree.

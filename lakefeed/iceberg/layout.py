@@ -24,7 +24,7 @@ from lakefeed.iceberg.terms import (
     parse_transform,
 )
 from lakefeed.iceberg.transforms import TIME_UNITS, result_type
-from lakefeed.iceberg.types import Field, Schema, StructType, Type, walk
+from lakefeed.iceberg.types import Field, Schema, StructType, Type, type_name, walk
 
 # One value per field of the spec: dates and times as Iceberg's integers, decimals as Decimal, None for null.
 Partition: TypeAlias = tuple[Any, ...]
@@ -205,8 +205,9 @@ def transform_for(text: str, source: Type) -> Transform:
     if transform is None:
         raise PartitionRejected(f"partition transform is not known: transform={text}")
     if result_type(transform, source) is None:
-        shown = source if isinstance(source, str) else type(source).__name__.removesuffix("Type").lower()
-        raise PartitionRejected(f"partition transform does not take this type: transform={text} type={shown}")
+        raise PartitionRejected(
+            f"partition transform does not take this type: transform={text} type={type_name(source)}"
+        )
     return transform
 
 

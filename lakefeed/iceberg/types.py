@@ -100,6 +100,11 @@ class Schema:
     extra: str | None = None
 
 
+def type_name(type_: Type) -> str:
+    """Return a primitive's name without spaces, or the word for a nested type: struct, list or map."""
+    return type_.replace(" ", "") if isinstance(type_, str) else type(type_).__name__.removesuffix("Type").lower()
+
+
 def decimal_parts(type_: str) -> tuple[int, int] | None:
     """Return precision and scale of a decimal type, None for another type."""
     match = _DECIMAL.fullmatch(type_)
