@@ -1,4 +1,4 @@
-"""Who gets to the catalog that stands by itself: every operation is behind the one door."""
+"""Access to the catalog: its host authenticates every operation, and passes on who sends a request."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from pathlib import Path
 import aiohttp
 import pytest
 import pytest_asyncio
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 
-from lakefeed.catalog.app import ROUTES
+from lakefeed.catalog.app import ROUTES, build_catalog
+from lakefeed.catalog.config import CatalogConfig, Warehouse
+from lakefeed.catalog.routes.http import PRINCIPAL, Handler
 from lakefeed.ingest.config import AuthConfig, Config, ServerConfig
 from lakefeed.ingest.service import serving_catalog
+from lakefeed.storage.config import StorageConfig
 
 TOKEN = "a-token-of-the-tests"
 
@@ -31,11 +36,29 @@ async def test_no_operation_of_a_catalog_by_itself_is_reached_without_a_token(ht
     assert len(operations) > 30
     for method, path in sorted(operations):
         for headers in ({}, {"Authorization": "Bearer another-token-than-ours"}):
-            async with http.request(method, path, headers=headers) as answer:
-                assert (answer.status, answer.content_type) == (401, "application/json"), (method, path)
+            async with http.request(method, path, headers=headers) as response:
+                assert (response.status, response.content_type) == (401, "application/json"), (method, path)
 
 
 @pytest.mark.parametrize("path", ["/v1/config", "/v1/namespaces"])
 async def test_a_token_opens_a_catalog_by_itself(http: aiohttp.ClientSession, path: str):
-    async with http.get(path, headers={"Authorization": f"Bearer {TOKEN}"}) as answer:
-        assert answer.status == 200
+    async with http.get(path, headers={"Authorization": f"Bearer {TOKEN}"}) as response:
+        assert response.status == 200
+
+
+async def test_principal_that_the_host_sets_reaches_the_handlers_of_the_catalog(tmp_path: Path):
+    @web.middleware
+    async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
+        request[PRINCIPAL] = "token-1"
+        return await handler(request)
+
+    async def whoami(request: web.Request) -> web.Response:
+        return web.Response(text=request[PRINCIPAL])
+
+    warehouse = Warehouse(StorageConfig(warehouse=f"file://{tmp_path}/warehouse"))
+    catalog = build_catalog(CatalogConfig(database="memory:"), warehouse, tmp_path / "unused")
+    catalog.router.add_get("/whoami", whoami)
+    host = web.Application(middlewares=[authenticate])
+    host.add_subapp("/v1", catalog)
+    async with TestClient(TestServer(host)) as client, client.get("/v1/whoami") as response:
+        assert await response.text() == "token-1"

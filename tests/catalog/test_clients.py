@@ -163,14 +163,14 @@ def test_purged_table_leaves_no_file_and_other_tables_keep_theirs(db: RestCatalo
 def test_table_is_not_purged_while_another_name_has_its_files(db: RestCatalog):
     table = db.create_table("db.t", SCHEMA)
     table.append(ROWS)
-    db.register_table("db.twin", table.metadata_location)
-    db.load_table("db.twin").append(ROWS)
+    db.register_table("db.alias", table.metadata_location)
+    db.load_table("db.alias").append(ROWS)
     before = files_of(table)
-    with pytest.raises((BadRequestError, ValidationError), match=r"Cannot purge table: .* db\.twin"):
+    with pytest.raises((BadRequestError, ValidationError), match=r"Cannot purge table: .* db\.alias"):
         db.purge_table("db.t")
     assert files_of(table) == before
     db.drop_table("db.t")
-    db.purge_table("db.twin")
+    db.purge_table("db.alias")
     assert not {path for path in files_of(table) if path.suffix == ".parquet"}
 
 

@@ -209,7 +209,7 @@ async def test_other_content_than_was_registered_is_refused_by_its_name(tmp_path
 
 
 async def test_two_pointers_at_one_file_do_not_drive_each_other_out_of_the_cache(tmp_path: Path):
-    """As of a table and its twin, which was registered with the file that the catalog wrote."""
+    """Two names of one table: the second was registered with the file that the catalog wrote."""
     files = LocalFiles()
     metadata = MetadataFiles(files, parse=parse_document, max_bytes=10**6, cache_bytes=10**6)
     location = f"file://{tmp_path}/0.metadata.json"

@@ -128,15 +128,15 @@ def test_table_that_shares_its_files_is_not_purged_but_can_be_dropped(db: RestCa
 
 def test_table_that_shares_its_files_with_another_name_is_not_purged_while_that_exists(db: RestCatalog, root: Path):
     table = make_table(db)
-    db.register_table("db.twin", table.metadata_location.replace("file:///", "file:/"))
-    db.load_table("db.twin").append(ROWS)  # from here on the two differ, and have most of their files in common
+    db.register_table("db.alias", table.metadata_location.replace("file:///", "file:/"))
+    db.load_table("db.alias").append(ROWS)  # from here on the two differ, and have most of their files in common
     before = files_below(root)
-    with pytest.raises((BadRequestError, ValidationError), match=r"Cannot purge table: .* db\.twin"):
+    with pytest.raises((BadRequestError, ValidationError), match=r"Cannot purge table: .* db\.alias"):
         db.purge_table("db.t")
     assert files_below(root) == before
     db.drop_table("db.t")
-    assert db.load_table("db.twin").scan().to_arrow().num_rows == 9
-    db.purge_table("db.twin")
+    assert db.load_table("db.alias").scan().to_arrow().num_rows == 9
+    db.purge_table("db.alias")
     assert not files_below(path_of(table.location()) / "data")
 
 
@@ -146,42 +146,44 @@ def move_metadata(table: Table, root: Path) -> None:
         transaction.set_properties({"write.metadata.path": f"file://{root}/moved"})
 
 
-@pytest.mark.parametrize("moved", ["db.t", "db.twin"])
-@pytest.mark.parametrize("purged", ["db.t", "db.twin"])
-def test_twin_whose_metadata_has_gone_elsewhere_is_found(db: RestCatalog, root: Path, moved: str, purged: str):
+@pytest.mark.parametrize("moved", ["db.t", "db.alias"])
+@pytest.mark.parametrize("purged", ["db.t", "db.alias"])
+def test_second_name_whose_metadata_moved_is_found(db: RestCatalog, root: Path, moved: str, purged: str):
     table = make_table(db)
-    db.register_table("db.twin", table.metadata_location)
+    db.register_table("db.alias", table.metadata_location)
     move_metadata(db.load_table(moved), root)
     before = files_below(root)
-    other = ({"db.t", "db.twin"} - {purged}).pop()
+    other = ({"db.t", "db.alias"} - {purged}).pop()
     with pytest.raises((BadRequestError, ValidationError), match=rf"Cannot purge table: .* {other}"):
         db.purge_table(purged)
     assert files_below(root) == before
     assert db.load_table(other).scan().to_arrow().num_rows == 6
 
 
-def test_twin_whose_metadata_cannot_be_read_is_found(db: RestCatalog, start_server: Callable[..., Server], root: Path):
+def test_second_name_whose_metadata_cannot_be_read_is_found(
+    db: RestCatalog, start_server: Callable[..., Server], root: Path
+):
     table = make_table(db)
-    db.register_table("db.twin", table.metadata_location)
-    move_metadata(db.load_table("db.twin"), root)
-    path_of(db.load_table("db.twin").metadata_location).write_bytes(b"{")
+    db.register_table("db.alias", table.metadata_location)
+    move_metadata(db.load_table("db.alias"), root)
+    path_of(db.load_table("db.alias").metadata_location).write_bytes(b"{")
     with contextlib.closing(open_pyiceberg(start_server().url)) as without_cache:
         before = files_below(root)
-        with pytest.raises((BadRequestError, ValidationError), match=r"Cannot purge table: .* db\.twin"):
+        with pytest.raises((BadRequestError, ValidationError), match=r"Cannot purge table: .* db\.alias"):
             without_cache.purge_table("db.t")
         assert files_below(root) == before
 
 
-def test_twin_of_which_the_database_does_not_know_the_uuid_is_found(db: RestCatalog, root: Path, tmp_path: Path):
+def test_second_name_whose_uuid_the_database_does_not_know_is_found(db: RestCatalog, root: Path, tmp_path: Path):
     """As after an update from a version that did not keep it."""
     table = make_table(db)
-    db.register_table("db.twin", table.metadata_location)
-    move_metadata(db.load_table("db.twin"), root)
+    db.register_table("db.alias", table.metadata_location)
+    move_metadata(db.load_table("db.alias"), root)
     with contextlib.closing(sqlite3.connect(tmp_path / "catalog.db")) as database, database:
         assert database.execute("UPDATE entries SET table_uuid = ''").rowcount == 2
-    with pytest.raises((BadRequestError, ValidationError), match=r"Cannot purge table: .* db\.twin"):
+    with pytest.raises((BadRequestError, ValidationError), match=r"Cannot purge table: .* db\.alias"):
         db.purge_table("db.t")
-    assert db.load_table("db.twin").scan().to_arrow().num_rows == 6
+    assert db.load_table("db.alias").scan().to_arrow().num_rows == 6
 
 
 def test_tables_whose_metadata_lies_in_one_directory_are_purged_apart(db: RestCatalog, root: Path):

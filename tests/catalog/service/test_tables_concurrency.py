@@ -93,7 +93,7 @@ def test_commits_without_conflict_all_land_though_they_meet(server: Server, conn
     assert {f"p{number}" for number in range(WRITERS)} <= properties.keys()
 
 
-class TroubledStore(SqliteStore):
+class FaultyStore(SqliteStore):
     """The real store, whose swaps meet a competitor or lose their answer."""
 
     def __init__(self, path: Path) -> None:
@@ -119,24 +119,22 @@ class TroubledStore(SqliteStore):
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> TroubledStore:
-    return TroubledStore(tmp_path / "troubled.db")
+def store(tmp_path: Path) -> FaultyStore:
+    return FaultyStore(tmp_path / "faulty.db")
 
 
 @pytest.fixture
-def troubled(
-    store: TroubledStore, warehouse: Warehouse, start_server: Callable[..., Server], connect: Connect
-) -> Client:
+def faulty(store: FaultyStore, warehouse: Warehouse, start_server: Callable[..., Server], connect: Connect) -> Client:
     client = connect(start_server(build_app(CatalogConfig(), warehouse, store=store, files=LocalFiles())))
     make_table(client)
     return client
 
 
-def test_commit_that_lost_the_swap_is_repeated_on_what_won(troubled: Client, store: TroubledStore):
-    won = commit(troubled, set_property("winner", "1"))[1]
-    assert commit(troubled, {"action": "remove-properties", "removals": ["winner"]})[0] == 200
+def test_commit_that_lost_the_swap_is_repeated_on_what_won(faulty: Client, store: FaultyStore):
+    won = commit(faulty, set_property("winner", "1"))[1]
+    assert commit(faulty, {"action": "remove-properties", "removals": ["winner"]})[0] == 200
     store.competitor = lambda _table, _expected: won["metadata-location"]
-    status, body = commit(troubled, set_property("loser", "1"))
+    status, body = commit(faulty, set_property("loser", "1"))
     assert status == 200
     assert {"winner", "loser"} <= body["metadata"]["properties"].keys()
     names = [path.name for path in path_of(body["metadata-location"]).parent.iterdir()]
@@ -144,26 +142,26 @@ def test_commit_that_lost_the_swap_is_repeated_on_what_won(troubled: Client, sto
     assert len(names) == 4
 
 
-def test_commit_whose_requirement_fell_in_the_race_is_a_conflict(troubled: Client, store: TroubledStore):
-    won = commit(troubled, *append(1, 1))[1]
+def test_commit_whose_requirement_fell_in_the_race_is_a_conflict(faulty: Client, store: FaultyStore):
+    won = commit(faulty, *append(1, 1))[1]
     start = won["metadata"]["metadata-log"][0]["metadata-file"]
     register = {"name": "t", "metadata-location": start, "overwrite": True}
-    assert troubled.post("namespaces/db/register", register)[0] == 200
+    assert faulty.post("namespaces/db/register", register)[0] == 200
     store.competitor = lambda _table, _expected: won["metadata-location"]
-    answer = error_of(commit(troubled, *append(2, 1), requirements=(require_main(None),)))
+    answer = error_of(commit(faulty, *append(2, 1), requirements=(require_main(None),)))
     assert answer == (409, "CommitFailedException", "Requirement failed: branch main was created concurrently")
 
 
-def test_swap_that_landed_but_lost_its_answer_is_a_success(troubled: Client, store: TroubledStore):
+def test_swap_that_landed_but_lost_its_answer_is_a_success(faulty: Client, store: FaultyStore):
     store.fail_after_swap = True
-    status, body = commit(troubled, set_property("a", "1"))
+    status, body = commit(faulty, set_property("a", "1"))
     assert (status, body["metadata"]["properties"]["a"]) == (200, "1")
-    assert troubled.get(TABLE)[1]["metadata-location"] == body["metadata-location"]
+    assert faulty.get(TABLE)[1]["metadata-location"] == body["metadata-location"]
 
 
-def test_swap_of_unknown_outcome_is_said_to_be_unknown_and_its_file_is_kept(troubled: Client, store: TroubledStore):
-    directory = path_of(troubled.get(TABLE)[1]["metadata-location"]).parent
+def test_swap_of_unknown_outcome_is_said_to_be_unknown_and_its_file_is_kept(faulty: Client, store: FaultyStore):
+    directory = path_of(faulty.get(TABLE)[1]["metadata-location"]).parent
     store.fail_before_swap = True
-    answer = error_of(commit(troubled, set_property("a", "1")))
+    answer = error_of(commit(faulty, set_property("a", "1")))
     assert answer[:2] == (500, "CommitStateUnknownException")
     assert len(list(directory.iterdir())) == 2

@@ -1,4 +1,4 @@
-"""Commits to several tables: all or none, whoever else commits."""
+"""Transactions over several tables: all commits or none, beside other commits."""
 
 from __future__ import annotations
 
