@@ -293,13 +293,13 @@ def _present_fields(file: Mapping[str, Any], names: Collection[str]) -> JsonObje
 
 
 def _statistics_json(file: Mapping[str, Any], stats_fields: Collection[int]) -> JsonObject:
-    document = {}
+    statistics = {}
     for name in STATISTICS:
         known = [(pair["key"], pair["value"]) for pair in file.get(name) or () if pair["key"] in stats_fields]
         if known:
             values = [value.hex().upper() if isinstance(value, bytes) else value for _, value in known]
-            document[name.replace("_", "-")] = {"keys": [key for key, _ in known], "values": values}
-    return document
+            statistics[name.replace("_", "-")] = {"keys": [key for key, _ in known], "values": values}
+    return statistics
 
 
 # Roughly the largest response in bytes. The filter is repeated in each of its tasks.
@@ -389,8 +389,8 @@ def read_page(prepared: PreparedScan, page: Sequence[ManifestPart], bodies: Iter
         settled_rows += entry.file["record_count"] if residual is True and not applying else 0
         if scan.min_rows is not None and settled_rows >= scan.min_rows:
             break
-    document = [delete_file_json(delete, scan.specs[delete.spec_id]) for _, delete in deletes.values()]
-    return TaskPage(tasks, document, is_enough=scan.min_rows is not None and settled_rows >= scan.min_rows)
+    delete_files = [delete_file_json(delete, scan.specs[delete.spec_id]) for _, delete in deletes.values()]
+    return TaskPage(tasks, delete_files, is_enough=scan.min_rows is not None and settled_rows >= scan.min_rows)
 
 
 def _manifest_may_match(scan: Scan, manifest: Manifest, columns: Mapping[int, Column]) -> bool:
