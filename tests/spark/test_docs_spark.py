@@ -23,7 +23,6 @@ from lakefeed.pipeline.backfill.positions import parse_position
 from lakefeed.pipeline.backfill.runner import Backfill, BackfillRequest
 from lakefeed.pipeline.backfill.target import TargetTable
 from lakefeed.pipeline.consumers import consumers
-from lakefeed.pipeline.spark import session
 from lakefeed.pipeline.spark.settings import SessionConfig, SparkSettings
 from lakefeed.pipeline.spark.tables import TableIdentifier
 from tests.service_process import ServiceProcess, service_process
@@ -66,7 +65,7 @@ def test_examples_for_jobs_of_users_run_as_they_stand(
         assert config.catalog.uri == DOCUMENTED_URL
         return spark
 
-    monkeypatch.setattr(session, "build_session", build_here)
+    monkeypatch.setattr("lakefeed.build_session", build_here)
     page = (DOCS / "spark-jobs.md").read_text(encoding="utf-8").replace(DOCUMENTED_DIRECTORY, str(tmp_path))
     blocks = _BLOCK.findall(page)
     (changes,) = [text for language, text in blocks if language == "json"]
@@ -118,7 +117,7 @@ def _cards(spark: SparkSession) -> list[tuple[int, str]]:
 def _backfill(spark: SparkSession, directory: Path, rows: list[dict[str, Any]]) -> None:
     path = directory / "old.json"
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    wanted = BackfillRequest(source="shop", key=("id",), read_as=parse_position("mark"))
+    wanted = BackfillRequest(source="shop", key=("id",), position=parse_position("mark"))
     work = Backfill(
         TargetTable(spark, "lake", TableIdentifier.parse("users")), FileInput(format="jsonl", path=str(path)), wanted
     )
