@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from lakefeed.command_line import json_option, print_json, progress_bar
 from lakefeed.pipeline.backfill.inputs import (
     FILE_FORMATS,
     FileInput,
@@ -66,7 +62,7 @@ SHOWN_MAX = 20
 @click.option("--chunk-rows", type=int, help="jdbc: maximum rows of a chunk  [pipeline.backfill.chunk_max_rows]")
 @click.option("--ledger/--no-ledger", default=None, help="Record the rows for `lakefeed verify`.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and change nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @spark_options
 def backfill(table: str, *, address: str, dry_run: bool, as_json: bool, **options: Any) -> None:
     """Fill TABLE with existing rows: from files under PATH, or from a table of the database at URL.
@@ -164,34 +160,18 @@ def _parse_schema(spark: SparkSession, text: str) -> Any:
 def _run(target: TargetTable, source_input: Input, request: BackfillRequest, *, show: bool) -> BackfillResult:
     from lakefeed.pipeline.backfill.runner import Backfill  # noqa: PLC0415 - as above
 
-    with _bar(show=show) as (begin, advance):
-        work = Backfill(target, source_input, request, on_chunk=advance)
-        prepared = work.prepare()
-        begin(len(prepared.plan.chunks))
-        return work.run(prepared)
+    rows = 0
+    with progress_bar("planning", keep=True, hidden=not show) as bar:
 
-
-@contextmanager
-def _bar(*, show: bool) -> Iterator[tuple[Callable[[int], None], Callable[[int, int], None]]]:
-    """Show chunks and rows, on a terminal only."""
-    console = Console(stderr=True)
-    columns = (
-        *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("chunks")),
-        *(TimeElapsedColumn(), TimeRemainingColumn()),
-    )
-    with Progress(*columns, console=console, disable=not (show and console.is_terminal)) as bar:
-        task = bar.add_task("planning", total=None)
-        rows = 0
-
-        def begin(chunks: int) -> None:
-            bar.update(task, total=chunks, description="0 rows")
-
-        def advance(_: int, new_rows: int) -> None:
+        def advance(_number: int, new_rows: int) -> None:
             nonlocal rows
             rows += new_rows
-            bar.update(task, advance=1, description=f"{rows:,} rows")
+            bar.advance(description=f"{rows:,} rows")
 
-        yield begin, advance
+        work = Backfill(target, source_input, request, on_chunk=advance)
+        prepared = work.prepare()
+        bar.set_total(len(prepared.plan.chunks))
+        return work.run(prepared)
 
 
 def _show_plan(target: TargetTable, prepared: PreparedRun, request: BackfillRequest, *, as_json: bool) -> None:
@@ -208,7 +188,7 @@ def _show_plan(target: TargetTable, prepared: PreparedRun, request: BackfillRequ
         "done": done,
     }
     if as_json:
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        print_json(document)
         return
     click.echo(f"run {prepared.run}: {len(prepared.plan.chunks):,} chunks, {done:,} done")
     click.echo(f"  table {target.name}{' (new)' if prepared.is_new_table else ''}")
@@ -225,7 +205,7 @@ def _show_outcome(table: str, outcome: BackfillResult, *, as_json: bool) -> None
     if as_json:
         document = {"run": outcome.run, "table": table, "rows": outcome.rows, "chunks": outcome.chunks}
         own = {"newRows": outcome.own_rows, "newChunks": outcome.own_chunks}
-        click.echo(json.dumps({**document, **own}, indent=2, ensure_ascii=False))
+        print_json({**document, **own})
     elif not outcome.own_chunks:
         click.echo(f"run {outcome.run} was done already: {outcome.rows:,} rows in {outcome.chunks:,} chunks")
     else:

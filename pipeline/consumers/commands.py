@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
+from lakefeed.command_line import json_option, print_json, print_table
 from lakefeed.contract.errors import ConsumerError
 from lakefeed.pipeline.consumers.registry import consumers as load_consumers
 from lakefeed.pipeline.consumers.registry import drop as drop_consumer
@@ -21,6 +18,17 @@ from lakefeed.pipeline.spark.tables import TableIdentifier, all_tables, catalog_
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# Keys of a described consumer, and their headings.
+COLUMNS = {
+    "table": "table",
+    "name": "consumer",
+    "snapshotsBehind": "snapshots behind",
+    "secondsBehind": "seconds behind",
+    "kept": "kept for hours",
+    "snapshotId": "snapshot",
+}
 
 
 @click.group()
@@ -33,7 +41,7 @@ def consumers() -> None:
 
 @consumers.command("list")
 @click.argument("tables", nargs=-1)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @spark_options
 def list_consumers(tables: Sequence[str], *, as_json: bool, **options: Any) -> None:
     """List consumers and how far behind they are, for all tables or the given ones.
@@ -49,18 +57,18 @@ def list_consumers(tables: Sequence[str], *, as_json: bool, **options: Any) -> N
     with opened_session(options, job_kind=JobKind.SHORT, app_name="lakefeed-consumers") as spark:
         found = _describe(spark, names)
     if as_json:
-        click.echo(json.dumps({"consumers": found}, indent=2))
-        return
-    if not found:
+        print_json({"consumers": found})
+    elif not found:
         click.echo("no consumers")
-        return
-    table = Table("table", "consumer", "snapshots behind", "seconds behind", "kept for hours", "snapshot")
-    for each in found:
-        kept_s = each["keptForSeconds"]
-        kept = "expired" if each["isPassedOver"] else "for ever" if kept_s is None else f"{kept_s / 3600:.1f}"
-        behind = "unknown" if each["snapshotsBehind"] is None else str(each["snapshotsBehind"])
-        table.add_row(each["table"], each["name"], behind, str(each["secondsBehind"]), kept, str(each["snapshotId"]))
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    else:
+        print_table([{**each, "kept": _kept_text(each)} for each in found], COLUMNS)
+
+
+def _kept_text(consumer: Mapping[str, Any]) -> str:
+    if consumer["isPassedOver"]:
+        return "expired"
+    kept_s = consumer["keptForSeconds"]
+    return "for ever" if kept_s is None else f"{kept_s / 3600:.1f}"
 
 
 def _describe(spark: SparkSession, names: Sequence[TableIdentifier]) -> list[dict[str, Any]]:

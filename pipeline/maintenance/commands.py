@@ -6,18 +6,16 @@ Exit codes: 0 everything was done, 1 something failed and the rest was done, 2 w
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from lakefeed.command_line import json_option, print_json, progress_bar
 from lakefeed.pipeline.maintenance.settings import MaintenanceConfig, Step
 from lakefeed.pipeline.spark.options import opened_session, spark_options
 from lakefeed.pipeline.spark.settings import JobKind
@@ -27,7 +25,7 @@ from lakefeed.settings import SettingsError, load_section
 if TYPE_CHECKING:
     from lakefeed.pipeline.maintenance.facts import TableSizes
     from lakefeed.pipeline.maintenance.plan import TablePlan
-    from lakefeed.pipeline.maintenance.runner import OnStep, TableReport
+    from lakefeed.pipeline.maintenance.runner import TableReport
     from lakefeed.pipeline.maintenance.steps import StepResult
 
 
@@ -40,7 +38,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 @click.argument("tables", nargs=-1)
 @click.option("--only", help=f"Only these steps, separated by commas: {', '.join(step.value for step in Step)}")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@json_option
 @spark_options
 def maintain(tables: Sequence[str], *, only: str | None, dry_run: bool, as_json: bool, **options: Any) -> None:
     """Compact small files, expire snapshots and remove orphan files of change tables and mirrors.
@@ -68,11 +66,12 @@ def maintain(tables: Sequence[str], *, only: str | None, dry_run: bool, as_json:
                 raise SettingsError(f"no such table: {name}")
         maintenance = Maintenance(spark, catalog, config, only=steps, is_dry_run=dry_run)
         chosen = named or maintenance.choose_tables()
-        with _progress(sum(len(maintenance.settings_of(name).run) for name in chosen)) as on_step:
-            reports = maintenance.run(chosen, on_step=on_step)
+        with progress_bar("", sum(len(maintenance.settings_of(name).run) for name in chosen)) as bar:
+            reports = maintenance.run(
+                chosen, on_step=lambda name, step: bar.advance(description=f"{name}: {step.value}")
+            )
     if as_json:
-        document = {"dryRun": dry_run, "tables": [_table_to_json(report) for report in reports]}
-        click.echo(json.dumps(document, indent=2))
+        print_json({"dryRun": dry_run, "tables": [_table_to_json(report) for report in reports]})
     elif not reports:
         click.echo("no tables to maintain")
     else:
@@ -93,22 +92,6 @@ def parse_steps(text: str | None) -> frozenset[Step]:
     if not names or not known.keys() >= set(names):
         raise SettingsError(f"--only takes {', '.join(known)}: {text}")
     return frozenset(known[name] for name in names)
-
-
-@contextmanager
-def _progress(steps: int) -> Iterator[OnStep]:
-    """Show a bar of all steps of all tables, on a terminal only."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=steps)
-        started = iter(range(steps + 1))
-
-        def on_step(name: TableIdentifier, step: Step) -> None:
-            progress.update(task, description=f"{name}: {step.value}", completed=next(started))
-
-        yield on_step
-        progress.update(task, completed=steps)
 
 
 # -- the report as JSON

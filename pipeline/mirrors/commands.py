@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
 import signal
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from lakefeed.command_line import json_option, print_json, print_table
 from lakefeed.logs import set_up_logging
 from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.mirrors.settings import MirrorConfig
@@ -29,11 +28,20 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from lakefeed.pipeline.mirrors.merge import MergeResult
-    from lakefeed.pipeline.mirrors.runner import MirrorStatus
     from lakefeed.pipeline.mirrors.settings import MirrorNames
 
 
 _FAIR = "spark.scheduler.mode=FAIR"
+
+# Fields of MirrorStatus, and their headings.
+STATUS_COLUMNS = {
+    "table": "table",
+    "mirror": "mirror",
+    "mode": "mode",
+    "snapshots_behind": "snapshots behind",
+    "rows_behind": "changes behind",
+    "seconds_behind": "seconds behind",
+}
 
 
 @click.group()
@@ -151,7 +159,7 @@ def _progress(tables: int, *, shown: bool) -> Iterator[Callable[[MirrorNames, Me
 
 @mirror.command("status")
 @click.argument("tables", nargs=-1)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @spark_options
 def status_command(tables: tuple[str, ...], *, as_json: bool, **options: Any) -> None:
     """Show how far each mirror is behind its change table.
@@ -166,17 +174,8 @@ def status_command(tables: tuple[str, ...], *, as_json: bool, **options: Any) ->
     with opened_session(options, job_kind=JobKind.SHORT) as spark:
         catalog = catalog_of(spark)
         found = load_status(spark, catalog, choose_tables(spark, catalog, tables, config), config)
+    rows = [dataclasses.asdict(each) for each in found]
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
+        print_json(rows)
     else:
-        _print_status(found)
-
-
-def _print_status(found: Sequence[MirrorStatus]) -> None:
-    table = Table(box=None)
-    for heading in ("table", "mirror", "mode", "snapshots behind", "changes behind", "seconds behind"):
-        table.add_column(heading, justify="right" if "behind" in heading else "left")
-    for each in found:
-        numbers = (each.snapshots_behind, each.rows_behind, each.seconds_behind)
-        table.add_row(each.table, each.mirror, each.mode, *("-" if n is None else f"{n:,}" for n in numbers))
-    Console(highlight=False).print(table)
+        print_table(rows, STATUS_COLUMNS)
