@@ -1,13 +1,4 @@
-"""Names that a column can have. Owns which fields of a row are rescued for their name alone.
-
-A row's names come from a database that may allow what the readers of the table do not. Refused are
-
-- the empty name, control characters (some catalogs cannot store them) and names longer than any database's,
-- names that start with `_cdc_`, and the names of Iceberg's metadata columns: Spark refuses a table that has one,
-- names that differ from another only by case: Spark, DuckDB and Trino take them for one column and refuse the table.
-  The first one that came keeps its column,
-- names with dots that spell another column's path: Iceberg finds nested columns by such names.
-"""
+"""Changes: their operation, position and table; the `_cdc_` columns; names and values that columns can have."""
 
 from __future__ import annotations
 
@@ -16,16 +7,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NewType
 
-# --- writer.changes ---------------------------------------------------------------------------------------------------
-#
-# The words every part shares: a change's operation, its position in its source, the table it belongs to.
-
-
 SourceId = NewType("SourceId", str)
 
 
 class Operation(enum.Enum):
-    """What a change did to its row or, for TRUNCATE, its table; a READ saw a row, a MESSAGE concerns none."""
+    """What a change did to its row. TRUNCATE empties the table, READ copies an existing row, MESSAGE has no row."""
 
     INSERT = "INSERT"
     UPDATE = "UPDATE"
@@ -37,7 +23,7 @@ class Operation(enum.Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """Where a change sits in its source: epochs first, then sequences, so a restarted source sorts after its past."""
+    """The position of a change in its source. Ordered by epoch first, so a restarted source comes after its past."""
 
     epoch: int
     sequence: int
@@ -45,13 +31,13 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The positions of one source that some rows cover, first and last; all of one epoch, so a sequence names one."""
+    """The first and last position of one source that some rows cover, both of one epoch."""
 
     first: Position
     last: Position
 
     def joined(self, later: Span) -> Span:
-        """Reach over a later span of the same source."""
+        """Return the span from here to the end of a later span of the same source."""
         return Span(self.first, later.last)
 
 
@@ -67,16 +53,12 @@ class TableName:
 
 
 def table_name_of(source_table: str, default_namespace: str) -> TableName:
-    """Name the change table of a source's table: `users` -> `default.users`, `sales.orders` -> `sales.orders`."""
+    """Return the change table of a source's table: `users` -> `default.users`, `sales.orders` -> `sales.orders`."""
     *namespace, name = source_table.split(".")
     return TableName(tuple(namespace) or (default_namespace,), name)
 
 
-# --- writer.columns ---------------------------------------------------------------------------------------------------
-#
-# Names of the columns that Lakefeed adds to a row. Owns the names and their order.
-#
-# Standard library only: the Spark pipeline imports it on clusters where nothing else of the project is installed.
+# -- columns that Lakefeed adds to a row, in their order
 
 
 SEQUENCE = "_cdc_sequence"
@@ -92,7 +74,7 @@ RESCUED = "_cdc_rescued"
 # Null for epoch 0. Sequences restart with an epoch: the order of a source's changes is that of (epoch, sequence).
 EPOCH = "_cdc_epoch"
 
-# Every column that starts so belongs to Lakefeed; a row that brings such a column itself has it rescued.
+# Columns with this prefix belong to Lakefeed; a row's own field of such a name is rescued.
 RESERVED_PREFIX = "_cdc_"
 
 ALL = (
@@ -101,8 +83,16 @@ ALL = (
 )
 
 
-# --- writer.rows.field_names ------------------------------------------------------------------------------------------
-
+# -- names that a column can have
+#
+# The names of a row come from a database that may allow what readers of the table do not. Fields with these names are
+# rescued:
+#
+# - the empty name, control characters (some catalogs cannot store them), and names longer than in any database,
+# - names that start with `_cdc_`, and the names of Iceberg's metadata columns: Spark refuses a table that has one,
+# - names that differ from another only by case: Spark, DuckDB and Trino take them for one column and refuse the table.
+#   The first one keeps its column,
+# - names with dots that spell another column's path: Iceberg finds nested columns by such names.
 
 NAME_MAX_CHARS = 255
 
@@ -126,33 +116,32 @@ _ICEBERG_NAMES = frozenset(
 
 
 def is_usable(name: str) -> bool:
-    """Tell whether a name can be a field's name at any depth."""
+    """Return whether a name can be a field's name at any depth."""
     return 0 < len(name) <= NAME_MAX_CHARS and min(name) >= _FIRST_PRINTABLE
 
 
 def is_usable_column(name: str) -> bool:
-    """Tell whether a name can be a column's name."""
+    """Return whether a name can be a column's name."""
     folded = fold(name)
     return is_usable(name) and not folded.startswith(RESERVED_PREFIX) and folded not in _ICEBERG_NAMES
 
 
 def are_usable_together(names: Collection[str]) -> bool:
-    """Tell whether names can be the fields of one struct."""
+    """Return whether names can be the fields of one struct."""
     return all(map(is_usable, names)) and len({fold(name) for name in names}) == len(names)
 
 
 def fold(name: str) -> str:
-    """Make names alike that differ only by case."""
+    """Return the form that names have in common that differ only by case."""
     return name.lower()
 
 
-# Fields of one table at all depths. More make every reader slow; a source that goes on has names that are data.
+# -- limits
+
+# Fields of one table at all depths. More make every reader slow; a source with more has data in its names.
 FIELDS_MAX = 2000
-
-
 # Deeper objects are documents, not columns; engines also walk types recursively.
 NESTING_MAX_DEPTH = 12
-
 
 INT64_MAX = 2**63 - 1
 

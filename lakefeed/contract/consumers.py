@@ -1,109 +1,29 @@
-"""A consumer as a tag, and what a table's history means for it. Core: registry.py reads and sets the tags.
+"""Consumers of a table: streaming readers, registered as tags with how far they have come.
 
-    lakefeed_consumer_<name>    at the last snapshot that it has finished; every later one has to stay for it
+    lakefeed_consumer_<name>    type tag, snapshot-id: the last snapshot that the consumer has finished, max-ref-age-ms
 
-Iceberg gives up a tag when its *snapshot* is older than the tag's age (`max-ref-age-ms`). A consumer of a table that
-rests would be given up though it has read all there is, so the age is set to what the snapshot has at registration and
-`max_age` on top: a consumer is kept for `max_age` after it was last heard of.
+The tag lives in the table, so every engine can read, set and drop it. Consumers follow `main` from snapshot to snapshot
+and need every one after their tag.
+
+Iceberg expires a tag when its *snapshot* is older than the tag's age. The consumer of a table without changes would
+expire although it has read everything, so a registration sets the age that the snapshot has at that time, plus
+`max_age`: a consumer is kept for `max_age` after its last registration. Expiry ignores an expired consumer.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 from lakefeed.contract.errors import ConsumerError
 from lakefeed.contract.properties import MAIN_BRANCH
 
-# --- writer.iceberg.consumers -----------------------------------------------------------------------------------------
-#
-# Consumers of a table: streaming readers that have registered with how far they have come. Core.
-#
-# A consumer is a tag on the last snapshot that it has finished, so that it lives in the table itself and every engine
-# can
-# read, set and drop it:
-#
-#     lakefeed_consumer_<name>    type tag, snapshot-id, max-ref-age-ms
-#
-# Readers follow `main` from snapshot to snapshot and need every one from their tag on. A tag whose snapshot is older
-# than
-# `max-ref-age-ms` is over, by Iceberg's own rule: whoever registers counts in the age that the snapshot has then, so
-# that
-# a consumer is kept for that long after it was last heard of. One that is over is passed over.
-
-
 TAG_PREFIX = "lakefeed_consumer_"
 
-
-@dataclass(frozen=True, slots=True)
-class IcebergConsumer:
-    """A registered reader. `until_ms` is when it is given up; None means never."""
-
-    name: str
-    snapshot_id: int
-    until_ms: int | None
-
-    def is_over(self, now_ms: int) -> bool:
-        """Tell whether it was last heard of too long ago."""
-        return self.until_ms is not None and now_ms > self.until_ms
-
-
-def read_consumers(document: Mapping[str, Any]) -> list[IcebergConsumer]:
-    """Find the consumers of a table, by name. The snapshots of its refs are all that is needed of its history."""
-    moments = {snapshot["snapshot-id"]: snapshot["timestamp-ms"] for snapshot in document.get("snapshots") or ()}
-    found = []
-    for name, ref in sorted((document.get("refs") or {}).items()):
-        if name.startswith(TAG_PREFIX) and ref["type"] == "tag" and ref["snapshot-id"] in moments:
-            age_ms = ref.get("max-ref-age-ms")
-            until_ms = None if age_ms is None else moments[ref["snapshot-id"]] + age_ms
-            found.append(IcebergConsumer(name.removeprefix(TAG_PREFIX), ref["snapshot-id"], until_ms))
-    return found
-
-
-def snapshots_needed(
-    chain: Sequence[Mapping[str, Any]], consumers: Sequence[IcebergConsumer], *, now_ms: int, most: int
-) -> int:
-    """Count how many of the newest snapshots consumers still need, at most `most`. `chain` has the newest first."""
-    positions = {snapshot["snapshot-id"]: position for position, snapshot in enumerate(chain[:most])}
-    needed = (positions.get(each.snapshot_id, -1) + 1 for each in consumers if not each.is_over(now_ms))
-    return max(needed, default=0)
-
-
-def describe_consumers(document: Mapping[str, Any], *, now_ms: int) -> list[dict[str, Any]]:
-    """Describe the consumers of a table for /status, with how far each is behind `main`."""
-    return list(_described(document, now_ms))
-
-
-def _described(document: Mapping[str, Any], now_ms: int) -> Iterator[dict[str, Any]]:
-    by_id = {snapshot["snapshot-id"]: snapshot for snapshot in document.get("snapshots") or ()}
-    head = by_id.get((document.get("refs") or {}).get(MAIN_BRANCH, {}).get("snapshot-id"), {})
-    for consumer in read_consumers(document):
-        at = by_id[consumer.snapshot_id]
-        left_ms = None if consumer.until_ms is None else consumer.until_ms - now_ms
-        yield {
-            "name": consumer.name,
-            "snapshotId": consumer.snapshot_id,
-            "snapshotsBehind": _difference(head, at, "sequence-number"),
-            "secondsBehind": (_difference(head, at, "timestamp-ms") or 0) / 1000,
-            "keptForSeconds": None if left_ms is None else max(0, left_ms) / 1000,
-            "isPassedOver": consumer.is_over(now_ms),
-        }
-
-
-def _difference(head: Mapping[str, Any], at: Mapping[str, Any], key: str) -> int | None:
-    """Tell how far a snapshot is behind; a table of format version 1 has no sequence numbers."""
-    return max(0, head[key] - at[key]) if key in head and key in at else None
-
-
-# --- pipeline.consumers.tags ------------------------------------------------------------------------------------------
-
-
-MAIN = "main"
-
-# A weekend. What a consumer keeps is paid for with every commit: one that stays away must not be waited for for ever.
+# A weekend. Every commit pays for the snapshots that a consumer keeps, so an absent one must not keep them for ever.
 MAX_AGE_DEFAULT = timedelta(days=3)
 # Spark's RETAIN counts whole minutes.
 MAX_AGE_LEAST = timedelta(minutes=1)
@@ -113,8 +33,27 @@ _MINUTE_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
+class Consumer:
+    """A registered reader of a table, and how far it is behind `main`.
+
+    `kept_until_ms` is None if it never expires. `snapshots_behind` is None if its snapshot is not an ancestor of
+    `main`, or some in between are gone.
+    """
+
+    name: str
+    snapshot_id: int
+    kept_until_ms: int | None
+    snapshots_behind: int | None = None
+    behind: timedelta = timedelta(0)
+
+    def is_over(self, now_ms: int) -> bool:
+        """Return whether its last registration is too long ago."""
+        return self.kept_until_ms is not None and now_ms > self.kept_until_ms
+
+
+@dataclass(frozen=True, slots=True)
 class Ref:
-    """A branch or a tag of a table. A branch may have an age of its own at which its snapshots expire."""
+    """A branch (kind BRANCH) or tag (TAG) of a table. A branch may set the age at which its snapshots expire."""
 
     name: str
     kind: str
@@ -125,31 +64,12 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A snapshot's place in time. `operation` is Iceberg's word for what it did."""
+    """A snapshot: its id, its parent, its time, and Iceberg's word for what it did."""
 
     snapshot_id: int
     parent_id: int | None
     committed_ms: int
     operation: str = "append"
-
-
-@dataclass(frozen=True, slots=True)
-class Consumer:
-    """A registered reader of a table, and how far it is behind `main`.
-
-    `snapshots_behind` is None where the snapshot does not lead to `main`, or some in between are gone. `kept_until_ms`
-    is None if nobody will ever give it up.
-    """
-
-    name: str
-    snapshot_id: int
-    snapshots_behind: int | None
-    behind: timedelta
-    kept_until_ms: int | None
-
-    def is_over(self, now_ms: int) -> bool:
-        """Tell whether it was last heard of too long ago, so that expiry passes over it."""
-        return self.kept_until_ms is not None and now_ms > self.kept_until_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +80,9 @@ class History:
     moments: Sequence[Moment]
 
     def main_chain(self) -> list[Moment]:
-        """Walk from the newest snapshot of `main` to its oldest known ancestor."""
+        """Return the newest snapshot of `main` and its known ancestors, newest first."""
         by_id = {moment.snapshot_id: moment for moment in self.moments}
-        at = next((ref.snapshot_id for ref in self.refs if ref.name == MAIN), None)
+        at = next((ref.snapshot_id for ref in self.refs if ref.name == MAIN_BRANCH), None)
         chain: list[Moment] = []
         while at in by_id and len(chain) < len(by_id):
             chain.append(by_id[at])
@@ -170,28 +90,38 @@ class History:
         return chain
 
     def consumers(self) -> list[Consumer]:
-        """Find the consumers, by name."""
+        """Return the consumers, by name, with how far each is behind."""
         chain = self.main_chain()
         positions = {moment.snapshot_id: position for position, moment in enumerate(chain)}
-        moments = {moment.snapshot_id: moment.committed_ms for moment in self.moments}
-        found = []
-        for ref in sorted(self.refs, key=lambda ref: ref.name):
-            if ref.name.startswith(TAG_PREFIX) and ref.kind == "TAG" and ref.snapshot_id in moments:
-                at_ms = moments[ref.snapshot_id]
-                head_ms = chain[0].committed_ms if chain else at_ms
-                consumer = Consumer(
-                    name=ref.name.removeprefix(TAG_PREFIX),
-                    snapshot_id=ref.snapshot_id,
-                    snapshots_behind=positions.get(ref.snapshot_id),
-                    behind=timedelta(milliseconds=max(0, head_ms - at_ms)),
-                    kept_until_ms=None if ref.max_age_ms is None else at_ms + ref.max_age_ms,
-                )
-                found.append(consumer)
-        return found
+        committed_ms = {moment.snapshot_id: moment.committed_ms for moment in self.moments}
+        head_ms = chain[0].committed_ms if chain else 0
+        return [
+            replace(
+                consumer,
+                snapshots_behind=positions.get(consumer.snapshot_id),
+                behind=timedelta(milliseconds=max(0, head_ms - committed_ms[consumer.snapshot_id])),
+            )
+            for consumer in _consumers_of(self.refs, committed_ms)
+        ]
+
+
+def _consumers_of(refs: Iterable[Ref], committed_ms: Mapping[int, int]) -> list[Consumer]:
+    return [
+        Consumer(
+            ref.name.removeprefix(TAG_PREFIX),
+            ref.snapshot_id,
+            None if ref.max_age_ms is None else committed_ms[ref.snapshot_id] + ref.max_age_ms,
+        )
+        for ref in sorted(refs, key=lambda ref: ref.name)
+        if ref.name.startswith(TAG_PREFIX) and ref.kind == "TAG" and ref.snapshot_id in committed_ms
+    ]
+
+
+# -- registration
 
 
 def tag_of(name: str) -> str:
-    """Name a consumer's tag.
+    """Return the name of a consumer's tag.
 
     Raises: ConsumerError.
     """
@@ -201,7 +131,7 @@ def tag_of(name: str) -> str:
 
 
 def retain_minutes(*, snapshot_ms: int, now_ms: int, max_age: timedelta) -> int:
-    """Compute the age that a tag may reach, so that it is kept for `max_age` from now on.
+    """Return the age of a tag, in minutes, that keeps it for `max_age` from now on.
 
     Raises: ConsumerError.
     """
@@ -212,8 +142,54 @@ def retain_minutes(*, snapshot_ms: int, now_ms: int, max_age: timedelta) -> int:
 
 
 def needs_renewal(tag: Ref, *, snapshot_ms: int, now_ms: int, max_age: timedelta) -> bool:
-    """Tell whether a tag that stays where it is has to be set again, lest it is given up."""
+    """Return whether a tag on the same snapshot has to be set again, because it expires too soon."""
     if tag.max_age_ms is None:
         return False
     left_ms = snapshot_ms + tag.max_age_ms - now_ms
     return left_ms < max_age.total_seconds() * 1000 * 3 / 4
+
+
+# -- table metadata, as the writer reads it
+
+
+def read_consumers(document: Mapping[str, Any]) -> list[Consumer]:
+    """Return the consumers of a table, by name. The document needs no snapshots but those of refs."""
+    committed_ms = {snapshot["snapshot-id"]: snapshot["timestamp-ms"] for snapshot in document.get("snapshots") or ()}
+    refs = (
+        Ref(name, ref["type"].upper(), ref["snapshot-id"], ref.get("max-ref-age-ms"))
+        for name, ref in (document.get("refs") or {}).items()
+    )
+    return _consumers_of(refs, committed_ms)
+
+
+def snapshots_needed(
+    chain: Sequence[Mapping[str, Any]], consumers: Sequence[Consumer], *, now_ms: int, most: int
+) -> int:
+    """Return how many of the newest snapshots consumers still need, at most `most`. `chain` has the newest first."""
+    positions = {snapshot["snapshot-id"]: position for position, snapshot in enumerate(chain[:most])}
+    needed = (positions.get(each.snapshot_id, -1) + 1 for each in consumers if not each.is_over(now_ms))
+    return max(needed, default=0)
+
+
+def describe_consumers(document: Mapping[str, Any], *, now_ms: int) -> list[dict[str, Any]]:
+    """Return the consumers of a table for /status, with how far each is behind `main`."""
+    by_id = {snapshot["snapshot-id"]: snapshot for snapshot in document.get("snapshots") or ()}
+    head = by_id.get((document.get("refs") or {}).get(MAIN_BRANCH, {}).get("snapshot-id"), {})
+    return [_described(consumer, head, by_id[consumer.snapshot_id], now_ms) for consumer in read_consumers(document)]
+
+
+def _described(consumer: Consumer, head: Mapping[str, Any], snapshot: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
+    left_ms = None if consumer.kept_until_ms is None else consumer.kept_until_ms - now_ms
+    return {
+        "name": consumer.name,
+        "snapshotId": consumer.snapshot_id,
+        # A table of format version 1 has no sequence numbers.
+        "snapshotsBehind": _difference(head, snapshot, "sequence-number"),
+        "secondsBehind": (_difference(head, snapshot, "timestamp-ms") or 0) / 1000,
+        "keptForSeconds": None if left_ms is None else max(0, left_ms) / 1000,
+        "isPassedOver": consumer.is_over(now_ms),
+    }
+
+
+def _difference(head: Mapping[str, Any], snapshot: Mapping[str, Any], key: str) -> int | None:
+    return max(0, head[key] - snapshot[key]) if key in head and key in snapshot else None

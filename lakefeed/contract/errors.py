@@ -36,22 +36,22 @@ class WriterError(LakefeedError):
 
 
 class WalFull(WriterError):
-    """The log has used up its bytes, or the disk has: pause clients and try again after a trim."""
+    """The log or its disk is full: pause clients and try again after a trim."""
 
 
 class WalFailed(WriterError):
-    """Writing or syncing failed, so what is on disk is unknown: accept nothing more until a restart has looked."""
+    """Writing or syncing failed, so the state on disk is unknown: accept nothing more before a restart."""
 
 
 class WalLocked(WriterError):
-    """Another process has the log open: stop that one first, or leave the log to it."""
+    """Another process has the log open: stop that process first."""
 
 
 class WalCorrupt(WriterError):
-    """Bytes that were once durable are damaged: stop, a person has to look (and may repair what `segment` names)."""
+    """Durable bytes are damaged: stop. An operator has to check, and may repair the segment that `segment` names."""
 
     def __init__(self, what: str, *, segment: str | None = None, **facts: object) -> None:
-        """Say what is wrong and the facts; with a segment's path, also which commands tell more."""
+        """Build the message: what is wrong, the facts, and with a segment's path the commands to use next."""
         if segment is not None:
             *_, data_dir, _, _ = ("", ".", *segment.rsplit("/", 2))
             shown = " ".join(f"{name}={value}" for name, value in {"segment": segment, **facts}.items())
@@ -64,11 +64,11 @@ class WalCorrupt(WriterError):
 
 
 class WalVersionUnknown(WriterError):
-    """The log is whole but was written by another version of Lakefeed: start that version, or begin a new log."""
+    """The log was written by another version of Lakefeed: start that version, or begin a new log."""
 
 
 class StorageError(WriterError):
-    """The object store did not do what was asked: try again later."""
+    """The object store failed: try again later."""
 
 
 class FileMissing(StorageError):
@@ -80,27 +80,27 @@ class ManifestUnreadable(StorageError):
 
 
 class CatalogError(WriterError):
-    """The catalog refused a request for a reason that trying again will not change by itself."""
+    """The catalog refused a request, and would refuse it again."""
 
 
 class CatalogUnavailable(CatalogError):
-    """The catalog did not take up the request (it is down, or asks to slow down): try again later."""
+    """The catalog did not process the request (it is down, or asks to slow down): try again later."""
 
 
 class TableMissing(CatalogError):
-    """The table does not exist (any more): create it."""
+    """The table does not exist: create it."""
 
 
 class TableReplaced(CatalogError):
-    """Another table has taken the name: load it anew, and write the rows again for its columns."""
+    """Another table has the name now: load it, and write the rows again for its columns."""
 
 
 class CommitConflict(CatalogError):
-    """Somebody else committed first: plan again on fresh metadata."""
+    """Another writer committed first: plan again on fresh metadata."""
 
 
 class ColumnsChanged(CommitConflict):
-    """Files were written for columns that the table has no more: load it, and write the rows again for what it is."""
+    """The table's columns have changed since files were written: load it, and write the rows again."""
 
     def __init__(self, message: str, *, table: TableName) -> None:
         super().__init__(message)
@@ -108,27 +108,27 @@ class ColumnsChanged(CommitConflict):
 
 
 class CommitRefused(CatalogError):
-    """The catalog refused what a request says, not who sent it: load the table, which may be another by now."""
+    """The catalog refused the content of a commit: load the table, which may have been replaced."""
 
 
 class CommitUnknown(CatalogError):
-    """The catalog may or may not have committed: look for the flush id in the snapshots before trying again."""
+    """The catalog may or may not have committed: look for the flush id in the snapshots before another attempt."""
 
 
 class TypeUnknown(WriterError):
-    """A table has a column of a type that is not known here: its rows can be neither decoded nor read."""
+    """A table has a column of an unknown type: its rows can be neither decoded nor read."""
 
 
 class RowsUnfit(WriterError):
-    """Decoded rows do not fit their table's columns any more: decode them again, from the log."""
+    """Decoded rows no longer fit their table's columns: decode them again, from the log."""
 
 
 class Fenced(Exception):
-    """A later service runs under our node id: stop, commit nothing more. Not a WriterError: those are tried again."""
+    """A later service runs under the same node id: stop, commit nothing more. No WriterError: those are retried."""
 
 
 class RowsAlreadyCommitted(WriterError):
-    """The table holds some of the rows already: drop those at or below the marks, write the rest anew, commit that."""
+    """The table has some of the rows already: drop those up to the marks, and commit the rest."""
 
     def __init__(self, message: str, *, table: TableName, marks: Mapping[SourceId, Position]) -> None:
         super().__init__(message)

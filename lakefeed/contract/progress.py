@@ -1,20 +1,18 @@
-"""How far a table has come: the marker that every commit moves. Owns its text in properties and summaries.
+"""Progress of a table: the marker that every commit moves, and its form in properties and snapshot summaries.
 
     table property     lakefeed.progress   {"complete":{"shop":[0,8700]},"generations":{"n1":17},
                                             "nodes":{"n1":4711},"sources":{"shop":[0,9000]}}
     snapshot summary   lakefeed.flush-id   lakefeed.node   lakefeed.log-from   lakefeed.log-to
                        lakefeed.sources    {"shop":[0,8501,9000]}     (epoch, first and last sequence of this flush)
 
-A node's number is the next log offset it has to read for this table; a source's pair is the epoch and sequence of its
-last committed change; a node's generation is that of the service that committed last under its id (fencing.py), left
-out by versions from before there were any. The property is the whole, the summary is one flush's part of it.
+    nodes          the next log offset that a node has to read for this table
+    sources        epoch and sequence of the last committed change of a source
+    generations    the generation of the service that last committed under a node id: the fencing token
+    complete       low watermark of a source over all tables: every change up to it is committed, in whichever table
 
-`complete` speaks of all tables, not of this one: up to there every change of the source is committed, whichever table
-it belongs to. The node that commits knows what it still has of the source for others (completeness.py). Once true it
-stays true, so of several tables the highest counts, and a source may resume from it anywhere. Tables that were last
-committed by versions before it do not have it.
-
-Standard library only, for the Spark pipeline.
+The property is the total, the summary is the part of one flush. A watermark that held once holds for ever, so of
+several tables the highest counts, and a source may resume from it on any node. Tables that earlier versions committed
+last have neither `generations` nor `complete`.
 """
 
 from __future__ import annotations
@@ -27,81 +25,6 @@ from typing import Any
 from lakefeed.contract.changes import Position, SourceId, Span
 from lakefeed.contract.errors import WriterError
 
-# --- writer.json_texts ------------------------------------------------------------------------------------------------
-#
-# JSON texts that tables keep in properties and snapshot summaries. Owns how they are written, and strict reading.
-#
-# Standard library only: the Spark pipeline reads these texts on clusters where nothing else of the project is
-# installed.
-
-
-def encode(document: Mapping[str, Any]) -> str:
-    """Render a document: compact, its names in order, so that equal documents are equal texts."""
-    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-
-
-def decode_object(text: str) -> dict[str, Any]:
-    """Read a document.
-
-    Raises: ValueError.
-    """
-    try:
-        return as_object(json.loads(text))
-    except RecursionError as error:
-        raise ValueError("too deep") from error
-
-
-def as_object(value: Any) -> dict[str, Any]:
-    """Take a value as an object.
-
-    Raises: ValueError.
-    """
-    if not isinstance(value, dict):
-        raise ValueError(f"expected an object: got={type(value).__name__}")  # noqa: TRY004 - as json.loads has it
-    return value
-
-
-def as_number(value: Any) -> int:
-    """Take a value as a whole number.
-
-    Raises: ValueError.
-    """
-    if type(value) is not int:
-        raise ValueError(f"expected a whole number: got={type(value).__name__}")
-    return value
-
-
-def as_numbers(value: Any) -> dict[str, int]:
-    """Take a value as an object of whole numbers.
-
-    Raises: ValueError.
-    """
-    return {name: as_number(each) for name, each in as_object(value).items()}
-
-
-def as_hex(value: Any) -> int:
-    """Take a value as a number in hexadecimal digits.
-
-    Raises: ValueError.
-    """
-    if not isinstance(value, str):
-        raise ValueError(f"expected hexadecimal digits: got={type(value).__name__}")  # noqa: TRY004
-    return int(value, 16)
-
-
-def member(document: Mapping[str, Any], name: str) -> Any:
-    """Take a member that has to be there.
-
-    Raises: ValueError.
-    """
-    if name not in document:
-        raise ValueError(f"lacks a member: name={name}")
-    return document[name]
-
-
-# --- writer.iceberg.progress ------------------------------------------------------------------------------------------
-
-
 PROGRESS_PROPERTY = "lakefeed.progress"
 FLUSH_ID_KEY = "lakefeed.flush-id"
 NODE_KEY = "lakefeed.node"
@@ -111,15 +34,12 @@ SOURCES_KEY = "lakefeed.sources"
 
 
 class ProgressUnreadable(WriterError):
-    """A table's marker is damaged: nothing may be committed to the table until a person has looked."""
+    """A table's marker is damaged: nothing may be committed to the table until an operator has repaired it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The next log offset of each node, the last committed position of each source, the generation of each node.
-
-    `complete` is up to where each source is committed in all tables, as far as this one was told.
-    """
+    """A table's marker, as drawn above."""
 
     nodes: Mapping[str, int] = field(default_factory=dict)
     sources: Mapping[SourceId, Position] = field(default_factory=dict)
@@ -127,11 +47,11 @@ class Progress:
     complete: Mapping[SourceId, Position] = field(default_factory=dict)
 
     def position_of(self, source: SourceId) -> Position | None:
-        """Find where a source's last committed change sits."""
+        """Return the position of a source's last committed change."""
         return self.sources.get(source)
 
     def offset_of(self, node: str) -> int:
-        """Find the next log offset that a node has to read for this table."""
+        """Return the next log offset that a node has to read for this table."""
         return self.nodes.get(node, 0)
 
     def advance(
@@ -143,9 +63,9 @@ class Progress:
         generation: int = 0,
         complete: Mapping[SourceId, Position] | None = None,
     ) -> Progress:
-        """Move the marks of a node and its sources on; neither a source nor a generation ever moves back."""
+        """Return the marker after a commit. Neither a source nor a generation ever moves back."""
         before = self.generations.get(node, 0)
-        # A later service under the same id may have another log, whose offsets are not to be compared.
+        # A later service under the same id may have another log, whose offsets cannot be compared.
         offset = log_to if generation > before else max(log_to, self.offset_of(node))
         generations = {**self.generations, node: max(generation, before)} if generation else self.generations
         return Progress(
@@ -156,16 +76,16 @@ class Progress:
         )
 
     def is_ahead_of(self, spans: Mapping[SourceId, Span]) -> bool:
-        """Tell whether some of these changes are committed already."""
+        """Return whether some of these changes are committed already."""
         return bool(self.marks_in(spans))
 
     def marks_in(self, spans: Mapping[SourceId, Span]) -> dict[SourceId, Position]:
-        """Find the marks of those sources of whose changes some are committed already."""
+        """Return the marks of the sources that have some of these changes committed already."""
         marks = {source: self.sources[source] for source in spans if source in self.sources}
         return {source: mark for source, mark in marks.items() if mark >= spans[source].first}
 
     def to_text(self) -> str:
-        """Render the table property."""
+        """Return the table property."""
         parts = {
             "nodes": dict(self.nodes),
             "sources": _to_pairs(self.sources),
@@ -186,7 +106,7 @@ def _to_pairs(positions: Mapping[SourceId, Position]) -> dict[str, tuple[int, in
 
 
 def progress_from_text(text: str | None) -> Progress:
-    """Read the table property; a table without one has come nowhere yet.
+    """Return the marker of a table property; a table without the property has no progress yet.
 
     Raises:
         ProgressUnreadable: the text is not a marker.
@@ -216,6 +136,73 @@ def _position(mark: Any) -> Position:
 
 
 def spans_to_text(spans: Mapping[SourceId, Span]) -> str:
-    """Render what a flush covers, for its snapshot summary. A span lies within one epoch."""
+    """Return what a flush covers, for its snapshot summary. A span lies within one epoch."""
     parts = {str(source): (s.first.epoch, s.first.sequence, s.last.sequence) for source, s in spans.items()}
     return encode(parts)
+
+
+# -- strict JSON of properties and summaries
+
+
+def encode(document: Mapping[str, Any]) -> str:
+    """Return a document as text: compact and with sorted names, so that equal documents are equal texts."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def decode_object(text: str) -> dict[str, Any]:
+    """Return the document of a text.
+
+    Raises: ValueError.
+    """
+    try:
+        return as_object(json.loads(text))
+    except RecursionError as error:
+        raise ValueError("too deep") from error
+
+
+def as_object(value: Any) -> dict[str, Any]:
+    """Return a value that has to be an object.
+
+    Raises: ValueError.
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"expected an object: got={type(value).__name__}")  # noqa: TRY004 - as json.loads has it
+    return value
+
+
+def as_number(value: Any) -> int:
+    """Return a value that has to be a whole number.
+
+    Raises: ValueError.
+    """
+    if type(value) is not int:
+        raise ValueError(f"expected a whole number: got={type(value).__name__}")
+    return value
+
+
+def as_numbers(value: Any) -> dict[str, int]:
+    """Return a value that has to be an object of whole numbers.
+
+    Raises: ValueError.
+    """
+    return {name: as_number(each) for name, each in as_object(value).items()}
+
+
+def as_hex(value: Any) -> int:
+    """Return the number of a text of hexadecimal digits.
+
+    Raises: ValueError.
+    """
+    if not isinstance(value, str):
+        raise ValueError(f"expected hexadecimal digits: got={type(value).__name__}")  # noqa: TRY004
+    return int(value, 16)
+
+
+def member(document: Mapping[str, Any], name: str) -> Any:
+    """Return a member that has to exist.
+
+    Raises: ValueError.
+    """
+    if name not in document:
+        raise ValueError(f"lacks a member: name={name}")
+    return document[name]

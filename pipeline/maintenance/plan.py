@@ -21,7 +21,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lakefeed.contract.consumers import MAIN, Moment
+from lakefeed.contract.consumers import Moment
+from lakefeed.contract.properties import MAIN_BRANCH
 from lakefeed.pipeline.maintenance.facts import LARGE_SHARE, TableFacts
 from lakefeed.pipeline.maintenance.settings import MaintenanceSettings, Step
 
@@ -112,9 +113,9 @@ def _forbidden(facts: TableFacts) -> dict[Step, str]:
     if facts.properties.get(GC_ENABLED, "true").lower() == "false":
         reason = f"the table has {GC_ENABLED}=false"
         return {Step.EXPIRE: reason, Step.ORPHANS: reason}
-    own_ms = next((ref.max_snapshot_age_ms for ref in facts.history.refs if ref.name == MAIN), None)
+    own_ms = next((ref.max_snapshot_age_ms for ref in facts.history.refs if ref.name == MAIN_BRANCH), None)
     if own_ms is not None:
-        reason = f"branch {MAIN} has its own max-snapshot-age-ms, by which Iceberg ignores consumers: {own_ms}"
+        reason = f"branch {MAIN_BRANCH} has its own max-snapshot-age-ms, by which Iceberg ignores consumers: {own_ms}"
         return {Step.EXPIRE: reason}
     return {}
 
@@ -192,7 +193,7 @@ def _oldest_ms(chain: Sequence[Moment]) -> int:
 def _count_expired(facts: TableFacts, chain: Sequence[Moment], cut_ms: int) -> int:
     """Count the snapshots that Iceberg will remove, assuming that other branches keep theirs."""
     least = max(1, _number(facts.properties, MIN_SNAPSHOTS, _MIN_SNAPSHOTS_DEFAULT))
-    held = {ref.snapshot_id for ref in facts.history.refs if ref.name != MAIN}
+    held = {ref.snapshot_id for ref in facts.history.refs if ref.name != MAIN_BRANCH}
     for position, moment in enumerate(chain):
         if position >= least and moment.committed_ms < cut_ms:
             break

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from lakefeed.aio import map_parallel
-from lakefeed.contract.consumers import IcebergConsumer, read_consumers, snapshots_needed
+from lakefeed.contract.consumers import Consumer, read_consumers, snapshots_needed
 from lakefeed.contract.errors import StorageError, WriterError
 from lakefeed.contract.progress import FLUSH_ID_KEY
 from lakefeed.contract.properties import (
@@ -158,9 +158,7 @@ def _held(
     return held
 
 
-def _passed_over(
-    chain: list[_Snapshot], doomed: list[_Snapshot], consumers: Sequence[IcebergConsumer]
-) -> Iterator[str]:
+def _passed_over(chain: list[_Snapshot], doomed: list[_Snapshot], consumers: Sequence[Consumer]) -> Iterator[str]:
     """Name the consumers that have not come as far as the newest snapshot that goes."""
     positions = {snapshot["snapshot-id"]: position for position, snapshot in enumerate(chain)}
     newest = positions[doomed[0]["snapshot-id"]]
