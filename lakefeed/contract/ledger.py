@@ -1,16 +1,24 @@
-"""What a table records of its rows, source by source. Owns the two texts, and the sums that they are compared by.
+"""Ledgers, totals and backfill markers: what a table records of its rows, source by source.
 
-    snapshot summary   lakefeed.ledger   {"shop":{"epoch":0,"first":8501,"last":9000,"rows":500,
-                                                  "operations":{"INSERT":500},"checksum":"00c5...16 digits"}}
-    table property     lakefeed.totals   {"complete":true,"sources":{"shop":{"rows":9000,"checksum":"9d0e..."}}}
+    snapshot summary   lakefeed.ledger           {"shop":{"epoch":0,"first":8501,"last":9000,"rows":500,
+                                                          "operations":{"INSERT":500},"checksum":"00c5...16 digits"}}
+    table property     lakefeed.totals           {"complete":true,"sources":{"shop":{"rows":9000,"checksum":"9d0e..."}}}
+    snapshot summary   lakefeed.backfill         {"chunk":3,"chunks":10,"run":"orders-2026"}
+    table property     lakefeed.backfill.<run>   {"next":4,"source":"shop","rows":3000,"checksum":"9d0e...", and what
+                                                  the run itself needs to continue}
 
-The ledger is one flush's, and goes with its snapshot. The totals are those of all flushes so far, and stay when
-snapshots expire or files are rewritten. Both move in the same act as the rows. A checksum is the sum of the hashes of
-rows (writer/files/row_hash.py) modulo 2^64: in any order it is the same, and what comes twice counts twice.
+A ledger belongs to one flush, and expires with its snapshot. Totals are the sum of all flushes so far, and stay when
+snapshots expire or files are rewritten. Both are committed together with the rows. A checksum is the sum of the hashes
+of rows (writer/files/row_hash.py) modulo 2^64: it does not depend on their order, and a row that exists twice counts
+twice. A source without an epoch in a ledger came out of its order, by a replay from quarantine. Totals also count how
+often a source has started over (`restarts`) and its replayed rows, and are `complete` if every flush was counted.
 
-A source without an epoch in a ledger came out of its order, by a replay from the quarantine. Totals also count how
-often a source has started over (`restarts`) and its replayed rows, and are `complete` if no row was committed without
-them. Standard library only, for the Spark pipeline.
+A chunk of a backfill is one snapshot with a ledger of its own. Its rows are not in the totals, which only the service
+writes. Spark cannot set a property in the commit that appends rows, so a run's property follows later: it covers all
+chunks before `next`, and the snapshots cover the chunks after them. If the snapshots after `after` are expired and the
+run is not `done`, it is unknown whether chunk `next` is in the table.
+
+Standard library only: Spark jobs import this on clusters.
 """
 
 from __future__ import annotations
@@ -23,22 +31,21 @@ from lakefeed.contract.changes import SourceId
 from lakefeed.contract.errors import WriterError
 from lakefeed.contract.progress import as_hex, as_number, as_numbers, as_object, decode_object, encode, member
 
-# --- writer.verification.ledger ---------------------------------------------------------------------------------------
-
-
 LEDGER_KEY = "lakefeed.ledger"
 TOTALS_PROPERTY = "lakefeed.totals"
+BACKFILL_KEY = "lakefeed.backfill"
+RUN_PROPERTY_PREFIX = "lakefeed.backfill."
 
 _MODULUS = 1 << 64
 
 
 class LedgerUnreadable(WriterError):
-    """A ledger's or the totals' text is damaged: what they said of the rows is lost."""
+    """The text of a ledger or of totals is damaged: what it recorded of the rows is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowFacts:
-    """What is counted of some rows of one source."""
+    """Counts and checksum of some rows of one source."""
 
     rows: int
     first: int
@@ -47,7 +54,7 @@ class RowFacts:
     checksum: int
 
     def joined(self, other: RowFacts) -> RowFacts:
-        """Count other rows of the source too."""
+        """Return the facts of these and other rows of the source together."""
         names = {*self.operations, *other.operations}
         return RowFacts(
             rows=self.rows + other.rows,
@@ -62,7 +69,7 @@ Facts = Mapping[SourceId, RowFacts]
 
 
 def join_facts(parts: Iterable[Facts]) -> dict[SourceId, RowFacts]:
-    """Count rows together that were counted in parts."""
+    """Add up facts that were counted in parts."""
     joined: dict[SourceId, RowFacts] = {}
     for part in parts:
         for source, facts in part.items():
@@ -72,18 +79,18 @@ def join_facts(parts: Iterable[Facts]) -> dict[SourceId, RowFacts]:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The rows of one flush; the epochs are those of the sources that are in order there."""
+    """The rows of one flush. `epochs` has the sources whose rows are in their order."""
 
     facts: Facts
     epochs: Mapping[SourceId, int]
 
     @property
     def rows(self) -> int:
-        """Count all rows."""
+        """Return the number of rows of all sources."""
         return sum(facts.rows for facts in self.facts.values())
 
     def to_text(self) -> str:
-        """Render the summary's value."""
+        """Return the value for the snapshot summary."""
         return encode({source: _entry(facts, self.epochs.get(source)) for source, facts in self.facts.items()})
 
 
@@ -99,16 +106,16 @@ class SourceTotal:
 
     @property
     def has_one_epoch(self) -> bool:
-        """Tell whether a sequence can be there only once."""
+        """Return whether each sequence can exist only once."""
         return self.restarts == 0 and self.replayed == 0
 
     def plus(self, other: SourceTotal) -> SourceTotal:
-        """Count other rows of the source too, such as those of a backfill."""
+        """Return the total with other rows of the source added, such as those of a backfill."""
         return replace(self, rows=self.rows + other.rows, checksum=(self.checksum + other.checksum) % _MODULUS)
 
     def after(self, facts: RowFacts, epoch: int | None) -> SourceTotal:
-        """Count the rows of one more flush."""
-        counted = replace(self, rows=self.rows + facts.rows, checksum=(self.checksum + facts.checksum) % _MODULUS)
+        """Return the total after one more flush."""
+        counted = self.plus(SourceTotal(facts.rows, facts.checksum))
         if epoch is None:
             return replace(counted, replayed=self.replayed + facts.rows)
         return replace(counted, epoch=epoch, restarts=self.restarts + (self.epoch not in (None, epoch)))
@@ -116,13 +123,13 @@ class SourceTotal:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """All rows of a table so far, or, if they are not complete, of those flushes that counted."""
+    """All rows of a table so far; if not complete, those of the flushes that were counted."""
 
     is_complete: bool
     sources: Mapping[SourceId, SourceTotal] = field(default_factory=dict)
 
     def after(self, ledger: Ledger | None) -> Totals:
-        """Count one more flush; one without a ledger leaves the totals incomplete."""
+        """Return the totals after one more flush; without a ledger they are incomplete from then on."""
         if ledger is None:
             return replace(self, is_complete=False)
         moved = {
@@ -132,15 +139,14 @@ class Totals:
         return replace(self, sources={**self.sources, **moved})
 
     def to_text(self) -> str:
-        """Render the table property."""
+        """Return the value of the table property."""
         return encode({"complete": self.is_complete, "sources": {s: _total(each) for s, each in self.sources.items()}})
 
 
 def ledger_from_text(text: str | None) -> Ledger | None:
     """Read a snapshot's ledger; None if it has none.
 
-    Raises:
-        LedgerUnreadable: the text is no ledger.
+    Raises: LedgerUnreadable.
     """
     if text is None:
         return None
@@ -156,8 +162,7 @@ def ledger_from_text(text: str | None) -> Ledger | None:
 def totals_from_text(text: str | None) -> Totals | None:
     """Read a table's totals; None if it has none.
 
-    Raises:
-        LedgerUnreadable: the text is no totals.
+    Raises: LedgerUnreadable.
     """
     if text is None:
         return None
@@ -171,9 +176,9 @@ def totals_from_text(text: str | None) -> Totals | None:
 
 
 def next_totals(text: str | None, *, is_new_table: bool, ledger: Ledger | None) -> str:
-    """Count one more flush in a table property; what cannot be read starts anew, and is incomplete.
+    """Return the table property after one more flush. Damaged totals start anew, and are incomplete.
 
-    Damaged totals stop no commit: rows are more than their sums, and the table says from then on that it lost them.
+    They do not stop a commit: rows matter more than their sums, and the property says that the sums are incomplete.
     """
     try:
         before = totals_from_text(text) or Totals(is_complete=is_new_table)
@@ -223,41 +228,21 @@ def _to_hex(checksum: int) -> str:
     return f"{checksum:016x}"
 
 
-# --- writer.verification.backfills ------------------------------------------------------------------------------------
-#
-# What backfills leave in a table beside their rows. Owns the two texts; pipeline/backfill writes them.
-#
-#     snapshot summary   lakefeed.backfill          {"chunk":3,"chunks":10,"run":"orders-2026"}
-#     table property     lakefeed.backfill.<run>    {"next":4,"source":"shop","rows":3000,"checksum":"9d0e...", and what
-#                                                    the run itself needs to go on}
-#
-# A chunk is one snapshot, with a ledger of its own. Spark cannot move a property in the act that appends rows, so the
-# property follows: it speaks of all chunks before `next`, and what is committed of later ones is in the snapshots.
-# Where
-# those that followed `after` are expired and the run is not `done`, nobody knows whether chunk `next` is in the table.
-# Rows of backfills are not in the table's totals, which the service alone writes. Standard library only, for the
-# pipeline.
-
-
-BACKFILL_KEY = "lakefeed.backfill"
-RUN_PROPERTY_PREFIX = "lakefeed.backfill."
-
-
 @dataclass(frozen=True, slots=True)
 class ChunkMark:
-    """Which chunk of which run a snapshot is."""
+    """The chunk and run of a backfill that a snapshot belongs to."""
 
     run: str
     chunk: int
     chunks: int
 
     def to_text(self) -> str:
-        """Render the summary's value."""
+        """Return the value for the snapshot summary."""
         return encode({"run": self.run, "chunk": self.chunk, "chunks": self.chunks})
 
 
 def chunk_mark_of(summary: Mapping[str, str]) -> ChunkMark | None:
-    """Read which chunk a snapshot is; None if it is none, or its mark is not one of ours."""
+    """Read which chunk a snapshot is; None if it is none, or its mark cannot be read."""
     text = summary.get(BACKFILL_KEY)
     if text is None:
         return None
@@ -271,19 +256,19 @@ def chunk_mark_of(summary: Mapping[str, str]) -> ChunkMark | None:
 
 @dataclass(slots=True)
 class Backfilled:
-    """Rows that backfills have appended, by source; `is_known` unless a run has not recorded all of them."""
+    """Rows that backfills have appended, by source. `is_known` is false if a run has not recorded all of them."""
 
     sources: dict[SourceId, SourceTotal] = field(default_factory=dict)
     is_known: bool = True
 
     def add(self, source: SourceId, total: SourceTotal) -> None:
-        """Count rows of a source."""
+        """Add rows of a source."""
         self.sources[source] = self.sources.get(source, SourceTotal()).plus(total)
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A run speaks of its chunks before `next`. That one was begun after snapshot `after`, unless the run is done."""
+    """A run's property covers chunks before `next`. That one began after snapshot `after`, unless the run is done."""
 
     next: int = 0
     is_done: bool = True
@@ -296,7 +281,7 @@ def count_backfilled(
     *,
     known_after: Collection[int | None],
 ) -> Backfilled:
-    """Add up what the runs of a table say of themselves, and their snapshots of which they do not speak yet.
+    """Add up what the runs of a table recorded, and the snapshots that their properties do not cover yet.
 
     `known_after` are the snapshots after which none is expired; None stands for the table's start.
     """
@@ -322,7 +307,7 @@ def count_backfilled(
 
 
 def _count_run(text: str, counted: Backfilled) -> _Run:
-    """Count what a run says of itself."""
+    """Add what a run's property records, and return how far it covers the run."""
     try:
         document = decode_object(text)
         rows, checksum, after = as_number(member(document, "rows")), document.get("checksum"), document.get("after")

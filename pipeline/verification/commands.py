@@ -1,8 +1,7 @@
-"""`lakefeed verify --spark`, and the same for spark-submit. Owns options and exit codes; scan.py does the work."""
+"""Commands `lakefeed verify --spark` and, for spark-submit, `verify_tables`: options, exit codes and output."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from lakefeed.contract.errors import WriterError
+from lakefeed.command_line import print_json
 from lakefeed.contract.verification import Range, report_document, report_lines
-from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.spark.options import cluster_options, opened_session, readable_errors, spark_options
 from lakefeed.pipeline.spark.settings import JobKind
 from lakefeed.settings import SettingsError
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Selection", "cluster_options", "run_verification", "verify_all", "verify_tables"]
 
 
-# Exit codes, as grep's: found, and could not look.
+# Exit codes, as grep has them: a difference was found; the comparison was not possible.
 DIFFERENT = 1
 NOT_VERIFIED = 2
 
@@ -61,7 +59,7 @@ def verify_tables(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What to verify: tables, or all; of one the versions; and whether mirrors too."""
+    """What to verify: some tables or all, a range of snapshots of a single one, and whether mirrors too."""
 
     tables: Sequence[str]
     after_id: int | None = None
@@ -70,40 +68,33 @@ class Selection:
 
     @property
     def is_range(self) -> bool:
-        """Whether a part of a table's history was asked for."""
+        """Return whether only a part of a table's history is selected."""
         return self.after_id is not None or self.to_id is not None
 
 
 def run_verification(selection: Selection, options: Mapping[str, Any], *, as_json: bool) -> None:
-    """Verify tables and print what was found; ends the command with its exit code."""
+    """Verify tables, print the reports, and end the command with its exit code."""
     context = click.get_current_context()
+    is_one = len(selection.tables) == 1
     try:
-        with readable_errors(), _writer_errors():
-            reports = _verified(selection, options)
+        with readable_errors():
+            if selection.is_range and not is_one:
+                raise SettingsError("--from and --to are snapshots of one table: name it")
+            opened = opened_session(options, job_kind=JobKind.LONG, app_name="lakefeed verify")
+            with opened as spark, _steps() as on_step:
+                reports = verify_all(spark, selection, options, on_step=on_step)
     except click.UsageError:
         raise
     except click.ClickException as error:
         error.show()
         context.exit(NOT_VERIFIED)
-    _print(reports, as_json=as_json, is_one=len(selection.tables) == 1)
+    if as_json:
+        documents = [report_document(report) for report in reports]
+        print_json(documents[0] if is_one else documents)
+    else:
+        click.echo("\n".join(line for report in reports for line in report_lines(report)))
     if not all(report.is_sound for report in reports):
         context.exit(DIFFERENT)
-
-
-@contextmanager
-def _writer_errors() -> Iterator[None]:
-    """Show errors of records that cannot be read, and of snapshots that are not there, as the pipeline's own."""
-    try:
-        yield
-    except WriterError as error:
-        raise PipelineError(str(error)) from error
-
-
-def _verified(selection: Selection, options: Mapping[str, Any]) -> list[Report]:
-    if len(selection.tables) != 1 and selection.is_range:
-        raise SettingsError("--from and --to are snapshots of one table: name it")
-    with opened_session(options, job_kind=JobKind.LONG, app_name="lakefeed verify") as spark, _steps() as on_step:
-        return verify_all(spark, selection, options, on_step=on_step)
 
 
 def verify_all(
@@ -115,7 +106,7 @@ def verify_all(
 ) -> list[Report]:
     """Verify tables one after the other.
 
-    Raises: PipelineError, WriterError; what Spark says of tables that are not there.
+    Raises: PipelineError, WriterError; Spark's error for a table that does not exist.
     """
     from lakefeed.pipeline.spark.tables import TableIdentifier, catalog_of, change_tables  # noqa: PLC0415 - as all that needs Spark
     from lakefeed.pipeline.verification.mirrors import compare_mirror  # noqa: PLC0415
@@ -137,20 +128,10 @@ def verify_all(
 
 @contextmanager
 def _steps() -> Iterator[Callable[[str], object]]:
-    """Show what is being done, on a terminal; nothing elsewhere."""
+    """Show the current step on a terminal; show nothing elsewhere."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda _: None
         return
     with console.status("starting") as status:
         yield status.update
-
-
-def _print(reports: Sequence[Report], *, as_json: bool, is_one: bool) -> None:
-    if as_json:
-        documents = [report_document(report) for report in reports]
-        click.echo(json.dumps(documents[0] if is_one else documents, indent=2, ensure_ascii=False))
-        return
-    for report in reports:
-        for line in report_lines(report):
-            click.echo(line)

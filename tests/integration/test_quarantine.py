@@ -122,7 +122,7 @@ def test_a_replay_killed_between_its_two_commits_and_run_again_appends_nothing_t
     assert done.returncode == -signal.SIGKILL
     assert len(read_with_pyiceberg(service, "users", "_cdc_sequence")) == 6, "the rows are committed"
     assert lakefeed(service, "list")[0]["changes"] == 6, "and the quarantine does not know"
-    assert lakefeed(service, "replay", "users")["replayed"] == 6
+    assert lakefeed(service, "replay", "users")["found"] == 6
     assert read_with_pyiceberg(service, "users", *pushed_changes.COLUMNS) == pushed_changes.EXPECTED
     assert lakefeed(service, "list") == []
 

@@ -238,4 +238,4 @@ def test_a_mirror_is_compared_by_its_key_however_close_and_whatever_it_is_called
     spark.sql("UPDATE default.ticks_current SET home = named_struct('code', 7) WHERE number = 2")
     note, found = compared(spark, "ticks")
     key = '{"at":"2026-11-16T00:00:00.000002Z","number":2}'
-    assert found == [f"1 rows are different in mirror default.ticks_current, such as {key}"]
+    assert found == [f"1 rows are different in mirror default.ticks_current, for example {key}"]

@@ -209,7 +209,7 @@ async def test_a_file_that_is_not_there_any_more_is_found_and_the_others_are_sti
     assert report.files == 1
 
 
-async def test_a_delete_of_another_engine_is_told(bench: Bench) -> None:
+async def test_a_delete_of_another_engine_is_a_finding(bench: Bench) -> None:
     await write_two(bench)
     document = await load_document(bench)
     document["snapshots"][-1]["summary"]["operation"] = "delete"
@@ -332,7 +332,7 @@ async def test_a_snapshot_that_is_cut_out_of_the_history_is_missed(bench: Bench)
     assert any("ledgers and totals do not agree" in finding.text for finding in report.findings)
 
 
-async def test_a_damaged_ledger_is_told(bench: Bench) -> None:
+async def test_a_damaged_ledger_is_a_finding(bench: Bench) -> None:
     await write_two(bench)
     document = await load_document(bench)
     document["snapshots"][0]["summary"][LEDGER_KEY] = "{"
@@ -340,7 +340,7 @@ async def test_a_damaged_ledger_is_told(bench: Bench) -> None:
     assert Kind.UNREADABLE in kinds(report)
 
 
-async def test_a_mark_behind_the_rows_is_told(bench: Bench) -> None:
+async def test_a_mark_behind_the_rows_is_a_finding(bench: Bench) -> None:
     await write_two(bench)
     document = await load_document(bench)
     progress = document["properties"]["lakefeed.progress"]

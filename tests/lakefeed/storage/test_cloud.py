@@ -1,4 +1,4 @@
-"""Google and Azure when they are not well, and what is told when the library for a cloud is missing."""
+"""Google Cloud Storage and Azure under faults, and errors for missing libraries and invalid settings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def proxied(request):
 
 
 @pytest.mark.parametrize("fault", [Answer(500), Answer(503), Answer(429), CutRequest(), CutResponse()], ids=repr)
-async def test_a_fault_that_passes_is_not_noticed_by_whoever_writes_and_reads(proxied, fault: Fault):
+async def test_transient_faults_are_retried(proxied, fault: Fault):
     place, proxy = proxied
     writing = proxy.spoil(fault, method="PUT", times=2)
     async with open_store(place.config) as store:
@@ -43,7 +43,7 @@ async def test_a_fault_that_passes_is_not_noticed_by_whoever_writes_and_reads(pr
 
 
 @pytest.mark.parametrize("status", [400, 403])
-async def test_a_refusal_is_told_at_once_and_in_one_line(proxied, status):
+async def test_a_refusal_is_raised_without_retries_in_one_line(proxied, status):
     place, proxy = proxied
     refused = proxy.spoil(Answer(status))
     async with open_store(place.config) as store:
@@ -52,7 +52,7 @@ async def test_a_refusal_is_told_at_once_and_in_one_line(proxied, status):
     assert refused.met == 1
 
 
-async def test_an_outage_is_told_after_a_few_tries(proxied):
+async def test_an_outage_is_raised_after_a_few_attempts(proxied):
     place, proxy = proxied
     failed = proxy.spoil(Answer(503))
     async with open_store(place.config) as store:
@@ -61,14 +61,14 @@ async def test_an_outage_is_told_after_a_few_tries(proxied):
     assert failed.met == ATTEMPTS_MAX
 
 
-async def test_a_library_that_is_missing_is_told_at_the_start_with_what_to_install(monkeypatch):
+async def test_a_missing_library_is_an_error_that_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "lakefeed.storage.cloud", None)
     with pytest.raises(StorageError, match=r"pip install 'lakefeed\[gcs\]'"):
         async with open_store(StorageConfig(warehouse="gs://bucket/w")):
             pass
 
 
-async def test_settings_that_open_nothing_are_told_with_the_container():
+async def test_invalid_settings_are_an_error_that_names_the_container():
     config = StorageConfig(warehouse="gs://bucket/w", gcs_service_account="/nowhere.json")
     async with open_store(config) as store:
         with pytest.raises(StorageError, match=r"cannot open container: .*: container=gs://bucket"):

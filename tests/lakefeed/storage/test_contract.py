@@ -1,4 +1,4 @@
-"""What every store does alike; one run per store that can be started here."""
+"""The contract of every object store, run against each that can be started here."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_a_blocking_write_is_offered_where_writes_need_a_thread(store, pla
         assert await store.read(f"{place.root}/d/x") == b"abc"
 
 
-async def test_delete_removes_an_object_and_takes_an_absent_one(store, place):
+async def test_delete_removes_an_object_and_accepts_a_missing_one(store, place):
     await store.write(f"{place.root}/x", b"abc")
     await store.delete(f"{place.root}/x")
     await store.delete(f"{place.root}/x")

@@ -1,3 +1,5 @@
+"""Local files: durability, exclusive creation and errors."""
+
 from __future__ import annotations
 
 import asyncio
@@ -64,7 +66,7 @@ async def test_a_sync_that_fails_is_an_error_and_leaves_no_file(tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_directory_that_was_deleted_is_made_again(tmp_path):
+async def test_a_deleted_directory_is_created_again(tmp_path):
     async with open_store(StorageConfig(warehouse=str(tmp_path))) as store:
         await store.write(f"file://{tmp_path}/d/e/1", b"x")
         shutil.rmtree(tmp_path / "d")

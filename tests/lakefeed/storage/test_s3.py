@@ -1,4 +1,4 @@
-"""S3 when it is not well: what is tried again, what is not, and what is left behind."""
+"""S3 under faults: what is retried, what is not, and what is left behind."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ PASSING = [
 
 
 @pytest.mark.parametrize("fault", PASSING, ids=repr)
-async def test_a_fault_that_passes_is_not_noticed_by_whoever_writes_and_reads(store, bucket, proxy, fault: Fault):
+async def test_transient_faults_are_retried(store, bucket, proxy, fault: Fault):
     writing = proxy.spoil(fault, method="PUT", times=2)
     reading = proxy.spoil(fault, method="GET", times=2)
     await store.write(f"s3://{bucket}/x", b"abc" * 1000)
@@ -61,7 +61,7 @@ async def test_a_fault_that_passes_is_not_noticed_by_whoever_writes_and_reads(st
     assert (writing.met, reading.met) == (2, 2)
 
 
-async def test_parts_are_sent_again_one_by_one(s3_server, bucket, proxy):
+async def test_only_the_parts_that_failed_are_sent_again(s3_server, bucket, proxy):
     spoiled = proxy.spoil(CutRequest(), path="partNumber=2", times=2)
     other = proxy.spoil(Slow(), path="partNumber=1")
     async with open_store(s3_config(s3_server, bucket, s3_endpoint=proxy.url)) as store:
@@ -77,14 +77,14 @@ async def test_a_slow_store_is_waited_for(store, bucket, proxy):
 
 
 @pytest.mark.parametrize("status", [400, 403, 404])
-async def test_a_refusal_is_told_at_once(store, bucket, proxy, status):
+async def test_a_refusal_is_raised_without_retries(store, bucket, proxy, status):
     refused = proxy.spoil(Answer(status))
     with pytest.raises(StorageError, match=f"cannot write object: .*{status}.*: location=s3://{bucket}/x"):
         await store.write(f"s3://{bucket}/x", b"abc")
     assert refused.met == 1
 
 
-async def test_an_outage_is_told_after_a_few_tries(store, bucket, proxy):
+async def test_an_outage_is_raised_after_a_few_attempts(store, bucket, proxy):
     failed = proxy.spoil(Answer(503))
     with pytest.raises(StorageError, match=f"cannot write object: .*503.*: location=s3://{bucket}/x"):
         await store.write(f"s3://{bucket}/x", b"abc")
@@ -178,7 +178,7 @@ async def test_keys_come_from_a_profile_when_none_are_given(s3_server, bucket, t
     assert s3_server.keys(bucket) == ["x"]
 
 
-async def test_a_profile_that_does_not_exist_is_told_at_the_start(s3_server, bucket):
+async def test_a_profile_that_does_not_exist_is_an_error_at_the_start(s3_server, bucket):
     with pytest.raises(StorageError, match=r"cannot open S3: .*nobody"):
         async with open_store(s3_config(s3_server, bucket, s3_profile="nobody")):
             pass
