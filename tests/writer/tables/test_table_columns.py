@@ -205,6 +205,7 @@ async def test_what_others_say_of_columns_stays_when_columns_are_added(tmp_path:
             "type": "string",
             "initial-default": "none",
             "write-default": "low",
+            "masked-by": {"policy": "of a later version"},
         },
         {
             "id": 3,
@@ -216,12 +217,12 @@ async def test_what_others_say_of_columns_stays_when_columns_are_added(tmp_path:
             },
         },
     ]
-    create_with_columns(local_lake.catalog_url, "users", said, **{"identifier-field-ids": [1]})
+    create_with_columns(local_lake.catalog_url, "users", said, **{"identifier-field-ids": [1], "owner": "data team"})
     async with running_feed(tmp_path, local_lake) as running:
         await running.append(range(1, 2), row=lambda n: {"id": n, "more": True, "home": {"zip": 1, "city": "a"}})
         await running.flush()
         schema = load_schema(local_lake.catalog_url, "users")
-        assert schema["identifier-field-ids"] == [1]
+        assert (schema["identifier-field-ids"], schema["owner"]) == ([1], "data team")
         assert schema["fields"][:2] == said[:2]
         assert schema["fields"][2]["type"]["fields"][0] == said[2]["type"]["fields"][0]
         # A key that may be null is none.
