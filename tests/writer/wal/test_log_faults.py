@@ -66,7 +66,7 @@ async def test_no_room_to_write_a_group_changes_nothing_and_appends_go_on_once_t
         with pytest.raises(WalFull, match="the group was not written"):
             await append(log, b"refused, whole", b"refused, in part" * 100)
         for _ in range(3):  # no new segment can be begun either
-            with pytest.raises(WalFull, match="no room for another segment"):
+            with pytest.raises(WalFull, match="no segment can be added"):
                 await append(log, b"refused")
         assert (log.durable_end, log.failed) == (1, None)
         files.heal()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import struct
 
@@ -16,10 +17,11 @@ MIB = 1024 * 1024
 
 
 def refusal(stream: bytes, inflated_max_bytes: int = 4 * MIB) -> str:
+    gc.collect()  # what earlier tests left may be released at any time, so allocations can only be bounded
     allocated = pa.total_allocated_bytes()
     with pytest.raises(BatchMalformed) as caught:
         scan_stream(stream, inflated_max_bytes=inflated_max_bytes)
-    assert pa.total_allocated_bytes() == allocated, "nothing was inflated"
+    assert pa.total_allocated_bytes() <= allocated, "nothing was inflated"
     return str(caught.value)
 
 
