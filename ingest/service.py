@@ -61,9 +61,9 @@ from lakefeed.writer.commit.sources import ConsumerWatch, load_resume_positions
 from lakefeed.writer.config import LogConfig, WriterConfig
 from lakefeed.writer.metrics import WriterMetrics
 from lakefeed.writer.rows.evolution import initial_columns
-from lakefeed.writer.tables.columns import TableContext
+from lakefeed.writer.tables.context import TableContext
 from lakefeed.writer.tables.feed import Feed
-from lakefeed.writer.tables.memory import TableRoom
+from lakefeed.writer.tables.memory import TableLimit
 from lakefeed.writer.tables.pending import FlushReason
 from lakefeed.writer.wal.log import FileLog
 
@@ -218,7 +218,7 @@ def _build_parts(
     limits = build_limits(config.ingest)
     gate = build_request_gate(config.ingest, limits)
     _show_limits(metrics, limits, gate)
-    table_limit = TableRoom(tables_max=config.writer.tables_max, default_namespace=config.writer.default_namespace)
+    table_limit = TableLimit(tables_max=config.writer.tables_max, default_namespace=config.writer.default_namespace)
     intake = Intake(
         log,
         config=config.ingest,
@@ -239,7 +239,7 @@ def _build_parts(
         SourceCollector(
             metrics.counts,
             sources=intake.sources,
-            committed=feed.committed_position,
+            committed=feed.status.committed_position,
             labels_max=config.ingest.source_metrics_max,
         )
     )
@@ -362,7 +362,8 @@ async def _working(
             await feed.flush(reason=FlushReason.SHUTDOWN)
     except TimeoutError:
         logger.warning(
-            "flush_left_for_next_start", extra={"problems": feed.problems(now=time.monotonic(), stalled_after_s=0)}
+            "flush_left_for_next_start",
+            extra={"problems": feed.status.problems(now=time.monotonic(), stalled_after_s=0)},
         )
     for task in background:
         task.cancel()

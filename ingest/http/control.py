@@ -99,7 +99,9 @@ async def _ready(request: web.Request) -> web.Response:
     parts = request.app[PARTS]
     now = time.monotonic()
     problems = _problems(parts)
-    if parts.intake.problems(now=now) or parts.feed.stands_still(now=now, stalled_after_s=parts.config.stalled_after_s):
+    if parts.intake.problems(now=now) or parts.feed.status.is_stalled(
+        now=now, stalled_after_s=parts.config.stalled_after_s
+    ):
         return _json({"status": "not ready", "problems": problems}, 503)
     # One bad table must not take the whole service out of a load balancer.
     return _json({"status": "degraded" if problems else "ready", "problems": problems})
@@ -108,7 +110,9 @@ async def _ready(request: web.Request) -> web.Response:
 def _problems(parts: Parts) -> list[str]:
     """Return what keeps the service from accepting changes or committing them."""
     now = time.monotonic()  # the event loop's time too
-    return parts.intake.problems(now=now) + parts.feed.problems(now=now, stalled_after_s=parts.config.stalled_after_s)
+    return parts.intake.problems(now=now) + parts.feed.status.problems(
+        now=now, stalled_after_s=parts.config.stalled_after_s
+    )
 
 
 async def _metrics(request: web.Request) -> web.Response:
@@ -123,19 +127,19 @@ async def _flush(request: web.Request) -> web.Response:
         async with asyncio.timeout(FLUSH_TIMEOUT_S):
             report = await parts.feed.flush(table)
     except TimeoutError:
-        problems = parts.feed.problems(now=time.monotonic(), stalled_after_s=0)
+        problems = parts.feed.status.problems(now=time.monotonic(), stalled_after_s=0)
         return _json(
             {"success": False, "error": "not committed in time; the flush continues", "problems": problems}, 504
         )
     # After the flush, because a new table's first changes may have been durable and not yet read from the log.
-    if table is not None and not parts.feed.knows(table):
+    if table is not None and not parts.feed.status.knows(table):
         return _json({"success": False, "error": f"no such table here: table={table}"}, 404)
     return _json(report.to_json(), 503 if report.problems else 200)
 
 
 async def _explain_flush(request: web.Request) -> web.Response:
     table = request.query.get("table", "")
-    explained = request.app[PARTS].feed.explain_flush(table, now=time.monotonic())
+    explained = request.app[PARTS].feed.status.explain_flush(table, now=time.monotonic())
     if explained is None:
         return _json({"success": False, "error": f"no such table here: table={table}"}, 404)
     return _json(explained)
@@ -157,8 +161,8 @@ def build_status(parts: Parts, *, consumers: Sequence[Mapping[str, Any]], now: f
         "uptimeSeconds": round(now - parts.started_at, 3),
         "connectedSources": len({c.session.source for c in connections if c.session.source}),
         "connections": len(connections),
-        "buffer": {**msgspec.to_builtins(parts.data_plane.backlog.stats()), **parts.feed.buffer_status()},
-        "log": parts.feed.log_status(),
+        "buffer": {**msgspec.to_builtins(parts.data_plane.backlog.stats()), **parts.feed.status.buffer_status()},
+        "log": parts.feed.status.log_status(),
         "lastFlushTime": parts.data_plane.last_flush_time_ms,
         "nextFlushTime": parts.data_plane.backlog.next_flush_time_ms(),
         "sources": _sources(parts, connections),
@@ -168,7 +172,7 @@ def build_status(parts: Parts, *, consumers: Sequence[Mapping[str, Any]], now: f
             duplicate_changes=parts.metrics.counts.duplicate_changes,
             sources=len(parts.intake.sources()),
         ),
-        "tables": parts.feed.table_status(now=time.monotonic()),
+        "tables": parts.feed.status.table_status(now=time.monotonic()),
         "consumers": consumers,
         "transactionDoubts": list(parts.debezium.doubts),
         "problems": _problems(parts),
@@ -222,7 +226,7 @@ def _sources(parts: Parts, connections: list[ClientConnection]) -> list[dict[str
             "epoch": durable.epoch,
             "lastDurableSequence": durable.sequence,
             "lastCommittedSequence": committed.sequence
-            if (committed := parts.feed.committed_position(source))
+            if (committed := parts.feed.status.committed_position(source))
             else None,
             "connected": source in by_source,
             **(_connection(by_source[source]) if source in by_source else {}),

@@ -21,7 +21,7 @@ from lakefeed.ingest.intake.source_state import encode_head, load_source_state
 from lakefeed.ingest.metrics import IngestMetrics
 from lakefeed.ingest.protocol.batch import open_transaction
 from lakefeed.ingest.protocol.offers import BEFORE_ALL, Duplicate, Durable, Fresh, NackReason, Offer, Refused, Verdict
-from lakefeed.writer.tables.memory import TableRoom
+from lakefeed.writer.tables.memory import TableLimit
 from lakefeed.writer.wal.payload import Frame, encode_frame
 from lakefeed.writer.wal.protocol import Log
 
@@ -74,7 +74,7 @@ class Intake:
         metrics: IngestMetrics,
         resume_positions: ResumePositions | None = None,
         tracks_transactions: bool = False,
-        table_limit: TableRoom | None = None,
+        table_limit: TableLimit | None = None,
     ) -> None:
         self.tracks_transactions = tracks_transactions
         self.newest_received_at_us: int | None = None
@@ -357,7 +357,7 @@ def _too_large(offer: Offer, max_bytes: int) -> Refused:
     )
 
 
-def _too_many_tables(table: str, limit: TableRoom) -> Refused:
+def _too_many_tables(table: str, limit: TableLimit) -> Refused:
     message = (
         "table: no room for another table; if its name has an id in it, put that into a column, else raise"
         f" writer.tables_max: table={table} known={limit.count} tables_max={limit.tables_max}"

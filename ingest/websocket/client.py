@@ -22,7 +22,7 @@ from lakefeed.ingest.websocket import replies
 from lakefeed.ingest.websocket.handshake import ClientGate
 from lakefeed.ingest.websocket.replies import Backlog, Receipts
 from lakefeed.writer.tables.feed import Feed
-from lakefeed.writer.tables.status import BufferFacts
+from lakefeed.writer.tables.status import PendingTotals
 
 logger = logging.getLogger(__name__)
 
@@ -118,16 +118,16 @@ class BacklogMonitor:
         self._intake = intake
         self._clock = clock
         self._wall_clock = wall_clock
-        self._seen: tuple[float, BufferFacts] | None = None
+        self._seen: tuple[float, PendingTotals] | None = None
 
     def utilization(self) -> float:
         """Return the used share of the log's budget."""
-        return self._feed.log_bytes() / self._feed.log_max_bytes()
+        return self._feed.status.log_bytes() / self._feed.status.log_max_bytes()
 
     def backlog(self) -> Backlog:
         """Return what is in front of a batch that is durable now."""
         looked_at, facts = self._look()
-        longest_s = self._feed.flush_max_age_s()
+        longest_s = self._feed.status.flush_max_age_s()
         in_s = facts.next_flush_in_s if facts.next_flush_in_s is not None else longest_s
         return Backlog(
             utilization=self.utilization(),
@@ -140,14 +140,14 @@ class BacklogMonitor:
         looked_at, facts = self._look()
         if facts.next_flush_in_s is None:
             return None
-        return self._ms_at(looked_at + min(facts.next_flush_in_s, self._feed.flush_max_age_s()))
+        return self._ms_at(looked_at + min(facts.next_flush_in_s, self._feed.status.flush_max_age_s()))
 
     def stats(self) -> BufferStats:
         """Return how full the log is, and how much of it is not committed."""
         looked_at, facts = self._look()
         newest_us = self._intake.newest_received_at_us
         return BufferStats(
-            total_size_bytes=self._feed.log_bytes(),
+            total_size_bytes=self._feed.status.log_bytes(),
             utilization=self.utilization(),
             batch_count=facts.batches,
             event_count=facts.changes,
@@ -155,10 +155,10 @@ class BacklogMonitor:
             newest_batch_time=newest_us // 1_000 if facts.batches and newest_us is not None else None,
         )
 
-    def _look(self) -> tuple[float, BufferFacts]:
+    def _look(self) -> tuple[float, PendingTotals]:
         now = self._clock()
         if self._seen is None or now - self._seen[0] > BACKLOG_MAX_AGE_S:
-            self._seen = (now, self._feed.buffer_facts(now=now))
+            self._seen = (now, self._feed.status.pending_totals(now=now))
         return self._seen
 
     def _ms_at(self, moment: float) -> int:
@@ -250,9 +250,9 @@ class BatchReplies:
         """Return a receipt for a client's newly committed batches; None if there are none."""
         connection.owes_receipt = False
         source: SourceId | None = connection.session.source
-        committed = self._feed.committed_position(source) if source is not None else None
+        committed = self._feed.status.committed_position(source) if source is not None else None
         batch = connection.receipts.take_due(committed)
         if source is None or batch is None or committed is None:
             return None
-        tables = self._feed.snapshots_of(source)
+        tables = self._feed.status.snapshots_of(source)
         return replies.receipt(batch, committed=committed, tables=tables, now=time.time())

@@ -100,14 +100,14 @@ class DataPlane:
         self.backlog = BacklogMonitor(feed, intake)
         self._batches = BatchReplies(feed, self.backlog, in_flight_max=config.in_flight_max_batches, metrics=metrics)
         self._connections: set[ClientConnection] = set()
-        self._recovered_offset = feed.log_status()["durableEnd"]
+        self._recovered_offset = feed.status.log_status()["durableEnd"]
 
     @property
     def state(self) -> str:
         """Return `error`, `recovering` (reads what the last process left in the log), `receiving` or `idle`."""
-        if self._feed.log_status()["failed"] or self._intake.problems(now=time.monotonic()):
+        if self._feed.status.log_status()["failed"] or self._intake.problems(now=time.monotonic()):
             return "error"
-        if self._feed.applied_offset < self._recovered_offset:
+        if self._feed.applier.offset < self._recovered_offset:
             return "recovering"
         return "receiving" if self._connections else "idle"
 
@@ -379,7 +379,7 @@ class DataPlane:
         return replies.status(
             message,
             durable=durable,
-            committed=self._feed.committed_position(source),
+            committed=self._feed.status.committed_position(source),
             service=self._describe(),
             limits=replies.limits(self._config),
             now=time.time(),

@@ -63,12 +63,12 @@ def _removes_snapshots(_client: Any, _name: Any, request: Any, **_: Any) -> bool
     return any(update["action"] == "remove-snapshots" for update in request.updates)
 
 
-def _joins(standing: Any, offset: int, **at: int) -> bool:
+def _reaches_applier(_backlog: Any, offset: int, **at: int) -> bool:
     return offset == at["applied_offset"]
 
 
-def _flows(standing: Any, *_: Any, **_at: int) -> bool:
-    return not standing.is_behind
+def _is_live(backlog: Any, *_: Any, **_at: int) -> bool:
+    return backlog.resume_offset is None
 
 
 LAST_WORDS_S = 0.05
@@ -129,16 +129,16 @@ STEPS: dict[str, dict[str, Step]] = {
         "metadata file written, pointer not swapped": _before("lakefeed.catalog.store.sqlite:_swap_pointer"),
         "pointer swapped, transaction open": _after("lakefeed.catalog.store.sqlite:_swap_pointer"),
         "pointer swapped, not answered": _after("lakefeed.catalog.store.sqlite:SqliteStore.swap_pointer"),
-        "answered, log not trimmed": _after("lakefeed.writer.commit.committer:Committer.commit"),
+        "answered, log not trimmed": _after("lakefeed.writer.commit.committer:Committer.commit_all"),
     },
     "together": {
-        "buffers of all tables taken": _after("lakefeed.writer.tables.rounds:FlushGroups._take", calls_max=2),
+        "buffers of all tables taken": _after("lakefeed.writer.tables.rounds:FlushRounds._take", calls_max=2),
         "files of all tables written": _before("lakefeed.writer.commit.committer:Committer.commit_all"),
         "before the one request": _before("lakefeed.writer.commit.rest_catalog:CatalogClient.commit_transaction"),
         "first pointer swapped, transaction open": _after("lakefeed.catalog.store.sqlite:_swap_pointer"),
         "all pointers swapped, not answered": _after("lakefeed.catalog.store.sqlite:SqliteStore.move_pointers"),
         "answered, tables not told": _after("lakefeed.writer.commit.rest_catalog:CatalogClient.commit_transaction"),
-        "first table told": _after("lakefeed.writer.tables.table:TableWriter.finish"),
+        "first table told": _after("lakefeed.writer.tables.table:TableWriter.finish_flush"),
     },
     "layout": {
         "before the partitions are changed": _before("lakefeed.writer.commit.committer:Committer.commit_layout"),
@@ -153,14 +153,14 @@ STEPS: dict[str, dict[str, Step]] = {
         ),
         "some metadata files deleted": _after("lakefeed.storage.local:LocalStore.delete"),
     },
-    "parking": {
-        "rows left memory": _after("lakefeed.writer.tables.state:Standing.park", calls_max=1),
-        "changes passed by": _after("lakefeed.writer.tables.state:Standing.pass_by"),
-        "changes read again, not committed": _after("lakefeed.writer.tables.state:Standing.take_again"),
-        "before the table flows again": _before(
-            "lakefeed.writer.tables.state:Standing.advance", only=_joins, calls_max=1
+    "eviction": {
+        "rows left memory": _after("lakefeed.writer.tables.pending:LogBacklog.evict_to", calls_max=1),
+        "changes passed by": _after("lakefeed.writer.tables.pending:LogBacklog.pass_by"),
+        "changes read again, not committed": _after("lakefeed.writer.tables.pending:LogBacklog.reread"),
+        "before the table is live again": _before(
+            "lakefeed.writer.tables.pending:LogBacklog.advance", only=_reaches_applier, calls_max=1
         ),
-        "table flows again": _after("lakefeed.writer.tables.state:Standing.advance", only=_flows, calls_max=1),
+        "table is live again": _after("lakefeed.writer.tables.pending:LogBacklog.advance", only=_is_live, calls_max=1),
     },
     "start": {
         "before the torn tail is cut off": _before(
@@ -212,7 +212,7 @@ class Sentence:
 
 
 class Obstacle:
-    """Keeps one table from being written for a while, so that it is parked and has to catch up."""
+    """Keeps one table from being written for a while, so that it is evicted and has to catch up."""
 
     def __init__(self) -> None:
         self._is_gone = False
@@ -225,9 +225,9 @@ class Obstacle:
             raise StorageError(f"store is down: location={args[1]}")
 
     def wrap(self) -> None:
-        """Stand in the way of the store, until the table is parked."""
+        """Stand in the way of the store, until the table is evicted."""
         _wrap("lakefeed.storage.local:LocalStore.write", self.maybe_refuse, lambda *_: None)
-        _wrap("lakefeed.writer.tables.state:Standing.park", lambda *_: None, lambda *_: self._go())
+        _wrap("lakefeed.writer.tables.pending:LogBacklog.evict_to", lambda *_: None, lambda *_: self._go())
 
     def _go(self) -> None:
         self._is_gone = True
@@ -268,7 +268,7 @@ def main() -> None:
     """Run the command line under the sentence."""
     part, name, nth, *arguments = sys.argv[1:]
     Sentence(part, name, int(nth)).wrap()
-    if part == "parking":
+    if part == "eviction":
         Obstacle().wrap()
     if part == "expiry":
         importlib.import_module("lakefeed.writer.commit.expiry").LOOK_EVERY_SNAPSHOTS = EXPIRY_LOOK_EVERY_SNAPSHOTS

@@ -90,7 +90,7 @@ def _settings_of_starts(part: str) -> Iterator[dict[str, Any]]:
     """Give the settings of one start after the other."""
     for partition in itertools.cycle(PARTITIONS):
         own = {
-            "parking": LITTLE_MEMORY,
+            "eviction": LITTLE_MEMORY,
             "layout": {"writer.partition": partition},
             "together": {"writer.transactions": True},
         }

@@ -23,7 +23,7 @@ from lakefeed.writer.commit.rest_catalog import open_catalog
 from lakefeed.writer.config import LogConfig, WriterConfig
 from lakefeed.writer.metrics import WriterMetrics
 from lakefeed.writer.rows.table_settings import TableSections
-from lakefeed.writer.tables.columns import TableContext
+from lakefeed.writer.tables.context import TableContext
 from lakefeed.writer.tables.feed import Feed
 from lakefeed.writer.wal.log import FileLog
 from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
@@ -121,8 +121,13 @@ class Running:
             return (await self.feed.flush(table)).to_json()
 
     def status(self, table: str) -> dict[str, Any]:
-        found = (each for each in self.feed.table_status(now=time.monotonic()) if each["table"] == table)
+        found = (each for each in self.feed.status.table_status(now=time.monotonic()) if each["table"] == table)
         return next(found, {})
+
+    def is_evicted(self, table: str) -> bool:
+        """Return whether a table is paused, and its waiting rows are in the log only."""
+        status = self.status(table)
+        return status["state"] == "paused" and status["resumeOffset"] is not None
 
     def metric(self, name: str, table: str) -> float:
         return self.registry.get_sample_value(name, {"table": table}) or 0.0

@@ -53,7 +53,8 @@ from lakefeed.writer.rows.evolution import initial_columns
 from lakefeed.writer.rows.groups import Group, JsonGroup, Run, frame_of_record, group_frames
 from lakefeed.writer.rows.runs import reason_of
 from lakefeed.writer.rows.values import BASE64_KEY, Image
-from lakefeed.writer.tables.columns import TableColumns, TableContext
+from lakefeed.writer.tables.columns import TableColumns
+from lakefeed.writer.tables.context import TableContext
 
 # Changes in one commit: enough that commits are few, few enough to decode, hold and start over at once.
 BATCH_MAX_ROWS = 20_000

@@ -50,8 +50,9 @@ from lakefeed.writer.files.write import write_files
 from lakefeed.writer.metrics import WriterMetrics
 from lakefeed.writer.rows.runs import spans_of
 from lakefeed.writer.rows.table_settings import TableSections
-from lakefeed.writer.tables.columns import TableColumns, TableContext
-from lakefeed.writer.tables.flush_policy import FlushControl
+from lakefeed.writer.tables.columns import TableColumns
+from lakefeed.writer.tables.context import TableContext
+from lakefeed.writer.tables.flush_policy import FlushPolicy
 from lakefeed.writer.tables.quarantine import COLUMNS, RESOLUTIONS, resolution_rows
 
 # Two commands that write at once conflict once or twice; more conflicts have another cause.
@@ -258,10 +259,17 @@ async def append_rows(
     state = await columns.agree()
     flush_id = str(uuid.uuid4())
     config = columns.settings.config
-    files_for = FlushControl(config).files_for
+    files_for = FlushPolicy(config).files_for
     try:
         written = await write_files(
-            rows, state, context, config=config, flush_id=flush_id, files_for=files_for, spans=spans
+            context.store,
+            context.encoders,
+            rows,
+            state,
+            config=config,
+            flush_id=flush_id,
+            files_for=files_for,
+            spans=spans,
         )
     except pa.ArrowInvalid:
         raise RowsUnfit(f"rows do not fit the table's columns any more: table={state.name}") from None

@@ -1,1 +1,13 @@
-"""Tables and their feed: buffers, flushes, quarantine, status."""
+"""Tables: decoded changes of the log become snapshots, each table on its own.
+
+    log --> feed.py: reader, applier --> table.py: received --> buffer --> rounds.py, flush.py --> snapshot
+              catch_up.py ----------------^    |                             |
+              (tables that are behind)         +--> quarantine.py            +--> commit/, files/
+
+    state.py, pending.py    a table's lifecycle and its uncommitted rows        flush_policy.py    when to flush
+    columns.py, fitting.py  its schema, and rows fitted into it                 memory.py          who is evicted
+    watermarks.py           what sources have committed over all tables         status.py          what others may ask
+
+In: a log (wal/) and a TableContext. Out: snapshots, and the answers of `Feed.status`. A table that cannot be written
+holds up only itself. Imported by the service, by quarantine/ and by verify.py.
+"""

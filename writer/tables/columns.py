@@ -1,12 +1,13 @@
-"""A table as the catalog last showed it, and the columns its rows are decoded to. Owns both, and how they agree.
+"""A table's schema, the catalog's and ours, reconciled. Owns both versions.
 
     load ----> state: schema, partitions, marks -----+
                                                      +--> agree: the table has at least our columns, we have its ids
-    rows ----> expected: columns that rows ask for --+
+    rows ----> expected: columns that rows need -----+
 
-Rows may ask for new columns while a flush is being written: whoever changes the columns holds the lock. A column that
-the table had when it was last looked up, and has no more under its name, was dropped or renamed by somebody: only rows
-bring it back. Lakefeed's own come back by themselves: a change without its epoch or its rescued values is no whole one.
+Rows may need new columns while a flush is being written, so all changes of the columns hold the lock. A column that the
+table had when it was last loaded, and does not have under its name any more, was dropped or renamed by another writer:
+only rows bring it back. Lakefeed's own columns are always added again: a change without its epoch or its rescued values
+is incomplete.
 """
 
 from __future__ import annotations
@@ -15,19 +16,14 @@ import asyncio
 import functools
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from lakefeed.contract.changes import RESERVED_PREFIX, Position, SourceId, TableName
 from lakefeed.contract.errors import CatalogError, CommitConflict, CommitRefused, RowsUnfit, TableMissing
 from lakefeed.iceberg.types import Schema, StructType
-from lakefeed.storage.store import ObjectStore
-from lakefeed.writer.commit.committer import Committer
 from lakefeed.writer.commit.plan import plan_layout
 from lakefeed.writer.commit.state import TableState
-from lakefeed.writer.config import WriterConfig
-from lakefeed.writer.metrics import WriterMetrics
 from lakefeed.writer.rows.declaration import declare_columns, without_nanoseconds
 from lakefeed.writer.rows.evolution import initial_columns
 from lakefeed.writer.rows.groups import Expected, Group
@@ -40,46 +36,14 @@ from lakefeed.writer.rows.merge import (
     without_fields,
 )
 from lakefeed.writer.rows.runs import FittedParts, fit_or_bisect
-from lakefeed.writer.rows.table_settings import TableSections, TableSettings
-
-# --- writer.table_context ---------------------------------------------------------------------------------------------
-#
-# What all tables' writers share: the catalog, the store, the threads, the settings. Owns nothing itself.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableContext:
-    """What all table writers share."""
-
-    node: str
-    config: WriterConfig
-    committer: Committer
-    store: ObjectStore
-    decoders: Executor
-    encoders: Executor
-    metrics: WriterMetrics
-    clock: Callable[[], float]
-    tables: TableSections = field(default_factory=TableSections)
-
-    @property
-    def commits_together(self) -> bool:
-        """Tell whether tables of one source transaction are committed together: asked for, and the catalog can."""
-        return self.config.transactions and self.committer.has_transactions
-
-    def settings_for(self, name: TableName) -> TableSettings:
-        """Give what holds for one table."""
-        return self.tables.settings_for(str(name), self.config)
-
-
-# --- writer.table_columns ---------------------------------------------------------------------------------------------
-
+from lakefeed.writer.tables.context import TableContext
 
 logger = logging.getLogger(__name__)
 
-# Iceberg's first format that has types for nanoseconds.
+# The first Iceberg format version with types for nanoseconds.
 FORMAT_WITH_NANOSECONDS = 3
 
-# Newest changes of the columns that are kept for /status; all of them are in the service's log.
+# Column changes kept for /status; all of them are in the service's log.
 CHANGES_MAX = 20
 
 
@@ -89,7 +53,6 @@ class TableColumns:
     def __init__(self, name: TableName, context: TableContext) -> None:
         self.name = name
         self.state: TableState | None = None
-        self.is_open = False
         self.settings = context.settings_for(name)
         config = self.settings.config
         self.expected = Expected(
@@ -100,29 +63,28 @@ class TableColumns:
         self.changes: deque[str] = deque(maxlen=CHANGES_MAX)
         self.refusals: tuple[str, ...] = ()
         self._context = context
-        # Rows in memory mean something else in the columns that the table turned out to have.
+        # Rows in memory have another meaning in the columns that the table turned out to have.
         self._must_decode_again = False
-        # The table as it was last looked up, also while we are to look anew.
+        # The table as it was last loaded, also after `forget`.
         self._seen: TableState | None = None
         self._last_field_id = max(field_ids(self.expected.columns))
         self._lock = asyncio.Lock()
 
     async def open(self) -> None:
-        """Look the table up once before the first row: its own marks tell what it already has.
+        """Load the table before the first row: its own marks show what it already has.
 
-        Raises: WriterError, after which to try again later.
+        Raises: WriterError, after which to retry.
         """
         try:
             self._adopt(await self._context.committer.load(self.name))
         except TableMissing:
             logger.info("table_is_new", extra={"table": str(self.name)})
-            self.is_open = True
-        # Nothing is in the buffer; of rows that were decoded before and are still to come, `takes_rows_of` tells.
+        # Nothing is buffered; rows that were decoded before and are still to come are checked by `takes_rows_of`.
         self._must_decode_again = False
         self._declare()
 
     def _declare(self) -> None:
-        """Take up the columns that the configuration declares."""
+        """Add the columns that the configuration declares."""
         declared = declare_columns(
             self.expected.columns,
             self.settings.declared,
@@ -135,9 +97,9 @@ class TableColumns:
         self._last_field_id = declared.last_field_id
 
     async def refresh(self) -> bool:
-        """Look the table up again; tell whether somebody has changed its columns, so that rows may fit now.
+        """Load the table again; return whether another writer has changed its columns, so that rows may fit now.
 
-        Raises: WriterError, after which to try again later.
+        Raises: WriterError, after which to retry.
         """
         async with self._lock:
             before = self._seen
@@ -149,24 +111,19 @@ class TableColumns:
         return before is None or before.schema.columns != state.schema.columns
 
     def forget(self) -> None:
-        """Let the next flush load the table anew."""
+        """Let the next flush load the table again."""
         self.state = None
-
-    def close(self) -> None:
-        """Forget what the table has, so that it is looked up again before the next row."""
-        self.state = None
-        self.is_open = False
 
     async def follow(self, state: TableState) -> None:
-        """Go on from the state after a commit; columns that somebody else changed before it are taken up."""
+        """Continue from the state after a commit; columns that another writer changed before it are adopted."""
         if self.state is not None and state.schema == self.state.schema:
             self.state = state
             return
-        async with self._lock:  # not while rows are being decoded, whose columns would then be lost
+        async with self._lock:  # not while rows are being decoded, whose columns would be lost
             self._adopt(state)
 
-    async def tidy(self) -> None:
-        """Remove old snapshots if it is time to. Called between flushes; a failure waits for the next time."""
+    async def expire_snapshots(self) -> None:
+        """Remove old snapshots if it is time to. Called between flushes; a failure is left to the next time."""
         before = self.state
         if before is not None:
             after = await self._context.committer.maybe_expire(before)
@@ -175,12 +132,12 @@ class TableColumns:
 
     @property
     def marks(self) -> Mapping[SourceId, Position]:
-        """How far each source has come in the table, as far as we know."""
+        """The last committed position of each source, as last loaded."""
         return self.state.progress.sources if self.state else {}
 
     @property
     def snapshot_id(self) -> int | None:
-        """The table's newest snapshot that we know of."""
+        """The table's newest snapshot, as last loaded."""
         return self.state.snapshot_id if self.state else None
 
     async def decode(self, group: Group, *, refused_for: StructType | None = None) -> FittedParts:
@@ -197,7 +154,7 @@ class TableColumns:
         return fitted
 
     def takes_rows_of(self, columns: StructType | None) -> bool:
-        """Tell whether rows that were decoded for some columns mean the same in those of now."""
+        """Return whether rows that were decoded for some columns mean the same in the present ones."""
         now = self.expected.columns
         return columns is now or (columns is not None and not has_other_meaning(columns, now))
 
@@ -208,7 +165,7 @@ class TableColumns:
             self.changes.extend(changes)
 
     def _note_refusals(self, refusals: Sequence[str]) -> None:
-        """Tell what was declared of the columns and is not followed; values that do not fit are rescued."""
+        """Report declarations of columns that cannot be followed; values that do not fit are rescued."""
         if refusals:
             logger.warning("declaration_not_followed", extra={"table": str(self.name), "refusals": list(refusals)})
             self.refusals = tuple(refusals)
@@ -218,7 +175,7 @@ class TableColumns:
 
         Raises:
             RowsUnfit: rows that were decoded so far mean something else in the table's columns.
-            WriterError: try again later.
+            WriterError: retry later.
         """
         committer = self._context.committer
         async with self._lock:
@@ -230,10 +187,10 @@ class TableColumns:
                 try:
                     self._adopt(await committer.commit_schema(self.state, self._wanted_schema(self.state.schema)))
                 except (CommitConflict, CommitRefused):
-                    self.state = None  # its columns changed meanwhile: the next attempt starts from those
+                    self.state = None  # its columns have changed: the next attempt starts from those
                     raise
             state = await self._agree_on_layout(self.state)
-            self._check_meaning()  # the answers may have told of columns that somebody changed meanwhile
+            self._check_meaning()  # the responses may have brought columns that another writer has changed
             return state
 
     def _check_meaning(self) -> None:
@@ -241,14 +198,14 @@ class TableColumns:
             raise RowsUnfit("buffered rows were decoded for other columns than the table has")
 
     def _wanted_schema(self, now: Schema) -> Schema:
-        """Give the table's schema with our columns. A key that others have declared stays, unless it may be null."""
+        """Return the table's schema with our columns. A key that others have declared stays, unless it may be null."""
         columns = self.expected.columns
         never_null = frozenset(required_ids(columns))
         identifier_ids = tuple(each for each in now.identifier_ids if each in never_null)
         return replace(now, schema_id=now.schema_id + 1, columns=columns, identifier_ids=identifier_ids)
 
     async def _agree_on_layout(self, state: TableState) -> TableState:
-        """Let the table's partitions, order and properties follow changed settings; what cannot be followed is told."""
+        """Bring the table's partitions, order and properties to the settings; report what cannot be followed."""
         plan = plan_layout(state, self.settings)
         self.layout_problem = plan.problem
         request = plan.request_for(state)
@@ -257,17 +214,17 @@ class TableColumns:
         try:
             self._adopt(await self._context.committer.commit_layout(state, request))
         except CatalogError:
-            self.state = None  # it may have changed: the next attempt looks
+            self.state = None  # it may have changed: the next attempt loads it
             raise
         logger.info("layout_changed", extra={"table": str(self.name), "properties": plan.properties})
         assert self.state is not None
         return self.state
 
     def _adopt(self, state: TableState) -> None:
-        """Go on from a table's state, with its columns and those that only we know."""
+        """Continue from a table's state, with its columns and those that only we have."""
         own = without_fields(self.expected.columns, self._dropped_ids(state))
         nanoseconds = state.format_version >= FORMAT_WITH_NANOSECONDS
-        if not nanoseconds:  # somebody has created the table in an older format than we would have
+        if not nanoseconds:  # another writer has created the table in an older format
             own = StructType(without_nanoseconds(own.fields))
         merged = merge_columns(state.schema.columns, own, last_field_id=state.last_column_id)
         self._must_decode_again |= has_other_meaning(self.expected.columns, merged.columns)
@@ -275,10 +232,9 @@ class TableColumns:
         self._seen = replace(state, manifests=None)
         self.expected = replace(self.expected, columns=merged.columns, nanoseconds=nanoseconds)
         self._last_field_id = merged.last_field_id
-        self.is_open = True
 
     def _dropped_ids(self, state: TableState) -> frozenset[int]:
-        """Name the rows' own fields that the table has no more. Those that only we know are not among them."""
+        """Return the ids of the rows' own fields that the table has no more, without fields that it never had."""
         if self._seen is None or self._seen.uuid != state.uuid:
             return frozenset()
         fields = self._seen.schema.columns.fields

@@ -1,4 +1,4 @@
-"""One flush of one table: agree on columns, write files, commit. Owns what is done of it: a retry does the rest.
+"""One flush of one table: agree on columns, write files, commit. Owns which steps are done, so a retry does the rest.
 
 Steps, and what a crash after each leaves behind:
 
@@ -9,46 +9,47 @@ Steps, and what a crash after each leaves behind:
     5. commit through the catalog    the rows and the marker that says so, at once
     6. trim the log                  nothing
 
-When to try again, and what others are told meanwhile, is table_writer's.
-
-A flush that could not be committed for long writes its files again: those that no snapshot names are taken for orphans
-one day (docs/maintenance.md), and must not be committed after that.
+A flush that was not committed for long writes its files again: orphan removal deletes old files that no snapshot names
+(docs/maintenance.md), so they must not be committed after that. When to retry is decided in rounds.py.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
 from lakefeed.contract.changes import Position, SourceId
-from lakefeed.contract.errors import ColumnsChanged, RowsAlreadyCommitted, RowsUnfit, TableMissing, TableReplaced
+from lakefeed.contract.errors import RowsUnfit, TableMissing, TableReplaced, WriterError
 from lakefeed.writer.commit.committer import CommitResult
 from lakefeed.writer.commit.plan import Flush
 from lakefeed.writer.commit.state import TableState
 from lakefeed.writer.files.write import write_files
-from lakefeed.writer.tables.columns import TableColumns, TableContext
-from lakefeed.writer.tables.flush_policy import FlushControl, FlushRecord
-from lakefeed.writer.tables.pending import FlushReason, Gathered
+from lakefeed.writer.tables.columns import TableColumns
+from lakefeed.writer.tables.context import TableContext
+from lakefeed.writer.tables.flush_policy import FlushPolicy, FlushRecord
+from lakefeed.writer.tables.pending import Flushing, FlushReason, Pending, Waiter
+from lakefeed.writer.tables.state import Event, Lifecycle
 
 # Half of the least age at which orphan removal takes a file. By the wall clock: a machine that sleeps ages too.
 FILES_MAX_AGE_S = 12 * 60 * 60.0
 
-# How long a flush may show no progress: that long, and longer the more there is to write. Slower than this, in bytes of
-# Arrow, no store can be used. Requests that hang end by their own limits and make the flush fail, mostly before this.
-STILL_MAX_S = 30.0
+# A flush without progress for this long, and longer the more it has to write, is stalled. A store that is slower than
+# this, in bytes of Arrow, cannot be used. Requests that hang mostly fail by their own timeouts before this.
+STALLED_AFTER_S = 30.0
 SLOWEST_BYTES_PER_S = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """What a flush committed; of a table with nothing to flush, its current snapshot and no rows.
+    """What a flush committed; for a table with nothing to flush, its current snapshot and no rows.
 
-    `problem` tells why the rest is not committed, if there is a rest.
+    `problem` is why the remaining rows are not committed, if there are any.
     """
 
     snapshot_id: int | None
@@ -59,7 +60,7 @@ class Flushed:
 
     @property
     def files(self) -> int:
-        """Count the data files."""
+        """The number of data files."""
         return len(self.paths)
 
     def joined(self, later: Flushed) -> Flushed:
@@ -67,27 +68,40 @@ class Flushed:
         return Flushed(later.snapshot_id, self.rows + later.rows, self.bytes + later.bytes, (*self.paths, *later.paths))
 
     def refused(self, problem: str | None) -> Flushed:
-        """Tell that the rest is not committed."""
+        """Return the same with the reason why the remaining rows are not committed."""
         return replace(self, problem=problem or "not committed yet")
 
 
-class Carrier(Protocol):
-    """Whoever brings flushes of several tables to their end together."""
+class Attempts:
+    """The attempts of a task: others interrupt the one under way, or end the delay before the next."""
 
-    def nudge(self) -> None:
-        """Try again at once."""
+    def __init__(self) -> None:
+        self._timeout: asyncio.Timeout | None = None
+        self._retry_now = asyncio.Event()
+
+    async def run(self, attempt: Callable[[], Awaitable[None]]) -> None:
+        """Make one attempt, delays of its own included; returns when it has ended or was interrupted."""
+        with contextlib.suppress(TimeoutError):  # only `interrupt` sets a deadline
+            async with asyncio.timeout(None) as self._timeout:
+                await attempt()
+        self._timeout = None
 
     def interrupt(self) -> None:
-        """Look again which flushes there are: the rows of one have left memory."""
+        """End the attempt under way."""
+        if self._timeout is not None:
+            self._timeout.reschedule(asyncio.get_running_loop().time())
+            self._timeout = None
 
+    async def delay(self, seconds: float) -> None:
+        """Wait before the next attempt."""
+        self._retry_now.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._retry_now.wait()
 
-# Tells of the sources in some flushes up to where they are in all of their tables, once these have landed.
-CompleteWith: TypeAlias = "Callable[[Sequence[TableFlush]], Mapping[SourceId, Position]]"
-
-
-def nothing_is_known(_: Sequence[TableFlush]) -> Mapping[SourceId, Position]:
-    """Stand for whoever knows all tables, where nobody does."""
-    return {}
+    def retry_now(self) -> None:
+        """End the delay."""
+        self._retry_now.set()
 
 
 class TableFlush:
@@ -95,90 +109,108 @@ class TableFlush:
 
     def __init__(
         self,
-        gathered: Gathered,
-        columns: TableColumns,
+        flushing: Flushing,
         context: TableContext,
         *,
+        state: Lifecycle,
+        pending: Pending,
+        columns: TableColumns,
+        policy: FlushPolicy,
         reason: FlushReason,
-        control: FlushControl,
-        complete_with: CompleteWith = nothing_is_known,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self.gathered = gathered
+        self.flushing = flushing
         self.reason = reason
-        self.started_at = context.clock()
-        # When it last got on by a step: a file is stored, the commit begins.
-        self._moved_at = self.started_at
-        self._hindered_at: float | None = None
-        self.partition_count = 0
-        # Why the commit is being tried again, before anybody gives it up.
-        self.hindrance: str | None = None
-        # Who brings it to its end, if that is not the table itself.
-        self.carrier: Carrier | None = None
-        self._columns = columns
+        # Of the task that runs it.
+        self.attempts = Attempts()
+        # Whether other tables' flushes are committed with it.
+        self.is_shared = False
+        # Why the commit under way is being retried.
+        self.retry_reason: str | None = None
         self._context = context
-        self._control = control
-        self._complete_with = complete_with
+        self._state = state
+        self._pending = pending
+        self._columns = columns
+        self._policy = policy
         self._wall_clock = wall_clock
-        # With the table that the files were written for: what it is by now may be looked up meanwhile, by the intake.
+        self._partitions = 0
+        # When a file was last stored, or the commit began.
+        self._progress_at = flushing.started_at
+        self._retrying_since: float | None = None
+        # With the table's state that the files were written for: the intake may load a newer one meanwhile.
         self._prepared: tuple[TableState, Flush] | None = None
         self._prepared_at = 0.0
 
-    async def attempt(self) -> Flushed:
-        """Do what is still to be done. Cancelling leaves it committed or not; the table's marks tell.
+    @property
+    def is_current(self) -> bool:
+        """Whether its rows are still in memory: if not, they are read again and come with a later flush."""
+        return self._pending.flushing is self.flushing
 
-        Raises:
-            RowsUnfit: the table's columns are others now: decode the rows again.
-            WriterError: not committed, as far as we know; call again later.
-        """
-        while await self.prepare():
-            started = self._context.clock()
-            self._note_progress()
-            try:
-                prepared = self.prepared_with(self._complete_with([self]))
-                result = await self._context.committer.commit(*prepared, on_retry=self.note_hindrance)
-            except RowsAlreadyCommitted as error:
-                self.leave_out(error.marks)
-            except ColumnsChanged:
-                self.start_over()
-            except (TableMissing, TableReplaced):
-                self.start_over()
-                raise
-            else:
-                self._context.metrics.commit_s.observe(self._context.clock() - started)
-                return await self.land(result)
-        return Flushed(self._columns.snapshot_id)
+    def _advance(self, event: Event) -> None:
+        if self.is_current:
+            self._state.advance(event)
 
     async def prepare(self) -> bool:
-        """Write the files, unless that is done; tell whether there is something to commit.
+        """Write the files, unless that is done; return whether there is something to commit.
 
-        Raises: as `attempt`.
+        Cancelling leaves orphan files.
+
+        Raises:
+            RowsUnfit: the table's columns have changed: decode the rows again.
+            WriterError: call again later.
         """
         if self._prepared is not None and self._wall_clock() - self._prepared_at > FILES_MAX_AGE_S:
-            self.start_over()  # should it have been committed unheard, the table's marks tell
-        if self.gathered.rows and self._prepared is None:
+            self.discard_files()  # if it was committed unheard, the table's marks show it
+        if self.flushing.rows.rows and self._prepared is None:
             try:
                 self._prepared_at = self._wall_clock()
                 state = await self._columns.agree()
                 self._prepared = state, await self._write_files(state)
             except (TableMissing, TableReplaced):
-                self.start_over()
+                self.discard_files()
                 raise
             except pa.ArrowInvalid:
-                self.start_over()
-                # What Arrow says of it would show a row's value.
+                self.discard_files()
+                # Arrow's own message would show a row's value.
                 raise RowsUnfit("buffered rows do not fit the table's columns any more") from None
-        return bool(self.gathered.rows)
+            self._advance(Event.FILES_WRITTEN)
+        self._note_progress()
+        return bool(self.flushing.rows.rows)
+
+    async def _write_files(self, state: TableState) -> Flush:
+        rows = self.flushing.rows
+        flush_id = str(uuid.uuid4())
+        written = await write_files(
+            self._context.store,
+            self._context.encoders,
+            rows.tables,
+            state,
+            config=self._columns.settings.config,
+            flush_id=flush_id,
+            files_for=self._policy.files_for,
+            spans=rows.spans,
+            on_file=self._note_progress,
+        )
+        self._partitions = len({file.partition for file in written.files})
+        return Flush(
+            id=flush_id,
+            node=self._context.node,
+            log_from=rows.log_from,
+            log_to=rows.log_to,
+            spans=rows.spans,
+            files=written.files,
+            ledger=written.ledger,
+        )
 
     def prepared_with(self, complete: Mapping[SourceId, Position]) -> tuple[TableState, Flush]:
-        """Give what to commit, after `prepare`; `complete` is up to where sources are in all tables by then."""
+        """Return what to commit, after `prepare`; `complete` has the watermarks that hold once it has landed."""
         assert self._prepared is not None
         state, flush = self._prepared
         own = {source: position for source, position in complete.items() if source in flush.spans}
         return state, replace(flush, complete=own)
 
-    async def land(self, result: CommitResult) -> Flushed:
-        """Go on from a commit that succeeded."""
+    async def on_committed(self, result: CommitResult) -> Flushed:
+        """Continue from a commit that succeeded."""
         assert self._prepared is not None
         files = self._prepared[1].files
         await self._columns.follow(result.state)
@@ -189,67 +221,104 @@ class TableFlush:
             paths=[file.location for file in files],
         )
 
-    def leave_out(self, marks: Mapping[SourceId, Position]) -> None:
+    def drop_rows_up_to(self, marks: Mapping[SourceId, Position]) -> None:
         """Drop the rows that the table turned out to have."""
-        self.gathered = self.gathered.after(marks)
-        self.start_over()
+        self.flushing.rows = self.flushing.rows.after(marks)
+        self.discard_files()
 
-    def start_over(self) -> None:
-        """Look at the table anew, and write the files again for what it is now."""
+    def discard_files(self) -> None:
+        """Load the table again, and write the files for what it is then."""
         self._prepared = None
         self._columns.forget()
+        self._advance(Event.FILES_STALE)
 
     def record(self, flushed: Flushed, *, now: float) -> FlushRecord:
-        """Describe the flush for flush_control, once it is committed."""
+        """Return what the flush policy learns from it, once it is committed."""
         return FlushRecord(
             reason=self.reason,
             finished_at=now,
-            seconds=now - self.started_at,
+            seconds=now - self.flushing.started_at,
             rows=flushed.rows,
-            arrow_bytes=self.gathered.bytes,
+            arrow_bytes=self.flushing.rows.bytes,
             file_bytes=flushed.bytes,
             files=flushed.files,
-            partitions=self.partition_count,
+            partitions=self._partitions,
         )
 
-    def note_hindrance(self, reason: str) -> None:
-        """Tell why the commit is being tried again."""
-        self.hindrance = reason
-        if self._hindered_at is None:
-            self._hindered_at = self._context.clock()
+    # -- progress
 
-    def hindered_s(self, *, now: float) -> float:
-        """Tell for how long the commit has been tried again and again."""
-        return 0.0 if self._hindered_at is None else now - self._hindered_at
+    def note_retry(self, reason: str) -> None:
+        """Record why the commit is being retried."""
+        self.retry_reason = reason
+        if self._retrying_since is None:
+            self._retrying_since = self._context.clock()
 
-    def stands_still(self, *, now: float) -> bool:
-        """Tell whether nothing has come of it for so long that nothing may ever: not because it is large, or slow."""
-        return now - self._moved_at > STILL_MAX_S + self.gathered.bytes / SLOWEST_BYTES_PER_S
+    def retrying_s(self, *, now: float) -> float:
+        """Return for how long the commit has been retried."""
+        return 0.0 if self._retrying_since is None else now - self._retrying_since
+
+    def is_stalled(self, *, now: float) -> bool:
+        """Return whether it has made no progress for longer than a large flush to a slow store explains."""
+        return now - self._progress_at > STALLED_AFTER_S + self.flushing.rows.bytes / SLOWEST_BYTES_PER_S
 
     def _note_progress(self) -> None:
-        self._moved_at = self._context.clock()
-        self._hindered_at = None
+        self._progress_at = self._context.clock()
+        self._retrying_since = None
 
-    async def _write_files(self, state: TableState) -> Flush:
-        gathered = self.gathered
-        flush_id = str(uuid.uuid4())
-        written = await write_files(
-            gathered.tables,
-            state,
-            self._context,
-            config=self._columns.settings.config,
-            flush_id=flush_id,
-            files_for=self._control.files_for,
-            spans=gathered.spans,
-            on_file=self._note_progress,
-        )
-        self.partition_count = len({file.partition for file in written.files})
-        return Flush(
-            id=flush_id,
-            node=self._context.node,
-            log_from=gathered.log_from,
-            log_to=gathered.log_to,
-            spans=gathered.spans,
-            files=written.files,
-            ledger=written.ledger,
-        )
+
+@dataclass(slots=True)
+class _FlushWaiter:
+    """A caller that waits, and what was committed meanwhile."""
+
+    until: int
+    future: asyncio.Future[Flushed]
+    flushed: Flushed
+
+
+@dataclass(slots=True)
+class FlushWaiters:
+    """The callers that wait until a table is committed up to an offset."""
+
+    _waiters: list[_FlushWaiter] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self._waiters)
+
+    def add(self, until: int, *, snapshot_id: int | None) -> asyncio.Future[Flushed]:
+        """Return a future that is done when everything below an offset is committed."""
+        waiter = _FlushWaiter(until, asyncio.get_running_loop().create_future(), Flushed(snapshot_id))
+        self._waiters.append(waiter)
+        return waiter.future
+
+    def note(self, flushed: Flushed) -> None:
+        """Count a flush for all callers."""
+        for waiter in self._waiters:
+            waiter.flushed = waiter.flushed.joined(flushed)
+
+    def answer(self, *, needed_offset: int | None) -> None:
+        """Answer the callers for whom everything is committed."""
+        for waiter in self._waiters:
+            if (needed_offset is None or needed_offset >= waiter.until) and not waiter.future.done():
+                waiter.future.set_result(waiter.flushed)
+        self._waiters = [waiter for waiter in self._waiters if not waiter.future.done()]
+
+    def refuse(self, problem: str | None) -> None:
+        """Answer all callers with the problem."""
+        for waiter in self._waiters:
+            if not waiter.future.done():
+                waiter.future.set_result(waiter.flushed.refused(problem))
+        self._waiters = []
+
+
+def resolve_waiters(waiters: Iterable[Waiter]) -> None:
+    """Answer the callers whose rows are committed."""
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
+
+
+def fail_waiters(waiters: Iterable[Waiter]) -> None:
+    """Raise in the callers whose rows have left memory."""
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_exception(WriterError("rows have left memory before they were committed"))

@@ -1,4 +1,4 @@
-"""When a table is flushed, and into how many files. Owns the thresholds, what flushes teach, and their explanation.
+"""Flush policy: when a table is flushed, and into how many files. Pure.
 
 A table is flushed at the first of
 
@@ -8,53 +8,37 @@ A table is flushed at the first of
     age         age of the oldest row   >= flush_max_age_s
     freshness   age of the oldest row   >= the interval below, with freshness_target_s set
 
-The interval follows the arrival rate: it is as long as it takes to gather a file worth a commit (small_file_bytes), but
-never so long that the oldest row gets older than flush_max_age_s, nor shorter than the target needs:
+The interval follows the arrival rate: it is as long as it takes to collect a file worth a commit (small_file_bytes),
+but never so long that the oldest row gets older than flush_max_age_s, nor shorter than the target requires:
 
     interval = clamp(small_file_bytes / bytes a second,  freshness_target_s - time of a flush,  flush_max_age_s)
 
-So a busy table is committed within the target, and a slow one writes fewer, larger files. Beside these a flush is asked
-for by memory (the largest buffer of all tables), a source's new epoch, a request, or the service's end.
+A busy table is committed within the target, and a slow one writes fewer, larger files. Flushes are also requested for
+memory (the largest buffer of all tables), for a source's new epoch, by clients, and at shutdown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from lakefeed.writer.config import WriterConfig
-from lakefeed.writer.tables.pending import FlushReason
+from lakefeed.writer.tables.pending import FlushReason, TableBuffer
 
-# Of Parquet to Arrow, before the first flush has told: change rows with zstd are between 0.1 and 0.3.
+# Of Parquet to Arrow, before the first flush: change rows with zstd are between 0.1 and 0.3.
 FIRST_FILE_RATIO = 0.2
-# What flushes taught counts half as much with each that follows; large ones count more than small ones anyway.
-MEMORY_OF_FLUSHES = 0.5
-# However slow flushes are, half of the target is left to gather rows: else a slow store would get ever more files.
+# Weight of earlier flushes with each that follows; large ones count more than small ones anyway.
+DECAY = 0.5
+# However slow flushes are, half of the target is left to collect rows: else a slow store would get ever more files.
 FRESHNESS_SHARE_MIN = 0.5
-# Rates of younger buffers say nothing: they hold one batch.
+# Younger buffers hold one batch, from which no rate follows.
 RATE_AGE_MIN_S = 1.0
-
-
-class Fill(Protocol):
-    """What a table's buffer holds."""
-
-    @property
-    def rows(self) -> int:
-        """Count the rows."""
-
-    @property
-    def bytes(self) -> int:
-        """Arrow bytes."""
-
-    @property
-    def oldest_at(self) -> float:
-        """The time of the oldest row, if there are rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """A limit and how far it is filled, in the limit's unit; `grows_per_s` is how fast, as far as is known."""
+    """A limit and how far it is filled, in the limit's unit; `grows_per_s` is the present rate."""
 
     reason: FlushReason
     filled: float
@@ -63,12 +47,12 @@ class Threshold:
 
     @property
     def is_reached(self) -> bool:
-        """Tell whether it is time."""
+        """Whether the limit is reached."""
         return self.filled >= self.limit
 
     @property
     def in_s(self) -> float:
-        """Tell when it will be reached if changes go on coming as they do."""
+        """Seconds until it is reached at the present rate."""
         if self.is_reached:
             return 0.0
         return (self.limit - self.filled) / self.grows_per_s if self.grows_per_s else float("inf")
@@ -76,7 +60,7 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushRecord:
-    """One flush that is committed."""
+    """A committed flush."""
 
     reason: FlushReason
     finished_at: float
@@ -88,8 +72,8 @@ class FlushRecord:
     partitions: int
 
 
-class FlushControl:
-    """Decides for one table."""
+class FlushPolicy:
+    """The policy of one table, with what it has learned from flushes."""
 
     def __init__(self, config: WriterConfig) -> None:
         self._config = config
@@ -98,27 +82,27 @@ class FlushControl:
         self._flush_s = 0.0
         self.last: FlushRecord | None = None
 
-    def due(self, fill: Fill, *, now: float) -> FlushReason | None:
-        """Tell why the buffer should be flushed now, or None."""
-        if not fill.rows:
+    def due(self, buffer: TableBuffer, *, now: float) -> FlushReason | None:
+        """Return why the buffer should be flushed now, or None."""
+        if not buffer.rows:
             return None
-        return next((each.reason for each in self.thresholds(fill, now=now) if each.is_reached), None)
+        return next((each.reason for each in self.thresholds(buffer, now=now) if each.is_reached), None)
 
-    def next_flush(self, fill: Fill, *, now: float) -> Threshold | None:
-        """Tell which threshold comes first at the present rate; None while nothing is buffered."""
-        if not fill.rows:
+    def next_flush(self, buffer: TableBuffer, *, now: float) -> Threshold | None:
+        """Return the threshold that comes first at the present rate; None while nothing is buffered."""
+        if not buffer.rows:
             return None
-        return min(self.thresholds(fill, now=now), key=lambda each: each.in_s)
+        return min(self.thresholds(buffer, now=now), key=lambda each: each.in_s)
 
-    def thresholds(self, fill: Fill, *, now: float) -> Iterator[Threshold]:
-        """Give all thresholds as they are filled now."""
-        age_s = now - fill.oldest_at if fill.rows else 0.0
+    def thresholds(self, buffer: TableBuffer, *, now: float) -> Iterator[Threshold]:
+        """Yield all thresholds as they are filled now."""
+        age_s = now - buffer.oldest_at if buffer.rows else 0.0
         rated_s = max(age_s, RATE_AGE_MIN_S)
-        file_bytes = fill.bytes * self.file_ratio
+        file_bytes = buffer.bytes * self.file_ratio
         partitions = self.last.partitions if self.last else 1
         sizes = (
-            (FlushReason.CHANGES, fill.rows, self._config.flush_max_changes),
-            (FlushReason.BYTES, fill.bytes, self._config.flush_max_bytes),
+            (FlushReason.CHANGES, buffer.rows, self._config.flush_max_changes),
+            (FlushReason.BYTES, buffer.bytes, self._config.flush_max_bytes),
             (FlushReason.SIZE, file_bytes, self._config.target_file_bytes * max(1, partitions)),
         )
         for reason, filled, limit in sizes:
@@ -128,7 +112,7 @@ class FlushControl:
         yield Threshold(FlushReason.FRESHNESS if is_shorter else FlushReason.AGE, age_s, interval_s, 1.0)
 
     def _interval_s(self, file_bytes: float, *, age_s: float) -> float:
-        """Give the age at which the oldest row is flushed; drawn in the module's head."""
+        """Return the age at which the oldest row is flushed, by the formula in the module's header."""
         config = self._config
         target_s = config.freshness_target_s
         if not target_s:
@@ -141,29 +125,29 @@ class FlushControl:
 
     @property
     def file_ratio(self) -> float:
-        """Bytes on disk that a byte of Arrow becomes, as flushes so far have shown."""
-        # Above 1 only where files are so small that their footers outweigh the rows, which says nothing of larger ones.
+        """Bytes on disk per byte of Arrow, learned from flushes so far."""
+        # Above 1 only in files so small that their footers outweigh the rows: larger ones do not follow it.
         return min(1.0, self._file_bytes / self._arrow_bytes) if self._arrow_bytes else FIRST_FILE_RATIO
 
     def files_for(self, arrow_bytes: int) -> int:
-        """Tell into how many files the rows of one partition are cut, to be as near to the target as can be."""
+        """Return into how many files the rows of one partition are cut, so that they are near the target size."""
         return max(1, round(arrow_bytes * self.file_ratio / self._config.target_file_bytes))
 
     def record(self, flush: FlushRecord) -> None:
-        """Learn from a flush."""
+        """Learn from a committed flush."""
         if flush.rows:
-            self._arrow_bytes = self._arrow_bytes * MEMORY_OF_FLUSHES + flush.arrow_bytes
-            self._file_bytes = self._file_bytes * MEMORY_OF_FLUSHES + flush.file_bytes
+            self._arrow_bytes = self._arrow_bytes * DECAY + flush.arrow_bytes
+            self._file_bytes = self._file_bytes * DECAY + flush.file_bytes
             is_first = self.last is None
-            self._flush_s = flush.seconds if is_first else (self._flush_s + flush.seconds) * MEMORY_OF_FLUSHES
+            self._flush_s = flush.seconds if is_first else (self._flush_s + flush.seconds) * DECAY
         self.last = flush
 
-    def explain(self, fill: Fill, *, now: float) -> dict[str, Any]:
-        """Say for people why the last flush happened, and when and why the next will."""
-        coming = self.next_flush(fill, now=now)
+    def explain(self, buffer: TableBuffer, *, now: float) -> dict[str, Any]:
+        """Explain why the last flush happened, and when and why the next will."""
+        coming = self.next_flush(buffer, now=now)
         return {
-            "bufferedRows": fill.rows,
-            "bufferedBytes": fill.bytes,
+            "bufferedRows": buffer.rows,
+            "bufferedBytes": buffer.bytes,
             "next": None if coming is None else {"reason": coming.reason.value, "inSeconds": round(coming.in_s, 3)},
             "last": _explain_last(self.last, now=now),
             "thresholds": [
@@ -173,7 +157,7 @@ class FlushControl:
                     "limit": round(each.limit, 3),
                     "growsPerSecond": round(each.grows_per_s, 3),
                 }
-                for each in self.thresholds(fill, now=now)
+                for each in self.thresholds(buffer, now=now)
             ],
             "fileBytesPerArrowByte": round(self.file_ratio, 4),
             "flushSeconds": round(self._flush_s, 3),

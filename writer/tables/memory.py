@@ -1,187 +1,239 @@
-"""Memory and log, kept for the tables that can be written. Owns who gives up what, and when; state.py chooses.
+"""Memory and log pressure: which tables are evicted, which drain to quarantine, and how many tables there may be. Pure.
 
-    memory    rows of tables that cannot be written leave it beyond their share; the largest buffer is flushed
-    log       the oldest rows of a table that cannot be written go to the quarantine, where it would fill the log
+    memory full          rows of stuck tables are evicted beyond their share; else the largest buffer is flushed
+    log share exceeded   the paused table furthest behind drains its oldest rows to quarantine
 
-The feed's tasks ask for both. Nothing here waits for a table.
+Eviction loses nothing: the rows are in the log, and the table reads them again from its `resume_offset`. The feed's
+tasks call in here; nothing here waits for a table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from lakefeed.contract.changes import TableName, table_name_of
 from lakefeed.contract.properties import is_quarantine
-from lakefeed.writer.tables.columns import TableContext
+from lakefeed.writer.config import WriterConfig
+from lakefeed.writer.tables.context import Applier
 from lakefeed.writer.tables.pending import FlushReason
-from lakefeed.writer.tables.state import FLOWING_MAX_SHARE, plan_move, plan_yields
 from lakefeed.writer.tables.table import TableWriter
 from lakefeed.writer.wal.protocol import Log
 
-# --- writer.relief ----------------------------------------------------------------------------------------------------
+# What stuck tables may hold together of the memory for rows. The other half is for the tables that can be written:
+# enough for flushes of full size at the default settings.
+STUCK_MAX_SHARE = 0.5
+
+# What tables that the live reader delivers to may hold while another one catches up. Less than that table's half,
+# because it has more to read: where memory is the limit, it would otherwise stay behind forever.
+LIVE_MAX_SHARE = 0.25
+
+# Draining to quarantine continues until the paused tables hold this part of their share of the log, so that it is done
+# in one go and then not needed for a while.
+DRAIN_UNTIL_SHARE = 0.8
+
+Name = TypeVar("Name")
 
 
-class Flow(Protocol):
-    """What the feed tells of its tables and of how far it has come."""
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes of a table in memory: of waiting rows, and of the flush under way."""
 
-    @property
-    def tables(self) -> Mapping[str, TableWriter]:
-        """All tables by name."""
-
-    @property
-    def applied_offset(self) -> int:
-        """Where the applier is: everything below has been offered to its table."""
+    waiting_bytes: int
+    flushing_bytes: int
 
 
-class Relief:
+@dataclass(frozen=True, slots=True)
+class EvictionPlan(Generic[Name]):
+    """Tables whose waiting rows are evicted, and those whose flush under way is evicted too."""
+
+    waiting: frozenset[Name]
+    everything: frozenset[Name]
+
+
+def plan_evictions(
+    stuck: Mapping[Name, MemoryUse], *, interruptible: Collection[Name], max_bytes: int
+) -> EvictionPlan[Name]:
+    """Choose which stuck tables are evicted, so that together they hold at most their share of `max_bytes`.
+
+    The largest first. Waiting rows only cost a second reading; a flush under way has written files, so it comes last,
+    and only where it is `interruptible`: one that makes progress, if slowly, would be no faster the second time.
+    """
+    over = sum(each.waiting_bytes + each.flushing_bytes for each in stuck.values()) - int(max_bytes * STUCK_MAX_SHARE)
+    waiting: set[Name] = set()
+    for name in sorted(stuck, key=lambda name: -stuck[name].waiting_bytes):
+        if over > 0 and stuck[name].waiting_bytes:
+            waiting.add(name)
+            over -= stuck[name].waiting_bytes
+    everything: set[Name] = set()
+    for name in sorted(stuck, key=lambda name: -stuck[name].flushing_bytes):
+        if over > 0 and stuck[name].flushing_bytes and name in interruptible:
+            everything.add(name)
+            over -= stuck[name].flushing_bytes
+    return EvictionPlan(frozenset(waiting - everything), frozenset(everything))
+
+
+def plan_drain(paused: Mapping[Name, int], *, held_bytes: int, max_bytes: float, is_draining: bool) -> Name | None:
+    """Choose whose oldest rows drain to quarantine, given the oldest offset that each paused table needs.
+
+    `held_bytes` is what these tables hold of the log beyond what all others need of it.
+    """
+    is_over = held_bytes > max_bytes * (DRAIN_UNTIL_SHARE if is_draining else 1)
+    return min(paused, key=paused.__getitem__) if paused and is_over else None
+
+
+class MemoryPressure:
     """What all tables together hold of memory and log."""
 
     def __init__(
         self,
         log: Log,
-        context: TableContext,
-        flow: Flow,
+        config: WriterConfig,
+        tables: Mapping[str, TableWriter],
+        applier: Applier,
         *,
-        held_bytes: Callable[[], int],
         table_max_share: float,
+        clock: Callable[[], float],
     ) -> None:
         self._log = log
-        self._config = context.config
-        self._clock = context.clock
-        self._flow = flow
-        # What is in memory for no table yet.
-        self._held_bytes = held_bytes
+        self._max_bytes = config.buffer_max_bytes
+        self._tables = tables
+        self._applier = applier
         self._table_max_share = table_max_share
+        self._clock = clock
+        # Decoded and not offered to any table yet, because a transaction is open.
+        self.held_bytes = 0
 
     # -- memory
 
     @property
-    def has_memory(self) -> bool:
-        """Tell whether there is room for more rows."""
-        return self.buffered_bytes < self._config.buffer_max_bytes
+    def buffered_bytes(self) -> int:
+        """Bytes in memory that are not committed."""
+        return sum(table.pending.bytes for table in self._tables.values()) + self.held_bytes
 
     @property
-    def buffered_bytes(self) -> int:
-        """What is in memory and not committed."""
-        return sum(table.buffered_bytes for table in self._flow.tables.values()) + self._held_bytes()
+    def has_room(self) -> bool:
+        """Whether more rows fit in memory."""
+        return self.buffered_bytes < self._max_bytes
 
-    def may_read_on(self) -> bool:
-        """Tell whether there is room for the next run; a table that catches up has a share of its own, or never would.
+    def has_live_room(self) -> bool:
+        """Return whether the next run of the live reader fits in memory.
 
-        Both would otherwise take what the other has just given back, and the one that is behind has the longer way.
+        While a table catches up, the others leave it a share: they would otherwise take what it has just released.
         """
-        tables, now = self._flow.tables.values(), self._clock()
-        if not any(table.standing.is_behind and not table.is_stuck(now=now) for table in tables):
-            return self.has_memory
-        flowing = sum(table.buffered_bytes for table in tables if not table.standing.is_behind)
-        return self.has_memory and flowing < self._config.buffer_max_bytes * FLOWING_MAX_SHARE
+        tables, now = self._tables.values(), self._clock()
+        if not any(table.state.is_behind and not table.is_stuck(now=now) for table in tables):
+            return self.has_room
+        live_bytes = sum(table.pending.bytes for table in tables if not table.state.is_behind)
+        return self.has_room and live_bytes < self._max_bytes * LIVE_MAX_SHARE
+
+    def has_catch_up_room(self, tables: Iterable[TableWriter]) -> bool:
+        """Return whether the next run of catch-up fits in memory, beside what these tables hold, which catch up."""
+        held_bytes = sum(table.pending.bytes for table in tables)
+        return self.has_room and held_bytes < self._max_bytes * STUCK_MAX_SHARE
 
     def flush_largest(self) -> None:
-        """Start a flush of the largest buffer that can be flushed now: asking a table that fails frees nothing.
+        """Request a flush of the largest buffer that can be flushed now: a failing table would release nothing.
 
-        Of one that is slow to fit its rows only if there is no other.
+        A table that is slow to fit its rows is chosen only if there is no other.
         """
         now = self._clock()
         able = [
             table
-            for table in self._flow.tables.values()
-            if table.open_bytes and not (table.is_flushing or table.is_failing)
+            for table in self._tables.values()
+            if table.pending.buffer.bytes and not (table.is_flushing or table.is_failing)
         ]
-        largest = max(able, key=lambda table: (not table.is_stuck(now=now), table.open_bytes), default=None)
+        largest = max(able, key=lambda table: (not table.is_stuck(now=now), table.pending.buffer.bytes), default=None)
         if largest is not None:
             largest.request_flush(FlushReason.MEMORY)
 
-    def relieve_memory(self) -> bool:
-        """Take memory from tables that cannot be written, where they hold more than their share; tell if any did."""
-        tables, now = self._flow.tables, self._clock()
+    def evict(self) -> bool:
+        """Evict stuck tables beyond their share of memory; return whether there were any."""
+        tables, now = self._tables, self._clock()
         is_stuck = {name: table.is_stuck(now=now) for name, table in tables.items()}
-        # A table that is only slow may have all memory while it is the only one at work: reading ahead gains nothing.
-        is_shared = any(table.buffered_bytes for name, table in tables.items() if not is_stuck[name])
+        # A table that is only slow may use all memory while it is the only one at work: reading ahead gains nothing.
+        is_shared = any(table.pending.bytes for name, table in tables.items() if not is_stuck[name])
         stuck = {
-            name: table.holding
+            name: MemoryUse(table.pending.waiting_bytes, table.pending.flushing_bytes)
             for name, table in tables.items()
             if (table.is_failing or (is_shared and is_stuck[name]))
-            and not table.moves_away
+            and not table.is_draining
+            # Bounded by the tables that wait for it, one group of each at a time; and the log does not have its rows.
             and not is_quarantine(table.name)
         }
-        interruptible = {name for name in stuck if tables[name].may_be_interrupted(now=now)}
-        yields = plan_yields(stuck, interruptible=interruptible, max_bytes=self._config.buffer_max_bytes)
-        for name in yields.waiting:
-            tables[name].park_waiting()
-        for name in yields.everything:
-            tables[name].park_everything()
-        return bool(yields.waiting or yields.everything)
+        interruptible = {name for name in stuck if tables[name].may_interrupt(now=now)}
+        plan = plan_evictions(stuck, interruptible=interruptible, max_bytes=self._max_bytes)
+        for name in plan.waiting:
+            tables[name].evict_waiting()
+        for name in plan.everything:
+            tables[name].evict_all()
+        return bool(plan.waiting or plan.everything)
 
     # -- the log
 
-    def relieve_log(self) -> None:
-        """Let the quarantine take the oldest rows of a table that cannot be written, where it would fill the log."""
-        own = {name: table for name, table in self._flow.tables.items() if not is_quarantine(table.name)}
-        # In an outage of all, the log is what it is there for.
-        paused = {name: each for name, each in own.items() if each.trouble.is_paused and each.trouble.is_its_own}
-        needed = {name: offset for name, each in paused.items() if (offset := each.needed_offset) is not None}
+    def drain_log(self) -> None:
+        """Let a paused table drain its oldest rows to quarantine where paused tables would fill the log."""
+        own = {name: table for name, table in self._tables.items() if not is_quarantine(table.name)}
+        # In an outage of catalog or store, which affects all tables, the log fills as intended.
+        paused = {name: each for name, each in own.items() if each.state.is_paused and each.retry.is_local}
+        needed = {name: offset for name, each in paused.items() if (offset := each.pending.needed_offset) is not None}
         others = [table for name, table in own.items() if name not in paused]
-        chosen = plan_move(
+        chosen = plan_drain(
             needed,
             held_bytes=self._log_bytes_between(self._needed_by(paused.values()), self._needed_by(others)),
             max_bytes=self._log.max_bytes * self._table_max_share,
-            is_moving=any(table.moves_away for table in paused.values()),
+            is_draining=any(table.is_draining for table in paused.values()),
         )
         for name, table in own.items():
-            table.set_moving(moves_away=name == chosen)
+            if name == chosen and not table.is_draining:
+                table.start_draining()
+            elif name != chosen and table.is_draining:
+                table.stop_draining()
 
     @property
     def trim_point(self) -> int:
         """The oldest record that some table needs."""
-        return self._needed_by(self._flow.tables.values())
+        return self._needed_by(self._tables.values())
 
     def log_bytes_of(self, table: TableWriter) -> int:
-        """Tell how much of the log a table keeps from being trimmed."""
-        needed_offset = table.needed_offset
-        return 0 if needed_offset is None else self._log_bytes_between(needed_offset, self._flow.applied_offset)
+        """Return how much of the log a table keeps from being trimmed."""
+        return self._log_bytes_between(self._needed_by([table]), self._applier.offset)
 
     def _needed_by(self, tables: Iterable[TableWriter]) -> int:
-        needed = (table.needed_offset for table in tables)
-        return min([self._flow.applied_offset, *(offset for offset in needed if offset is not None)])
+        needed = (table.pending.needed_offset for table in tables)
+        return min([self._applier.offset, *(offset for offset in needed if offset is not None)])
 
     def _log_bytes_between(self, start: int, end: int) -> int:
         return max(0, self._log.bytes_below(end) - self._log.bytes_below(start))
 
 
-# --- writer.table_room ------------------------------------------------------------------------------------------------
-#
-# How many tables a service writes. Owns which it knows, and whether there is room for another.
-#
-# Every table has a writer, two tasks, metrics and, in the catalog, metadata of its own, for as long as the service
-# runs.
-# A client that puts an id into a table's name would have them grow without end, so names are refused beyond a number,
-# before their changes become durable. What is in the log is written whatever its number: it may be from before the
-# number
-# was lowered. Names are known from when their changes were taken or met in the log since the start.
+class TableLimit:
+    """The tables that are known, and how many there may be.
 
-
-class TableRoom:
-    """The tables that are known, and how many there may be."""
+    Each table has a writer, tasks, metrics and catalog metadata for as long as the service runs. A client that puts an
+    id into a table's name would create tables without bound, so further names are rejected before their changes become
+    durable. What is in the log is written anyway: the limit may have been lowered since.
+    """
 
     def __init__(self, *, tables_max: int, default_namespace: str) -> None:
         self.tables_max = tables_max
         self._default_namespace = default_namespace
         self._tables: set[TableName] = set()
-        # As sources call them, so that nearly every batch is looked up in one step.
+        # By the sources' names, so that nearly every batch is looked up in one step.
         self._source_names: set[str] = set()
 
     @property
     def count(self) -> int:
-        """Count the tables that are known."""
+        """The number of known tables."""
         return len(self._tables)
 
     def note(self, table: TableName) -> None:
-        """Know a table that is there, room or not."""
+        """Add a table that exists, whatever the limit."""
         self._tables.add(table)
 
     def take(self, source_names: Collection[str]) -> str | None:
-        """Know the tables of a batch, all of them; if there is no room, none, and the name of the first in excess."""
+        """Add the tables of a batch, all of them; beyond the limit none, and return the first name in excess."""
         unknown = [name for name in source_names if name not in self._source_names]
         if not unknown:
             return None

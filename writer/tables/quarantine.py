@@ -1,21 +1,21 @@
-"""Changes as rows of the quarantine. Owns how any group becomes one; which rows go there is decided by who calls.
+"""Quarantine: changes as rows of `<namespace>.lakefeed_quarantine`, and the sink that writes them.
 
-    group (JSON or Arrow) --quarantine_rows--> group of `<namespace>.lakefeed_quarantine` --> its TableWriter
+    group (JSON or Arrow) --quarantine_rows--> group of the quarantine table --> its TableWriter --> snapshot
 
-The quarantine is a change table like any other: what comes out is an ArrowGroup, which rows/runs.py, the table's writer
-and its marks treat as if a source had sent it. So it is written once, whatever is killed or read again, if
+The quarantine is a change table like any other: the result is an ArrowGroup, which rows/runs.py, the table's writer and
+its marks treat as if a source had sent it. It is therefore written once, whatever is killed or read again, if
 
-    - rows of one source and table come in the order of the log,
-    - what lies before them in the log is committed by their table before they are by the quarantine, and
-    - what lies behind them is taken up by their table after that.
+    - rows of one source and table come in log order,
+    - their table commits everything before them in the log before the quarantine commits them, and
+    - their table continues behind them after that.
 
-Then the quarantine's marks say, as the table's own do, that everything up to there has found its place: a table that
-reads the log again leaves it out (names.moved_marks), also if the row would be well by now, and was even replayed.
+Then the quarantine's marks mean what the table's own marks mean: everything up to there is in one of both. A table that
+reads the log again leaves those rows out (properties.moved_marks), even if they could be decoded now, or were replayed.
 
-    _cdc_source      source and table as one (names.py)             _cdc_sequence   as in its source
+    _cdc_source      source and table as one (properties.mark_of)   _cdc_sequence   as in its source
     _cdc_operation   INSERT                                         _cdc_row_id     the change's id in the quarantine
     _cdc_timestamp, _cdc_ingested_at                                as the change's own table would have them
-    row_image, before_image, metadata                               the JSON that came; of Arrow rows as arrow/json.py
+    row_image, before_image, metadata                               the JSON that came; Arrow rows as JSON
     declared                                                        what the source declared of the table with them
 """
 
@@ -42,18 +42,19 @@ from lakefeed.iceberg.types import Schema
 from lakefeed.writer.rows.evolution import initial_columns
 from lakefeed.writer.rows.groups import ArrowGroup, Group, Run
 from lakefeed.writer.rows.runs import Decoded
-from lakefeed.writer.tables.columns import TableContext
+from lakefeed.writer.tables.context import TableContext
 from lakefeed.writer.tables.table import TableWriter
 
-# --- writer.quarantine.rows -------------------------------------------------------------------------------------------
+logger = logging.getLogger(__name__)
 
+_US_PER_S = 1_000_000
 
-# A reason's text is for people; the first lines of an error say what it is.
+# A reason's text is read by people; the first lines of an error are enough.
 REASON_TEXT_MAX_CHARS = 2_000
 
 _MOMENT = pa.timestamp("us", tz="UTC")
 
-# The columns that the quarantine has beside `_cdc_`, in their order.
+# The columns of the quarantine beside `_cdc_`, in their order.
 COLUMNS = pa.schema(
     [
         (properties.KIND, pa.string()),
@@ -84,7 +85,7 @@ _CHANGE_SCHEMA = to_arrow_schema(Schema(0, initial_columns(keep_before=True)))
 
 
 def quarantine_rows(group: Group, *, table: TableName, reason: Reason, node: str, recorded_at_us: int) -> ArrowGroup:
-    """Turn changes of a table, all of them refused for one reason, into a group of its namespace's quarantine."""
+    """Return changes of a table, all refused for one reason, as a group of its namespace's quarantine."""
     change = group.whole().change_columns(_CHANGE_SCHEMA)
     own = {
         properties.TABLE_NAME: pa.repeat(str(table), len(group)),
@@ -117,9 +118,9 @@ def quarantine_rows(group: Group, *, table: TableName, reason: Reason, node: str
 def resolution_rows(
     ids: Sequence[str], *, kind: Kind, table: TableName, after_sequence: int, recorded_at_us: int
 ) -> ArrowGroup:
-    """Say what became of changes, as changes of a source of its own that has come to `after_sequence`.
+    """Return what became of changes, as changes of a source of its own that has reached `after_sequence`.
 
-    They are DELETEs of the ids: folded like any change table, the quarantine shows what is open.
+    They are DELETEs of the ids: merged like any change table, the quarantine shows what is open.
     """
     sequences = pa.array(range(after_sequence + 1, after_sequence + 1 + len(ids)), pa.int64())
     own = {properties.TABLE_NAME: pa.repeat(str(table), len(ids))}
@@ -131,7 +132,7 @@ def resolution_rows(
 def _record_rows(
     own: Mapping[str, Any], kind: Kind, *, ids: Sequence[str], sequences: pa.Array, recorded_at_us: int
 ) -> pa.Table:
-    """Put columns of the quarantine into its order, beside those that make them changes; others are null."""
+    """Return columns of the quarantine in its order, beside those that make them changes; others are null."""
     count = len(ids)
     moments = pa.repeat(pa.scalar(recorded_at_us, _MOMENT), count)
     given = {**own, properties.KIND: pa.repeat(kind.value, count), properties.RECORDED_AT: moments}
@@ -165,20 +166,7 @@ def _ids(group: Group, table: TableName) -> Iterator[str]:
             yield properties.change_id(run.source, epoch=run.epoch, sequence=group.sequence_at(row), table=table)
 
 
-# --- writer.set_aside -------------------------------------------------------------------------------------------------
-#
-# The way of rows into the quarantine of their namespace. Owns the order: commit there, then go on.
-#
-# The quarantine is a table with a writer of its own, which is never parked: what it holds is bounded by those who wait
-# for it, one group of each table at a time.
-
-
-logger = logging.getLogger(__name__)
-
-_US_PER_S = 1_000_000
-
-
-class SetAside:
+class QuarantineSink:
     """The quarantines of all namespaces, as the tables' writers use them."""
 
     def __init__(self, context: TableContext, *, writer_of: Callable[[TableName], TableWriter]) -> None:
@@ -187,7 +175,7 @@ class SetAside:
         self._used: dict[TableName, TableWriter] = {}
 
     async def put(self, group: Group, *, table: TableName, reason: Reason) -> None:
-        """Keep changes, whole; returns once they are committed there. Cancelling leaves them committed or not."""
+        """Write whole changes; returns once they are committed. Cancelling leaves them committed or not."""
         make = functools.partial(
             quarantine_rows,
             group,
@@ -212,10 +200,10 @@ class SetAside:
             },
         )
 
-    async def moved_marks(self, table: TableName) -> Mapping[SourceId, Position]:
-        """Tell up to where all of a table's changes were moved to its quarantine.
+    async def quarantined_marks(self, table: TableName) -> Mapping[SourceId, Position]:
+        """Return up to where all of a table's changes are in the table or in quarantine.
 
-        Raises: CatalogUnavailable, after which to try again later.
+        Raises: CatalogUnavailable, after which to retry.
         """
         try:
             state = await self._context.committer.load(quarantine_of(table))
@@ -224,13 +212,13 @@ class SetAside:
         except CatalogUnavailable:
             raise
         except CatalogError as error:
-            # Where we may not even look, we have hardly put anything; and a table must not wait for another.
-            logger.warning("quarantine_not_looked_up", extra={"table": str(table), "error": str(error)})
+            # A quarantine that may not be read has hardly been written; and a table must not wait for another.
+            logger.warning("quarantine_marks_unreadable", extra={"table": str(table), "error": str(error)})
             return {}
         return moved_marks(state.progress.sources, table)
 
     def problem_of(self, table: TableName) -> str | None:
-        """Tell what keeps a table's quarantine from being written."""
+        """Return why a table's quarantine cannot be written, or None."""
         writer = self._used.get(quarantine_of(table))
-        reason = writer.trouble.reason if writer is not None else None
+        reason = writer.retry.reason if writer is not None else None
         return f"{quarantine_of(table)} cannot be written: {reason}" if reason is not None else None

@@ -1,17 +1,19 @@
-"""Flushes of many tables at once: buffers taken at one place of the log, committed in one act. Owns who takes part.
+"""Commit rounds: flushes of one or more tables, prepared, committed in one request, and retried. Owns who takes part.
 
-    wanted --> tables have no flush under way --> hold the applier --> all have fitted what they were given
-           --> take all buffers --> let the applier go --> group: write files, each table its own --> one commit
+    a table alone         wanted --> take its buffer ------------------------------------------+
+    tables of one round   wanted --> none has a flush under way --> hold the applier           +--> write files, each
+                          --> all have fitted what they received --> take all buffers ---------+    table its own
+                          --> release the applier                                                   --> one commit
 
-The applier stands where no transaction is open (rows/runs.py). So what is taken there is whole transactions, and of
-each all that is not committed yet. Readers see all of a group or none of it.
+With transactions, the applier stands where none is open (rows/runs.py). What a round takes there is whole transactions,
+and readers see all of a round or nothing of it.
 
-What fails is tried again for ever, by the group as a whole: an outage of catalog or store is nobody's own trouble. A
-table whose files alone cannot be written leaves after the usual number of failures; if the commit is refused as often,
-all go on alone, as it does not say who is to blame. A table that is paused is not waited for: the next groups go
-without it. Each of these tears transactions apart, which is counted and told.
+Failures are retried forever, by the round as a whole, because an outage of catalog or store is not one table's fault. A
+table whose own files cannot be written leaves its round after the usual number of failures. If the commit is refused as
+often, all tables continue alone, because the refusal does not say which table it is about. A paused table is not waited
+for: the next rounds go without it. Each of these splits transactions, which is counted and logged.
 
-Crashes leave what they leave for one table (flush.py): of a group, all is committed or nothing.
+A crash leaves what it leaves for one table (flush.py): of a round, everything is committed or nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +22,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
 
-from lakefeed.contract.changes import Position, SourceId
+from lakefeed.contract.changes import TableName
 from lakefeed.contract.errors import (
     CatalogUnavailable,
     ColumnsChanged,
@@ -37,36 +37,21 @@ from lakefeed.contract.errors import (
     WriterError,
 )
 from lakefeed.writer.rows.runs import SplitReason
-from lakefeed.writer.tables.columns import TableContext
-from lakefeed.writer.tables.flush import Flushed, TableFlush
-from lakefeed.writer.tables.pending import FlushReason
+from lakefeed.writer.tables.context import Applier, FeedSignals, FlushRequest, TableContext
+from lakefeed.writer.tables.flush import Attempts, Flushed, TableFlush
 from lakefeed.writer.tables.state import PAUSED_AFTER_ATTEMPTS
 from lakefeed.writer.tables.table import TableWriter
+from lakefeed.writer.tables.watermarks import SourceWatermarks
 
 logger = logging.getLogger(__name__)
 
-# How long all wait, with the applier, until a table has fitted what it was given: far longer than the slowest decoding
-# of all that memory holds. Whoever takes longer is left out.
+# How long a round waits, and the applier with it, until its tables have fitted what they received: far longer than it
+# takes to decode all that memory holds. A table that takes longer is left out.
 SETTLE_MAX_S = 60.0
 
-# Tries of one commit to several tables, with the pauses about half a second: if only one table is refused, the others
-# are not to wait for long. A table alone is tried more often (commit/committer.py).
-GROUP_ATTEMPTS_MAX = 4
-
-
-class Flow(Protocol):
-    """What the feed tells of its tables."""
-
-    @property
-    def tables(self) -> Mapping[str, TableWriter]:
-        """All tables by name."""
-
-    @property
-    def applying(self) -> AbstractAsyncContextManager[object]:
-        """Hold the applier still while the block runs."""
-
-    def complete_with(self, flushes: Sequence[TableFlush]) -> Mapping[SourceId, Position]:
-        """Tell of the sources in these flushes up to where they are in all of their tables, once the flushes are."""
+# Attempts of one commit to several tables, with the delays about half a second: if only one table is refused, the
+# others should not wait for long. A commit to one table is tried more often (commit/committer.py).
+SHARED_ATTEMPTS_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,177 +62,185 @@ class _Member:
     flush: TableFlush
 
     @property
-    def is_here(self) -> bool:
-        """Tell whether the rows are still in memory: if not, they will be read again, and come with a later group."""
-        return self.table.runs(self.flush)
+    def is_current(self) -> bool:
+        """Whether the rows are still in memory: if not, they are read again and come with a later round."""
+        return self.flush.is_current
 
 
-class FlushGroups:
-    """Starts groups, one after the other; those that fail go on beside the next ones."""
+class FlushRounds:
+    """Starts rounds, one after the other; those that fail continue beside the next ones."""
 
-    def __init__(self, context: TableContext, flow: Flow, *, tasks: asyncio.TaskGroup) -> None:
-        self._context = context
-        self._flow = flow
+    def __init__(
+        self,
+        context: TableContext,
+        signals: FeedSignals,
+        watermarks: SourceWatermarks,
+        *,
+        tables: Mapping[str, TableWriter],
+        applier: Applier,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self.request = FlushRequest()
+        self.watermarks = watermarks
+        self.context = context
+        self._signals = signals
+        self._tables = tables
+        self._applier = applier
         self._tasks = tasks
         self._running: set[asyncio.Task[None]] = set()
-        self._wanted = asyncio.Event()
-        self._reason = FlushReason.REQUEST
-        self._changed = asyncio.Event()
-        self._tidying = 0
-        self._out: frozenset[str] = frozenset()
+        # Their next round waits until their old snapshots are removed.
+        self._expiring: set[TableName] = set()
+        self._left_out: frozenset[str] = frozenset()
 
-    def request(self, reason: FlushReason) -> None:
-        """Start a flush of all tables; does nothing while one is wanted already."""
-        self._changed.set()
-        if not self._wanted.is_set():
-            self._reason = reason
-            self._wanted.set()
-
-    def wake(self) -> None:
-        """Look again who is waited for."""
-        self._changed.set()
+    # -- starting
 
     async def run(self) -> None:
-        """Start groups whenever asked to. Cancelling it leaves the rows in the log."""
+        """Start a round of all tables whenever one is requested. Cancelling it leaves the rows in the log."""
         while True:
-            await self._wanted.wait()
-            await self._wait_while(lambda: self._tidying > 0 or any(map(_is_flushing, self._takers())))
-            self._wanted.clear()
+            await self.request.wait()
+            await self._wait_until(lambda: not any(map(self._is_busy, self._participants())))
+            self.request.clear()
             if members := await self._take():
-                self.start(members)
+                self._start(members)
+
+    async def run_table(self, table: TableWriter) -> None:
+        """Flush a table alone whenever that is requested. Cancelling it leaves the rows in the log."""
+        while True:
+            await table.flush_request.wait()
+            table.flush_request.clear()
+            if table.is_flushing or not table.pending.buffer.rows:  # the end of that flush looks again what is due
+                continue
+            if table.joins_rounds:  # it did not when the flush was requested
+                table.request_flush(table.flush_request.reason)
+                continue
+            if table.is_in_rounds:
+                self.context.metrics.split_transactions.labels(SplitReason.TABLE_OUT.value).inc()
+            await _Round([_Member(table, table.start_flush(table.flush_request.reason))], self).run()
 
     def stop(self) -> None:
-        """End the groups under way; what they have not committed stays in the log."""
+        """Cancel the rounds under way; what they have not committed stays in the log."""
         for task in self._running:
             task.cancel()
 
-    def start(self, members: Sequence[_Member]) -> None:
-        """Bring flushes to their end together."""
-        group = _Group(self._context, members, self)
-        name = f"flush-group-{members[0].table.name}-{len(members)}"
-        task = self._tasks.create_task(group.run(), name=name)
+    def _start(self, members: Sequence[_Member]) -> None:
+        name = f"flush-round-{members[0].table.name}-{len(members)}"
+        task = self._tasks.create_task(_Round(members, self).run(), name=name)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def tidy(self, tables: Sequence[TableWriter]) -> None:
-        """Let tables remove old snapshots; their next flush waits for it."""
-        self._tidying += 1
-        try:
-            await asyncio.gather(*(table.tidy() for table in tables))
-        finally:
-            self._tidying -= 1
-            self._changed.set()
+    def _participants(self) -> list[TableWriter]:
+        """List the tables that take part in the next round, if they have rows."""
+        return [table for table in self._tables.values() if table.joins_rounds]
 
-    def complete_with(self, flushes: Sequence[TableFlush]) -> Mapping[SourceId, Position]:
-        """Tell of the sources in these flushes up to where they are in all of their tables, once the flushes are."""
-        return self._flow.complete_with(flushes)
+    def _is_busy(self, table: TableWriter) -> bool:
+        return table.is_flushing or table.name in self._expiring
 
-    def note_split(self, why: SplitReason, tables: Sequence[TableWriter]) -> None:
-        """Count and tell that transactions may be torn apart."""
-        self._context.metrics.split_transactions.labels(why.value).inc()
-        logger.warning("transactions_split", extra={"reason": why.value, "tables": [str(each.name) for each in tables]})
-
-    def _takers(self) -> list[TableWriter]:
-        """List the tables that take part in the next group, if they have rows."""
-        return [table for table in self._flow.tables.values() if table.joins_groups]
-
-    async def _wait_while(self, condition: Callable[[], bool]) -> None:
-        while condition():
-            self._changed.clear()
-            await self._changed.wait()
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
+        while True:
+            seen = self._signals.changed.count
+            if condition():
+                return
+            await self._signals.changed.wait(seen)
 
     async def _take(self) -> list[_Member]:
-        """Take all buffers at one place of the log."""
-        async with self._flow.applying:
+        """Take all buffers at one offset of the log."""
+        async with self._applier.held:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SETTLE_MAX_S):
-                    await self._wait_while(lambda: not all(table.is_settled for table in self._takers()))
-            settled = [table for table in self._takers() if table.is_settled]
+                    await self._wait_until(lambda: all(table.is_settled for table in self._participants()))
+            settled = [table for table in self._participants() if table.is_settled]
             cut_short = [table for table in settled if table.is_cut_short]
-            members = [_Member(table, table.take_buffer(self._reason)) for table in settled if table.open_rows]
+            reason = self.request.reason
+            members = [_Member(table, table.start_flush(reason)) for table in settled if table.pending.buffer.rows]
         if members:
-            self._note_outsiders({str(member.table.name) for member in members})
+            self._note_left_out({str(member.table.name) for member in members})
             if cut_short:
                 self.note_split(SplitReason.CUT_SHORT, cut_short)
         return members
 
-    def _note_outsiders(self, names: set[str]) -> None:
-        """Tell which tables have rows that this group goes without."""
-        out = [
+    def _note_left_out(self, names: set[str]) -> None:
+        """Report the tables whose rows are not in this round, once for the same tables."""
+        left_out = [
             table
-            for name, table in self._flow.tables.items()
-            if table.is_grouped and name not in names and not table.is_idle
+            for name, table in self._tables.items()
+            if table.is_in_rounds and name not in names and table.pending.needed_offset is not None
         ]
-        known, self._out = self._out, frozenset(str(table.name) for table in out)
-        if self._out - known:
-            self.note_split(SplitReason.TABLE_OUT, out)
-        elif out:  # told before
-            self._context.metrics.split_transactions.labels(SplitReason.TABLE_OUT.value).inc()
+        known, self._left_out = self._left_out, frozenset(str(table.name) for table in left_out)
+        if self._left_out - known:
+            self.note_split(SplitReason.TABLE_OUT, left_out)
+        elif left_out:
+            self.context.metrics.split_transactions.labels(SplitReason.TABLE_OUT.value).inc()
 
+    # -- for the rounds under way
 
-def _is_flushing(table: TableWriter) -> bool:
-    return table.is_flushing
-
-
-class _Group:
-    """One group on its way, until all that is left of it in memory is committed."""
-
-    def __init__(self, context: TableContext, members: Sequence[_Member], groups: FlushGroups) -> None:
-        self._context = context
-        self._members = list(members)
-        self._groups = groups
-        self._refusals = 0
-        self._nudged = asyncio.Event()
-        self._patience: asyncio.Timeout | None = None
+    def split(self, members: Sequence[_Member]) -> None:
+        """Let tables leave their round, each into one of its own."""
+        self.note_split(SplitReason.TABLE_LEFT, [member.table for member in members])
         for member in members:
-            member.flush.carrier = self
+            self._start([member])
 
-    def nudge(self) -> None:
-        """Try again at once."""
-        self._nudged.set()
+    def note_split(self, why: SplitReason, tables: Sequence[TableWriter]) -> None:
+        """Count and log that transactions may be split."""
+        self.context.metrics.split_transactions.labels(why.value).inc()
+        logger.warning("transactions_split", extra={"reason": why.value, "tables": [str(each.name) for each in tables]})
 
-    def interrupt(self) -> None:
-        """Look again whose rows are still in memory, and go on with those."""
-        if self._patience is not None:
-            self._patience.reschedule(asyncio.get_running_loop().time())
-            self._patience = None
+    async def expire_snapshots(self, tables: Sequence[TableWriter]) -> None:
+        """Remove old snapshots; the next round of these tables waits for it."""
+        names = {table.name for table in tables}
+        self._expiring |= names
+        try:
+            await asyncio.gather(*(table.expire_snapshots() for table in tables))
+        finally:
+            self._expiring -= names
+            self._signals.changed.notify()
+
+
+class _Round:
+    """One round, until all of it that is left in memory is committed."""
+
+    def __init__(self, members: Sequence[_Member], rounds: FlushRounds) -> None:
+        self._members = list(members)
+        self._rounds = rounds
+        self._context = rounds.context
+        self._refusals = 0
+        self._attempts = Attempts()
+        for member in members:
+            member.flush.attempts = self._attempts
+            member.flush.is_shared = len(members) > 1
 
     async def run(self) -> None:
         """Commit all, however long it takes. Cancelling it leaves the rows in the log."""
         tables = [member.table for member in self._members]
         while self._members:
-            with contextlib.suppress(TimeoutError):  # only `interrupt` ends it early
-                async with asyncio.timeout(None) as self._patience:
-                    await self._attempt()
-            self._patience = None
-            self._members = [member for member in self._members if member.is_here]
-        # Those that left are at it themselves.
-        await self._groups.tidy([table for table in tables if not table.is_flushing])
+            await self._attempts.run(self._attempt)
+            self._members = [member for member in self._members if member.is_current]
+        # Tables that left are in rounds of their own.
+        await self._rounds.expire_snapshots([table for table in tables if not table.is_flushing])
 
     async def _attempt(self) -> None:
         count = len(self._members)
         if failed := await self._prepare():
-            await self._go_on_without(failed)
+            await self._continue_without(failed)
         if failed or len(self._members) < count:  # the next attempt is for those that are left
             return
         try:
             if self._members:
                 await self._commit()
         except Fenced:
-            raise  # nothing of ours can be committed any more: the service ends
+            raise  # nothing of this service can be committed any more: it stops
         except RowsAlreadyCommitted as error:
             for member in self._members:
                 if member.table.name == error.table:
-                    member.flush.leave_out(error.marks)
+                    member.flush.drop_rows_up_to(error.marks)
         except ColumnsChanged as error:
             for member in self._members:
                 if member.table.name == error.table:
-                    member.flush.start_over()
-        except Exception as error:  # noqa: BLE001 - the boundary of a task; what is unexpected is logged below
-            await self._refuse(error)
+                    member.flush.discard_files()
+        except Exception as error:  # noqa: BLE001 - the boundary of a task; unexpected errors are logged below
+            await self._on_refused(error)
 
     async def _prepare(self) -> list[_Member]:
-        """Let each table write its files, unless it has; gives those that could not, and still have their rows."""
+        """Let each table write its files, unless it has; return those that failed and still have their rows."""
         preparing = (member.flush.prepare() for member in self._members)
         failed = []
         for member, outcome in zip(
@@ -256,70 +249,68 @@ class _Group:
             if isinstance(outcome, Fenced) or not isinstance(outcome, Exception | bool):
                 raise outcome
             if isinstance(outcome, Exception):
-                _note_failure(member, outcome)
+                _fail(member, outcome)
                 failed.append(member)
-            elif not outcome:  # another node was first: the table has all of its rows
-                member.table.finish(member.flush, Flushed(member.table.columns.snapshot_id))
-        self._members = [member for member in self._members if member.is_here]
-        # Their rows have left memory: they are decoded again, and come with a later group.
-        unfit = [member.table for member in failed if not member.is_here]
+            elif not outcome and member.is_current:  # another node was first: the table has all of its rows
+                member.table.finish_flush(member.flush, Flushed(member.table.columns.snapshot_id))
+        self._members = [member for member in self._members if member.is_current]
+        # Their rows have left memory: they are decoded again, and come with a later round.
+        unfit = [member.table for member in failed if not member.is_current]
         if unfit and self._members:
-            self._groups.note_split(SplitReason.TABLE_LEFT, unfit)
-        return [member for member in failed if member.is_here]
+            self._rounds.note_split(SplitReason.TABLE_LEFT, unfit)
+        return [member for member in failed if member.is_current]
 
-    async def _go_on_without(self, failed: Sequence[_Member]) -> None:
-        """Try again later; if the others are ready, without those that have failed often enough."""
-        leaving = [member for member in failed if member.table.trouble.is_paused]
+    async def _continue_without(self, failed: Sequence[_Member]) -> None:
+        """Retry later; if the others are ready, without the tables that are paused."""
+        leaving = [member for member in failed if member.table.state.is_paused]
         if len(failed) == len(self._members):
             leaving = []
-        self._part_with(leaving)
+        self._leave(leaving)
         if len(leaving) < len(failed):
-            await self._rest()
+            await self._delay()
 
-    def _part_with(self, leaving: Sequence[_Member]) -> None:
-        """Let tables go on alone. Rows that have left memory are not theirs to flush: they are read again."""
-        leaving = [member for member in leaving if member.is_here]
+    def _leave(self, leaving: Sequence[_Member]) -> None:
+        """Let tables continue alone. Rows that were evicted are not flushed here: they are read again."""
+        leaving = [member for member in leaving if member.is_current]
         if leaving:
             self._members = [member for member in self._members if member not in leaving]
-            self._groups.note_split(SplitReason.TABLE_LEFT, [member.table for member in leaving])
-            for member in leaving:
-                self._groups.start([member])
+            self._rounds.split(leaving)
 
     async def _commit(self) -> None:
         started = self._context.clock()
         members = list(self._members)
-        complete = self._groups.complete_with([member.flush for member in members])
-        flushes = [member.flush.prepared_with(complete) for member in members]
+        complete = self._rounds.watermarks.complete_with([member.flush.flushing for member in members])
         results = await self._context.committer.commit_all(
-            flushes,
-            on_retry=self._note_hindrance,
-            attempts_max=GROUP_ATTEMPTS_MAX if len(flushes) > 1 else None,
+            [member.flush.prepared_with(complete) for member in members],
+            on_retry=self._note_retry,
+            attempts_max=SHARED_ATTEMPTS_MAX if len(members) > 1 else None,
         )
         self._context.metrics.commit_s.observe(self._context.clock() - started)
         pairs = zip(members, results, strict=True)
-        landed = [(member, await member.flush.land(result)) for member, result in pairs if member.is_here]
-        for member, flushed in landed:  # all in one step, so that the next group finds all or none of them ready
-            if member.is_here:
-                member.table.finish(member.flush, flushed)
+        landed = [(member, await member.flush.on_committed(result)) for member, result in pairs if member.is_current]
+        for member, flushed in landed:  # all in one step, so that the next round finds all or none of them ready
+            if member.is_current:
+                member.table.finish_flush(member.flush, flushed)
 
-    def _note_hindrance(self, reason: str) -> None:
+    def _note_retry(self, reason: str) -> None:
         for member in self._members:
-            member.flush.note_hindrance(reason)
+            member.flush.note_retry(reason)
 
-    async def _refuse(self, error: Exception) -> None:
-        """Try again later; each alone, if it has been refused often enough, as nobody knows for whom."""
+    async def _on_refused(self, error: Exception) -> None:
+        """Retry later; each table alone, if the commit was refused often enough, as no table is known to cause it."""
         for member in self._members:
             if isinstance(error, TableMissing | TableReplaced):
-                member.flush.start_over()
-            _note_failure(member, error)
-        self._refusals += not await self._is_outage(error)
-        if self._refusals >= PAUSED_AFTER_ATTEMPTS and len(self._members) > 1:
-            self._part_with(list(self._members))
-        else:
-            await self._rest()
+                member.flush.discard_files()
+            _fail(member, error)
+        if len(self._members) > 1:
+            self._refusals += not await self._is_outage(error)
+            if self._refusals >= PAUSED_AFTER_ATTEMPTS:
+                self._leave(list(self._members))
+                return
+        await self._delay()
 
     async def _is_outage(self, error: Exception) -> bool:
-        """Tell whether the catalog does not answer anything, so that no table is to blame."""
+        """Return whether the catalog answers nothing at all, so that no table is the cause."""
         if isinstance(error, CatalogUnavailable | CommitUnknown):
             try:
                 await self._context.committer.load(self._members[0].table.name)
@@ -329,18 +320,15 @@ class _Group:
                 return False
         return False
 
-    async def _rest(self) -> None:
-        retry_at = max((member.table.trouble.retry_at for member in self._members), default=0.0)
-        self._nudged.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, retry_at - self._context.clock())):
-                await self._nudged.wait()
+    async def _delay(self) -> None:
+        retry_at = max((member.table.retry.retry_at for member in self._members), default=0.0)
+        await self._attempts.delay(retry_at - self._context.clock())
 
 
-def _note_failure(member: _Member, error: Exception) -> None:
+def _fail(member: _Member, error: Exception) -> None:
     if isinstance(error, RowsUnfit):
-        member.table.park_everything()
+        member.table.evict_all()
     elif not isinstance(error, WriterError):
         logger.error("table_flush_failed", extra={"table": str(member.table.name)}, exc_info=error)
     known = isinstance(error, WriterError)
-    member.table.note_failure(str(error) if known else f"unexpected error: {type(error).__name__}")
+    member.table.fail(str(error) if known else f"unexpected error: {type(error).__name__}")

@@ -261,13 +261,13 @@ async def test_before_images_are_kept_for_those_tables_that_ask(tmp_path, local_
 async def test_explanation_tells_the_last_flush_and_the_next(tmp_path, local_lake):
     sections = {"default.orders": {"flush_max_changes": 100}}
     async with running_feed(tmp_path, local_lake, tables=sections) as running:
-        assert running.feed.explain_flush("orders", now=0.0) is None
+        assert running.feed.status.explain_flush("orders", now=0.0) is None
         await log_events(running, 1, *rows({"id": 1}))
         await running.flush()
         await log_events(running, 2, *rows({"id": 2}, {"id": 3}))
-        await wait_for(lambda: running.feed.tables["default.orders"].open_rows == 2)
+        await wait_for(lambda: running.feed.tables["default.orders"].pending.buffer.rows == 2)
         status = running.status("default.orders")
-        told = running.feed.explain_flush("orders", now=running.feed._clock())
+        told = running.feed.status.explain_flush("orders", now=running.feed._clock())
     assert told is not None
     assert (told["last"]["reason"], told["last"]["rows"], told["last"]["partitions"]) == ("request", 1, 1)
     assert (told["bufferedRows"], told["thresholds"][0]["limit"]) == (2, 100)

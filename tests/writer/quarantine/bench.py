@@ -25,7 +25,7 @@ from lakefeed.writer.quarantine.replay import Replay, ReplayReport
 from lakefeed.writer.quarantine.store import Contents, Filter, Quarantine
 from lakefeed.writer.rows.groups import Group, JsonGroup
 from lakefeed.writer.rows.runs import Decoded
-from lakefeed.writer.tables.columns import TableContext
+from lakefeed.writer.tables.context import TableContext
 from lakefeed.writer.tables.quarantine import quarantine_rows
 from lakefeed.writer.tables.table import TableWriter
 from tests.fakes import FlakyCatalog

@@ -70,7 +70,7 @@ async def append_around(running: Running) -> None:
     for first, table in ((9, "users"), (11, "orders"), (13, "sales.lines")):
         await running.append(range(first, first + 2), table=table)
     assert (await running.flush())["success"]
-    assert running.feed.committed_position(SHOP) == Position(0, 14)
+    assert running.feed.status.committed_position(SHOP) == Position(0, 14)
 
 
 async def replay(bench: Bench, *options: str) -> tuple[int, dict[str, Any]]:

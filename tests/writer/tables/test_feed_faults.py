@@ -24,7 +24,7 @@ async def test_everything_in_the_log_is_committed_on_request(tmp_path: Path, loc
         await running.append(range(4, 6), table="orders")
         await running.append(range(6, 8))
         await running.flush()
-        assert running.feed.committed_position(SourceId("shop")) == Position(0, 7)
+        assert running.feed.status.committed_position(SourceId("shop")) == Position(0, 7)
     assert read_sequences(local_lake) == shop(1, 2, 3, 6, 7)
     assert read_sequences(local_lake, "default.orders") == shop(4, 5)
 
@@ -34,7 +34,7 @@ async def test_a_restart_reads_the_log_again_and_commits_only_what_is_missing(tm
         await running.append(range(1, 4))
         await running.flush()
         await running.append(range(4, 6))
-        await wait_for(lambda: running.feed.buffer_status()["eventCount"] == 2)
+        await wait_for(lambda: running.feed.status.buffer_status()["eventCount"] == 2)
     async with running_feed(tmp_path, local_lake) as running:
         await running.flush()
     assert read_sequences(local_lake) == shop(1, 2, 3, 4, 5)
@@ -45,14 +45,16 @@ async def test_rows_wait_out_an_outage_of_the_store(tmp_path: Path, local_lake: 
         running.store.broken = lambda _: True
         await running.append(range(1, 4))
         flush = asyncio.create_task(running.feed.flush())
-        await wait_for(lambda: any("store is down" in (t["problem"] or "") for t in running.feed.table_status(now=0)))
-        assert running.feed.problems(now=time.monotonic(), stalled_after_s=0)
+        await wait_for(
+            lambda: any("store is down" in (t["problem"] or "") for t in running.feed.status.table_status(now=0))
+        )
+        assert running.feed.status.problems(now=time.monotonic(), stalled_after_s=0)
         await running.append(range(4, 6))
         running.store.broken = lambda _: False
         await asyncio.wait_for(flush, WAIT_S)
         await running.flush()
-        assert running.feed.problems(now=time.monotonic(), stalled_after_s=0) == []
-        assert running.feed.table_status(now=0)[0]["problem"] is None
+        assert running.feed.status.problems(now=time.monotonic(), stalled_after_s=0) == []
+        assert running.feed.status.table_status(now=0)[0]["problem"] is None
     assert read_sequences(local_lake) == shop(1, 2, 3, 4, 5)
 
 
@@ -67,8 +69,10 @@ async def test_one_table_that_cannot_be_written_stops_only_itself(tmp_path: Path
         await running.feed.flush("default.good")
         assert read_sequences(local_lake, "default.good") == shop(3, 4, 5, 6)
         assert not flush.done()
-        assert running.feed.committed_position(SourceId("shop")) == Position(0, 0), "the bad table holds it back"
-        assert running.log.durable_end - running.feed.log_status()["uncommittedRecords"] == 0, "its records are kept"
+        assert running.feed.status.committed_position(SourceId("shop")) == Position(0, 0), "the bad table holds it back"
+        assert running.log.durable_end - running.feed.status.log_status()["uncommittedRecords"] == 0, (
+            "its records are kept"
+        )
         running.store.broken = lambda _: False
         await asyncio.wait_for(flush, WAIT_S)
     assert read_sequences(local_lake, "default.bad") == shop(1, 2)
@@ -116,7 +120,7 @@ async def test_rows_that_another_node_committed_meanwhile_are_left_out(tmp_path:
         await first.append(range(1, 3))
         await first.flush()
         await first.append(range(3, 7))
-        await wait_for(lambda: first.feed.buffer_status()["eventCount"] == 4)
+        await wait_for(lambda: first.feed.status.buffer_status()["eventCount"] == 4)
         async with running_feed(tmp_path / "second", local_lake) as second:
             await second.append(range(3, 6))
             await second.flush()
@@ -132,7 +136,7 @@ async def test_a_source_that_starts_over_is_committed_again_under_its_new_epoch(
         await running.append(range(1, 3), epoch=1)
         await running.append(range(3, 5), epoch=1)
         await running.flush()
-        assert running.feed.committed_position(SourceId("shop")) == Position(1, 4)
+        assert running.feed.status.committed_position(SourceId("shop")) == Position(1, 4)
     positions = read_columns(local_lake, "_cdc_epoch", "_cdc_sequence")
     assert sorted((epoch or 0, sequence) for epoch, sequence in positions) == [
         *((0, sequence) for sequence in (1, 2, 3)),
@@ -170,8 +174,8 @@ async def test_memory_is_bounded_and_everything_still_arrives(tmp_path: Path, lo
         for start in range(0, 4_000, 500):
             await running.append(range(start, start + 500))
         await running.flush()
-        assert running.feed.buffer_status()["totalSizeBytes"] == 0
-        assert running.feed.table_status(now=0)[0]["commits"] > 1, "one flush would have held it all"
+        assert running.feed.status.buffer_status()["totalSizeBytes"] == 0
+        assert running.feed.status.table_status(now=0)[0]["commits"] > 1, "one flush would have held it all"
     assert read_sequences(local_lake) == shop(*range(4_000))
 
 
@@ -179,11 +183,11 @@ async def test_the_log_is_trimmed_behind_what_is_committed(tmp_path: Path, local
     async with running_feed(tmp_path, local_lake) as running:
         for start in range(0, 60_000, 2_000):
             await running.append(range(start, start + 2_000))
-        await wait_for(lambda: running.feed.buffer_status()["eventCount"] == 60_000)
+        await wait_for(lambda: running.feed.status.buffer_status()["eventCount"] == 60_000)
         assert running.log.first_offset == 0, "nothing is committed yet"
         await running.flush()
         assert running.log.first_offset > 0
-        assert running.feed.log_status()["uncommittedRecords"] == 0
+        assert running.feed.status.log_status()["uncommittedRecords"] == 0
 
 
 async def test_a_table_that_was_dropped_is_made_anew(tmp_path: Path, local_lake: Lake) -> None:
@@ -227,5 +231,5 @@ async def test_columns_that_another_writer_added_are_kept(tmp_path: Path, local_
 async def test_flush_reasons_are_counted(tmp_path: Path, local_lake: Lake) -> None:
     async with running_feed(tmp_path, local_lake, flush_max_changes=3) as running:
         await running.append(range(1, 4))
-        await wait_for(lambda: [table["commits"] for table in running.feed.table_status(now=0)] == [1])
-        assert running.feed.table_status(now=0)[0]["lastFlushReason"] == FlushReason.CHANGES.value
+        await wait_for(lambda: [table["commits"] for table in running.feed.status.table_status(now=0)] == [1])
+        assert running.feed.status.table_status(now=0)[0]["lastFlushReason"] == FlushReason.CHANGES.value

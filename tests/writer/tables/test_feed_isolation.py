@@ -51,27 +51,27 @@ def pushed_to(part: int) -> list[tuple[str, int]]:
 
 
 async def check_that_bad_is_told(running: Running) -> None:
-    await wait_for(lambda: running.status("default.bad")["state"] == "parked")
+    await wait_for(lambda: running.is_evicted("default.bad"))
     status = running.status("default.bad")
     assert status["problem"]
     assert status["problemSeconds"] >= 0
     assert status["resumeOffset"] < running.log.durable_end
     await wait_for(lambda: running.metric("lakefeed_writer_table_paused", "default.bad") == 1)
     assert running.metric("lakefeed_writer_table_paused", "default.good") == 0
-    assert running.feed.buffer_status()["pausedTables"] == 1
-    (problem,) = running.feed.problems(now=time.monotonic(), stalled_after_s=3600)
+    assert running.feed.status.buffer_status()["pausedTables"] == 1
+    (problem,) = running.feed.status.problems(now=time.monotonic(), stalled_after_s=3600)
     assert problem.startswith("table is paused: table=default.bad reason=")
-    held = running.feed.buffer_status()["totalSizeBytes"]
+    held = running.feed.status.buffer_status()["totalSizeBytes"]
     assert held <= SMALL["buffer_max_bytes"], "its rows have left memory"
-    assert running.feed.committed_position(SHOP) < Position(0, ROUNDS * 3 * BATCH), "what waits is not committed"
+    assert running.feed.status.committed_position(SHOP) < Position(0, ROUNDS * 3 * BATCH), "what waits is not committed"
 
 
 async def check_that_bad_comes_back(running: Running) -> None:
     await wait_for(lambda: running.status("default.bad")["state"] == "writing")
     assert (await running.flush())["success"]
-    assert running.feed.committed_position(SHOP) == Position(0, ROUNDS * 3 * BATCH - 1)
-    assert running.feed.log_status()["uncommittedRecords"] == 0
-    assert running.feed.problems(now=time.monotonic(), stalled_after_s=0) == []
+    assert running.feed.status.committed_position(SHOP) == Position(0, ROUNDS * 3 * BATCH - 1)
+    assert running.feed.status.log_status()["uncommittedRecords"] == 0
+    assert running.feed.status.problems(now=time.monotonic(), stalled_after_s=0) == []
 
 
 def check_tables(lake: Lake) -> None:
@@ -79,7 +79,7 @@ def check_tables(lake: Lake) -> None:
         assert read_sequences(lake, f"default.{table}") == pushed_to(part)
 
 
-async def test_table_whose_storage_is_refused_is_parked_and_the_others_go_on_at_their_pace(
+async def test_table_whose_storage_is_refused_is_evicted_and_the_others_go_on_at_their_pace(
     tmp_path: Path, local_lake: Lake
 ) -> None:
     async with running_feed(tmp_path, local_lake, **SMALL) as running:
@@ -92,7 +92,7 @@ async def test_table_whose_storage_is_refused_is_parked_and_the_others_go_on_at_
 
 
 @pytest.mark.parametrize("fault", [CatalogFault.FORBIDDEN, CatalogFault.SLOW_DOWN])
-async def test_table_whose_commits_are_refused_is_parked_and_the_others_go_on_at_their_pace(
+async def test_table_whose_commits_are_refused_is_evicted_and_the_others_go_on_at_their_pace(
     tmp_path: Path, local_lake: Lake, fault: CatalogFault, monkeypatch
 ) -> None:
     monkeypatch.setattr("lakefeed.writer.commit.committer.ATTEMPTS_MAX", 2)
@@ -108,7 +108,7 @@ async def test_table_whose_commits_are_refused_is_parked_and_the_others_go_on_at
     check_tables(local_lake)
 
 
-async def test_table_whose_commits_meet_others_for_long_is_parked_before_it_fails(
+async def test_table_whose_commits_meet_others_for_long_is_evicted_before_it_fails(
     tmp_path: Path, local_lake: Lake
 ) -> None:
     """The committer itself tries conflicts again for half a minute: nobody waits for that."""
@@ -119,13 +119,13 @@ async def test_table_whose_commits_meet_others_for_long_is_parked_before_it_fail
         catalog.broken_tables["bad"] = CatalogFault.CONFLICT
         await push_to_three(running)
         assert running.status("default.bad")["resumeOffset"] is not None
-        assert running.feed.buffer_status()["totalSizeBytes"] <= SMALL["buffer_max_bytes"]
+        assert running.feed.status.buffer_status()["totalSizeBytes"] <= SMALL["buffer_max_bytes"]
         catalog.broken_tables.clear()
         await check_that_bad_comes_back(running)
     check_tables(local_lake)
 
 
-async def test_commit_that_landed_unheard_before_its_table_was_parked_is_not_made_twice(
+async def test_commit_that_landed_unheard_before_its_table_was_evicted_is_not_made_twice(
     tmp_path: Path, local_lake: Lake
 ) -> None:
     async with (
@@ -137,10 +137,10 @@ async def test_commit_that_landed_unheard_before_its_table_was_parked_is_not_mad
         catalog.commit_faults.append(CatalogFault.SILENCE_AFTER)
         await running.append(range(5, 20))
         await wait_for(lambda: catalog.commits_seen == 2)
-        running.feed.tables["default.users"].park_everything()
+        running.feed.tables["default.users"].evict_all()
         await running.append(range(20, 25))
         await running.flush()
-        assert not running.feed.tables["default.users"].standing.is_behind
+        assert not running.feed.tables["default.users"].state.is_behind
     assert read_sequences(local_lake) == shop(*range(1, 25))
 
 
@@ -157,7 +157,7 @@ async def test_rows_that_do_not_fit_the_table_any_more_are_decoded_again_from_th
 
 def _is_committed(running: Running) -> bool:
     running.feed.tables["default.users"].request_flush(FlushReason.REQUEST)
-    return running.feed.committed_position(SHOP) == Position(0, 2)
+    return running.feed.status.committed_position(SHOP) == Position(0, 2)
 
 
 def _create_with_numbers(lake: Lake) -> None:
@@ -201,7 +201,7 @@ async def test_table_that_the_catalog_refuses_for_good_is_paused_with_its_reason
         assert "control characters are not allowed" in flushed["tables"]["default.bell\x07"]["error"]
         assert flushed["tables"]["default.good"]["rows"] == 2
         assert "default.lakefeed_quarantine" not in running.feed.tables, "it may be allowed tomorrow"
-        assert running.feed.committed_position(SHOP) == Position(0, 0)
+        assert running.feed.status.committed_position(SHOP) == Position(0, 0)
 
 
 async def test_table_catches_up_though_changes_come_with_every_run_that_it_reads(
@@ -211,31 +211,32 @@ async def test_table_catches_up_though_changes_come_with_every_run_that_it_reads
 
         def outrun(*args, **options):
             """Read a run that is no longer the last one when it is read, unless the applier holds still."""
-            seen, deadline = running.feed.applied_offset, time.monotonic() + 0.5
-            while running.feed.applied_offset == seen and time.monotonic() < deadline:
+            seen, deadline = running.feed.applier.offset, time.monotonic() + 0.5
+            while running.feed.applier.offset == seen and time.monotonic() < deadline:
                 time.sleep(0.001)
             return lakefeed.writer.rows.runs.decode_run(*args, **options)
 
-        monkeypatch.setattr("lakefeed.writer.tables.feed.decode_run", outrun)
+        for reader in ("feed", "catch_up"):
+            monkeypatch.setattr(f"lakefeed.writer.tables.{reader}.decode_run", outrun)
         await running.append(range(100))
         await wait_for(lambda: running.status("default.users").get("bufferedRows") == 100)
-        running.feed.tables["default.users"].park_everything()
+        running.feed.tables["default.users"].evict_all()
         end = 100
         async with asyncio.timeout(WAIT_S):
-            while running.feed.tables["default.users"].standing.is_behind:
+            while running.feed.tables["default.users"].state.is_behind:
                 await running.append(range(end, end + 10))
                 end += 10
         await running.flush()
     assert read_sequences(local_lake) == shop(*range(end))
 
 
-async def test_restart_while_a_table_is_parked_loses_nothing(tmp_path: Path, local_lake: Lake) -> None:
+async def test_restart_while_a_table_is_evicted_loses_nothing(tmp_path: Path, local_lake: Lake) -> None:
     async with running_feed(tmp_path, local_lake, **SMALL) as running:
         running.store.broken = lambda location: "/bad-" in location
         await push_to_three(running)
-        await wait_for(lambda: running.status("default.bad")["state"] == "parked")
+        await wait_for(lambda: running.is_evicted("default.bad"))
     async with running_feed(tmp_path, local_lake, **SMALL) as running:
-        await wait_for(lambda: running.feed.committed_position(SHOP) is not None)
+        await wait_for(lambda: running.feed.status.committed_position(SHOP) is not None)
         await check_that_bad_comes_back(running)
     check_tables(local_lake)
 
@@ -277,7 +278,7 @@ async def test_rows_that_cannot_be_decoded_go_to_the_quarantine_alone_and_whole(
         await running.append(range(20), row=poisoned)
         await running.append(range(20, 40), row=poisoned)
         assert (await running.flush())["success"]
-        assert running.feed.committed_position(SHOP) == Position(0, 39)
+        assert running.feed.status.committed_position(SHOP) == Position(0, 39)
         assert running.metric("lakefeed_writer_quarantined_changes_total", "default.users") == 3
     assert read_sequences(local_lake) == shop(*(n for n in range(40) if n not in {7, 8, 31}))
     rows = read_quarantine(local_lake)
@@ -298,8 +299,8 @@ async def test_quarantine_that_cannot_be_written_holds_back_only_its_table_and_n
         await running.append(range(20, 25), table="good")
         await running.flush("good")
         await wait_for(lambda: "lakefeed_quarantine" in (running.status("default.users")["problem"] or ""))
-        assert running.feed.committed_position(SHOP) == Position(0, -1), "what is in no table is not committed"
-        assert running.feed.log_status()["uncommittedRecords"] == 2
+        assert running.feed.status.committed_position(SHOP) == Position(0, -1), "what is in no table is not committed"
+        assert running.feed.status.log_status()["uncommittedRecords"] == 2
     async with running_feed(tmp_path, local_lake, **SMALL) as running:
         await running.flush()
     assert [row["sequence"] for row in read_quarantine(local_lake)] == [7, 8]
@@ -321,7 +322,7 @@ async def test_restart_after_the_quarantine_was_committed_puts_nothing_there_twi
 
 
 @pytest.mark.usefixtures("poison")
-async def test_nothing_is_set_aside_before_what_lies_before_it_is_committed(tmp_path: Path, local_lake: Lake) -> None:
+async def test_nothing_is_quarantined_before_what_lies_before_it_is_committed(tmp_path: Path, local_lake: Lake) -> None:
     async with running_feed(tmp_path, local_lake, **SMALL) as running:
         running.store.broken = lambda location: "/users-" in location
         await running.append(range(20), row=poisoned)
@@ -341,7 +342,7 @@ async def test_record_that_cannot_be_read_at_all_goes_to_the_quarantine_and_its_
         await _append(running, b'{"type": "cdc_batch", "events": 7}', last=3)
         await running.append(range(4, 6))
         assert (await running.flush())["success"]
-        assert running.feed.committed_position(SHOP) == Position(0, 5)
+        assert running.feed.status.committed_position(SHOP) == Position(0, 5)
     assert read_sequences(local_lake) == shop(1, 2, 4, 5)
     (row,) = read_quarantine(local_lake)
     assert (row["sequence"], row["table_name"]) == (3, "default.lakefeed_unreadable")

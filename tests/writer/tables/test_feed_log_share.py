@@ -67,17 +67,17 @@ async def test_table_that_holds_more_than_its_share_of_the_log_goes_on_without_i
     async with running_feed(tmp_path, local_lake, log_config=LITTLE_LOG, **SMALL) as running:
         running.store.broken = lambda location: "/bad-" in location
         end = await push_until(running, lambda: rows_set_aside(running) > 0)
-        await wait_for(lambda: running.status("default.bad")["state"] == "parked")
+        await wait_for(lambda: running.is_evicted("default.bad"))
         assert running.status("default.bad")["logBytes"] <= LITTLE_LOG.max_bytes * LITTLE_LOG.table_max_share
         assert running.log.first_offset > 0, "the log got room"
         running.store.broken = lambda _: False
         await wait_for(lambda: running.status("default.bad")["state"] == "writing")
         assert (await running.flush())["success"]
-        assert running.feed.committed_position(SHOP) == Position(0, end - 1)
+        assert running.feed.status.committed_position(SHOP) == Position(0, end - 1)
     check_that_each_row_is_in_one_of_both(local_lake, end=end)
 
 
-async def test_table_that_starts_again_leaves_out_what_was_moved_away_from_it(tmp_path: Path, local_lake: Lake) -> None:
+async def test_table_that_starts_again_leaves_out_what_was_drained_from_it(tmp_path: Path, local_lake: Lake) -> None:
     async with running_feed(tmp_path, local_lake, log_config=LITTLE_LOG, **SMALL) as running:
         running.store.broken = lambda location: "/bad-" in location
         end = await push_until(running, lambda: rows_set_aside(running) > 0)
@@ -86,19 +86,19 @@ async def test_table_that_starts_again_leaves_out_what_was_moved_away_from_it(tm
     check_that_each_row_is_in_one_of_both(local_lake, end=end)
 
 
-async def test_rows_that_were_moved_away_are_replayed_once_whatever_is_read_again(
+async def test_rows_that_were_drained_to_quarantine_are_replayed_once_whatever_is_read_again(
     tmp_path: Path, local_lake: Lake
 ) -> None:
     bad = TableName(("default",), "bad")
     async with running_feed(tmp_path, local_lake, log_config=LITTLE_LOG, **SMALL) as running:
         running.store.broken = lambda location: "/bad-" in location
         end = await push_until(running, lambda: rows_set_aside(running) > 0)
-        await wait_for(lambda: running.status("default.bad")["state"] == "parked")
+        await wait_for(lambda: running.is_evicted("default.bad"))
         async with lake_bench(local_lake) as bench:  # while the table's other rows are still in the log
             first = await bench.replay(table=bad)
     async with running_feed(tmp_path, local_lake, log_config=LITTLE_LOG, **SMALL) as running:
         assert (await running.flush())["success"]
-        assert running.feed.committed_position(SHOP) == Position(0, end - 1)
+        assert running.feed.status.committed_position(SHOP) == Position(0, end - 1)
     async with lake_bench(local_lake) as bench:  # rows may have been on their way when the first one looked
         second = await bench.replay(table=bad)
         assert (await bench.contents()).entries.num_rows == 0
@@ -117,7 +117,7 @@ async def test_log_fills_and_keeps_everything_when_the_quarantine_cannot_be_writ
         with pytest.raises(WalFull):
             await push_until(running, lambda: False)
         assert running.log.first_offset == 0
-        assert running.status("default.bad")["state"] == "moving_to_quarantine"
+        assert running.status("default.bad")["state"] == "quarantining"
         assert "lakefeed_quarantine" in running.status("default.bad")["problem"]
 
 
@@ -130,10 +130,10 @@ async def test_outage_of_all_tables_moves_nothing_to_the_quarantine(tmp_path: Pa
                 table = "bad" if end % (2 * BATCH) == 0 else "good"
                 await running.append(range(end, end + BATCH), table=table, row=wide)
                 end += BATCH
-        await wait_for(lambda: running.feed.buffer_status()["pausedTables"] == 2)
+        await wait_for(lambda: running.feed.status.buffer_status()["pausedTables"] == 2)
         assert "default.lakefeed_quarantine" not in running.feed.tables
         running.store.broken = lambda _: False
-        await wait_for(lambda: running.feed.buffer_status()["tablesBehind"] == 0)
+        await wait_for(lambda: running.feed.status.buffer_status()["tablesBehind"] == 0)
         assert (await running.flush())["success"]
         assert "default.lakefeed_quarantine" not in running.feed.tables
     written = [read_sequences(local_lake, f"default.{table}") for table in ("bad", "good")]

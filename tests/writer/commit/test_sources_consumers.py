@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lakefeed.writer.commit.rest_catalog import open_catalog
-from lakefeed.writer.commit.sources import LOOK_EVERY_S, ConsumerWatch
+from lakefeed.writer.commit.sources import LOAD_EVERY_S, ConsumerWatch
 from tests.fakes import CatalogFault, FlakyCatalog
 from tests.writer.committing import open_bench
 
@@ -45,12 +45,12 @@ async def test_consumers_of_every_table_are_seen_again_only_after_some_seconds(b
         assert facts(await watch.describe()) == [("default.users", "report", 0)]
         await commit(bench, state, 2)
         assert facts(await watch.describe()) == [("default.users", "report", 0)]
-        clock.now += LOOK_EVERY_S
+        clock.now += LOAD_EVERY_S
         assert facts(await watch.describe()) == [("default.users", "report", 1)]
 
 
 async def test_a_catalog_that_fails_or_is_silent_leaves_what_was_seen_last(bench, monkeypatch):
-    monkeypatch.setattr("lakefeed.writer.commit.sources.LOOK_MAX_S", 0.2)
+    monkeypatch.setattr("lakefeed.writer.commit.sources.LOAD_MAX_S", 0.2)
     clock = Clock()
     state = await commit(bench, await bench.create(), 1)
     tag(bench, "report", state.snapshot_id)
@@ -59,14 +59,14 @@ async def test_a_catalog_that_fails_or_is_silent_leaves_what_was_seen_last(bench
         assert facts(await watch.describe()) == [("default.users", "report", 0)]
         for fault in (CatalogFault.ERROR_BEFORE, CatalogFault.SILENCE_AFTER):
             flaky.load_faults.append(fault)
-            clock.now += LOOK_EVERY_S
+            clock.now += LOAD_EVERY_S
             [seen] = await watch.describe()
-            assert seen["seenSecondsAgo"] >= LOOK_EVERY_S
+            assert seen["seenSecondsAgo"] >= LOAD_EVERY_S
             assert not flaky.load_faults
 
 
 async def test_tables_beyond_one_look_are_seen_by_the_next(bench, monkeypatch):
-    monkeypatch.setattr("lakefeed.writer.commit.sources.TABLES_PER_LOOK", 1)
+    monkeypatch.setattr("lakefeed.writer.commit.sources.TABLES_PER_LOAD", 1)
     clock = Clock()
     state = await commit(bench, await bench.create(), 1)
     tag(bench, "report", state.snapshot_id)
@@ -79,5 +79,5 @@ async def test_tables_beyond_one_look_are_seen_by_the_next(bench, monkeypatch):
         seen = []
         for _ in range(3):
             seen = await watch.describe()
-            clock.now += LOOK_EVERY_S
+            clock.now += LOAD_EVERY_S
     assert facts(seen) == [("default.users", "report", 0)]

@@ -57,7 +57,7 @@ async def test_others_are_flushed_for_memory_though_a_failing_table_has_the_larg
         for _ in range(6):
             await pushing.give(*others)
         end = running.log.durable_end
-        await wait_for(lambda: running.feed.applied_offset == end)
+        await wait_for(lambda: running.feed.applier.offset == end)
         assert running.status("default.bad")["committedRows"] == 0
         flushed = [running.status(f"default.{table}")["lastFlushReason"] for table in others]
         assert "memory" in flushed, "nobody asked for it"
@@ -114,10 +114,10 @@ async def test_table_whose_namespace_is_missing_and_may_not_be_made_pauses_alone
         await wait_for(lambda: running.status("sales.orders").get("state") == "paused")
         await running.append(range(3, 5), table="good")
         await wait_for(lambda: running.status("default.good").get("committedRows") == 2)
-        (problem,) = running.feed.problems(now=time.monotonic(), stalled_after_s=3600)
+        (problem,) = running.feed.status.problems(now=time.monotonic(), stalled_after_s=3600)
         assert problem.startswith("table is paused: table=sales.orders reason=")
         assert "403" in running.status("sales.orders")["problem"]
         catalog.is_allowed = True
         await wait_for(lambda: running.status("sales.orders")["committedRows"] == 2)
-        assert running.feed.problems(now=time.monotonic(), stalled_after_s=3600) == []
+        assert running.feed.status.problems(now=time.monotonic(), stalled_after_s=3600) == []
     assert read_sequences(local_lake, "sales.orders") == shop(1, 2)

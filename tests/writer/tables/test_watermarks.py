@@ -10,7 +10,7 @@ import pytest
 from lakefeed.contract.changes import Position, SourceId, Span, TableName
 from lakefeed.contract.progress import PROGRESS_PROPERTY, progress_from_text
 from lakefeed.contract.properties import mark_of
-from lakefeed.writer.tables.status import complete_positions
+from lakefeed.writer.tables.watermarks import complete_positions
 from tests.writer.conftest import Lake
 from tests.writer.feeding import running_feed, wait_for
 
@@ -70,7 +70,7 @@ async def test_rows_that_have_left_memory_are_not_complete(tmp_path: Path, local
         running.store.broken = lambda location: "/b-" in location
         await running.append_inserts((1, "a", {"id": 1}), (2, "b", {"id": 2}), (3, "a", {"id": 3}))
         assert not (await running.flush("b"))["success"]
-        running.feed.tables["default.b"].park_everything()
+        running.feed.tables["default.b"].evict_all()
         await running.append_inserts((4, "b", {"id": 4}), (5, "a", {"id": 5}))
         await running.flush("a")
         assert told(local_lake, "a") == at(1)

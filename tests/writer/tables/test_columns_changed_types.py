@@ -92,7 +92,7 @@ def plain(value: Any) -> Any:
 async def buffer(running: Running, rows: int) -> None:
     def is_buffered() -> bool:
         status = running.status("default.users")
-        return status.get("pendingRows") == 0 and running.feed.buffer_status()["eventCount"] == rows
+        return status.get("pendingRows") == 0 and running.feed.status.buffer_status()["eventCount"] == rows
 
     await wait_for(is_buffered)
 
@@ -165,11 +165,11 @@ async def test_text_that_was_decoded_before_its_table_was_opened_anew_is_written
         await running.append(range(1, 2), row=lambda _: {"v": "a"})
         await running.flush()
         monkeypatch.setattr("lakefeed.writer.tables.feed.decode_run", noted)
-        async with running.feed.applying:
+        async with running.feed.applier.held:
             await running.append(range(2, 3), row=lambda _: {"v": "a"})
             await wait_for(lambda: bool(runs))
             alter_users(local_lake, StringType(), comment="json")
-            running.feed.tables["default.users"].park_everything()
+            running.feed.tables["default.users"].evict_all()
         await running.flush()
     assert runs[0].tables[0].rows is not None, "it was decoded for the columns of before"
     assert shown(local_lake) == [(None, None), ('"a"', None)]
@@ -201,7 +201,7 @@ async def test_files_that_wait_for_their_commit_are_written_again_if_the_column_
         alter_users(local_lake, StringType(), comment="json")
         await running.feed.tables["default.users"].columns.refresh()
         running.store.broken = lambda _: False
-        await wait_for(lambda: running.feed.buffer_status()["pausedTables"] == 0)
+        await wait_for(lambda: running.feed.status.buffer_status()["pausedTables"] == 0)
         await running.flush()
     assert shown(local_lake) == [(None, None), ('"a"', None)]
 

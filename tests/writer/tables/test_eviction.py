@@ -1,4 +1,4 @@
-"""Tables that fall behind and catch up, against a model with random stalls: each change once, in order, not trimmed."""
+"""Evicted tables that catch up, against a model with random stalls: each change once, in order, not trimmed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakefeed.contract.changes import Position, SourceId, Span
-from lakefeed.writer.tables.state import Holding, Standing, plan_stretch, plan_yields
-from lakefeed.writer.tables.status import complete_positions
+from lakefeed.writer.tables.memory import MemoryUse, plan_evictions
+from lakefeed.writer.tables.pending import LogBacklog, plan_catch_up
+from lakefeed.writer.tables.watermarks import complete_positions
 
 TABLES = ("a", "b", "c")
 SOURCES = (SourceId("shop"), SourceId("bank"))
@@ -35,16 +36,20 @@ class Change:
 
 @dataclass(slots=True)
 class Table:
-    """A table with rows in memory, a flush under way and rows that are committed; its standing is the real one."""
+    """A table with rows in memory, a flush under way and rows that are committed; its backlog is the real one."""
 
-    standing: Standing = field(default_factory=Standing)
+    backlog: LogBacklog = field(default_factory=LogBacklog)
     waiting: list[Change] = field(default_factory=list)
     flushing: list[Change] = field(default_factory=list)
     committed: list[Change] = field(default_factory=list)
 
+    @property
+    def is_behind(self) -> bool:
+        return self.backlog.resume_offset is not None
+
     def offer(self, change: Change) -> None:
-        if self.standing.is_behind:
-            self.standing.pass_by(change.spans)
+        if self.is_behind:
+            self.backlog.pass_by(change.spans)
         else:
             self.take(change)
 
@@ -52,14 +57,14 @@ class Table:
         if change not in self.committed:  # the table's own marks, after a flush that was given up had landed
             self.waiting.append(change)
 
-    def park(self, *, everything: bool) -> None:
+    def evict(self, *, everything: bool) -> None:
         leaving = self.waiting + (self.flushing if everything else [])
         if not leaving:
             return
         offsets = [change.offset for change in leaving]
-        if self.standing.resume_offset is not None:
-            offsets.append(self.standing.resume_offset)
-        self.standing.park(min(offsets), [change.spans for change in leaving], since=0.0)
+        if self.backlog.resume_offset is not None:
+            offsets.append(self.backlog.resume_offset)
+        self.backlog.evict_to(min(offsets), *(change.spans for change in leaving), since=0.0)
         self.waiting = []
         self.flushing = [] if everything else self.flushing
 
@@ -70,23 +75,23 @@ class Table:
     @property
     def needed_offset(self) -> int | None:
         offsets = [change.offset for change in self.in_memory]
-        if self.standing.resume_offset is not None:
-            offsets.append(self.standing.resume_offset)
+        if self.backlog.resume_offset is not None:
+            offsets.append(self.backlog.resume_offset)
         return min(offsets, default=None)
 
     def first_waiting(self, source: SourceId) -> int | None:
         found = [change.sequence for change in self.in_memory if change.source == source]
-        passed = self.standing.first_passed(source)
-        return min([*found, *([passed.sequence] if passed else [])], default=None)
+        passed = self.backlog.spans.get(source)
+        return min([*found, *([passed.first.sequence] if passed else [])], default=None)
 
     def waiting_spans(self, *, is_landing: bool) -> list[Mapping[SourceId, Span]]:
         left = self.waiting if is_landing else self.in_memory
-        return [self.standing.passed_spans, *(change.spans for change in left)]
+        return [self.backlog.spans, *(change.spans for change in left)]
 
 
 @dataclass(slots=True)
 class World:
-    """A log, an applier that waits for nobody, and three tables."""
+    """A log, an applier that waits for no table, and three tables."""
 
     records: list[list[Change]] = field(default_factory=list)
     tables: dict[str, Table] = field(default_factory=lambda: {name: Table() for name in TABLES})
@@ -105,20 +110,20 @@ class World:
 
     def catch_up(self, ready: set[str], count: int) -> None:
         offsets = {
-            name: table.standing.resume_offset
+            name: table.backlog.resume_offset
             for name, table in self.tables.items()
-            if name in ready and table.standing.resume_offset is not None
+            if name in ready and table.backlog.resume_offset is not None
         }
-        stretch = plan_stretch(offsets, applied_offset=self.applied)
-        if stretch is None:
+        following = plan_catch_up(offsets, applied_offset=self.applied)
+        if following is None:
             return
-        until = min(stretch.until, stretch.start + count)
-        for change in self.changes(stretch.start, until):
-            if change.table in stretch.tables:
-                self.tables[change.table].standing.take_again(change.spans)
+        until = min(following.until, following.start + count)
+        for change in self.changes(following.start, until):
+            if change.table in following.tables:
+                self.tables[change.table].backlog.reread(change.spans)
                 self.tables[change.table].take(change)
-        for name in stretch.tables:
-            self.tables[name].standing.advance(until, applied_offset=self.applied)
+        for name in following.tables:
+            self.tables[name].backlog.advance(until, applied_offset=self.applied)
 
     def changes(self, start: int, until: int) -> list[Change]:
         assert start >= self.trimmed, "read below what was trimmed"
@@ -187,7 +192,7 @@ _OPERATIONS = st.one_of(
     st.tuples(st.just("take"), st.sampled_from(TABLES)),
     st.tuples(st.just("commit"), st.sampled_from(TABLES)),
     st.tuples(st.just("land and give up"), st.sampled_from(TABLES)),
-    st.tuples(st.just("park"), st.sampled_from(TABLES), st.booleans()),
+    st.tuples(st.just("evict"), st.sampled_from(TABLES), st.booleans()),
     st.tuples(st.just("catch up"), st.sets(st.sampled_from(TABLES)), st.integers(1, 4)),
     st.tuples(st.just("trim")),
 )
@@ -216,9 +221,9 @@ def test_each_change_is_committed_once_and_in_order_whatever_stalls(operations):
                 complete = complete_with(world, name)
                 table.committed += table.flushing
                 check_complete(world, complete)
-                table.park(everything=True)
-            case ("park", name, everything):
-                world.tables[name].park(everything=everything)
+                table.evict(everything=True)
+            case ("evict", name, everything):
+                world.tables[name].evict(everything=everything)
             case ("catch up", ready, count):
                 world.catch_up(ready, count)
             case ("trim",):
@@ -229,50 +234,50 @@ def test_each_change_is_committed_once_and_in_order_whatever_stalls(operations):
     ends = {c.source: Position(0, c.sequence) for c in world.changes_ever()}
     assert complete_with(world, "a") == ends
     assert sum(len(table.committed) for table in world.tables.values()) == len(world.changes_ever())
-    assert not any(table.standing.is_behind for table in world.tables.values())
+    assert not any(table.is_behind for table in world.tables.values())
 
 
-def test_the_furthest_back_is_read_first_and_meets_the_next_one_exactly_where_it_waits():
-    stretch = plan_stretch({"a": 10, "b": 4, "c": 4}, applied_offset=50)
-    assert stretch is not None
-    assert (stretch.start, stretch.until, stretch.tables) == (4, 10, {"b", "c"})
+def test_the_table_furthest_behind_is_read_first_and_meets_the_next_one_exactly_where_it_waits():
+    following = plan_catch_up({"a": 10, "b": 4, "c": 4}, applied_offset=50)
+    assert following is not None
+    assert (following.start, following.until, following.tables) == (4, 10, {"b", "c"})
 
 
 def test_nothing_is_read_again_beyond_the_applier():
-    stretch = plan_stretch({"a": 10}, applied_offset=12)
-    assert stretch is not None
-    assert stretch.until == 12
+    following = plan_catch_up({"a": 10}, applied_offset=12)
+    assert following is not None
+    assert following.until == 12
 
 
 def test_table_that_has_passed_its_last_change_of_a_source_no_longer_holds_that_source_back():
-    standing = Standing()
-    standing.park(3, [{SOURCES[0]: Span(Position(0, 5), Position(0, 6))}], since=1.0)
-    standing.pass_by({SOURCES[1]: Span(Position(0, 9), Position(0, 9))})
-    standing.take_again({SOURCES[0]: Span(Position(0, 5), Position(0, 5))})
-    assert standing.first_passed(SOURCES[0]) == Position(0, 6)
-    standing.take_again({SOURCES[0]: Span(Position(0, 6), Position(0, 6))})
-    assert standing.first_passed(SOURCES[0]) is None
-    assert standing.first_passed(SOURCES[1]) == Position(0, 9)
+    backlog = LogBacklog()
+    backlog.evict_to(3, {SOURCES[0]: Span(Position(0, 5), Position(0, 6))}, since=1.0)
+    backlog.pass_by({SOURCES[1]: Span(Position(0, 9), Position(0, 9))})
+    backlog.reread({SOURCES[0]: Span(Position(0, 5), Position(0, 5))})
+    assert backlog.spans[SOURCES[0]].first == Position(0, 6)
+    backlog.reread({SOURCES[0]: Span(Position(0, 6), Position(0, 6))})
+    assert SOURCES[0] not in backlog.spans
+    assert backlog.spans[SOURCES[1]].first == Position(0, 9)
 
 
 @pytest.mark.parametrize(
     ("stuck", "waiting", "everything"),
     [
-        ({"a": Holding(30, 20)}, set(), set()),
-        ({"a": Holding(40, 20)}, {"a"}, set()),
-        ({"a": Holding(30, 10), "b": Holding(20, 0)}, {"a"}, set()),
-        ({"a": Holding(0, 60), "b": Holding(0, 30)}, set(), {"a"}),
-        ({"a": Holding(5, 40), "b": Holding(5, 30)}, {"b"}, {"a"}),
-        ({"a": Holding(60, 70)}, set(), {"a"}),
+        ({"a": MemoryUse(30, 20)}, set(), set()),
+        ({"a": MemoryUse(40, 20)}, {"a"}, set()),
+        ({"a": MemoryUse(30, 10), "b": MemoryUse(20, 0)}, {"a"}, set()),
+        ({"a": MemoryUse(0, 60), "b": MemoryUse(0, 30)}, set(), {"a"}),
+        ({"a": MemoryUse(5, 40), "b": MemoryUse(5, 30)}, {"b"}, {"a"}),
+        ({"a": MemoryUse(60, 70)}, set(), {"a"}),
     ],
 )
-def test_stuck_tables_give_up_what_waits_before_what_is_being_flushed_and_the_largest_first(stuck, waiting, everything):
-    yields = plan_yields(stuck, interruptible=stuck, max_bytes=100)
-    assert (yields.waiting, yields.everything) == (waiting, everything)
+def test_waiting_rows_of_stuck_tables_are_evicted_before_flushes_and_the_largest_first(stuck, waiting, everything):
+    plan = plan_evictions(stuck, interruptible=stuck, max_bytes=100)
+    assert (plan.waiting, plan.everything) == (waiting, everything)
 
 
-def test_a_flush_that_gets_on_is_left_to_it_whatever_it_holds():
-    stuck = {"a": Holding(10, 60), "b": Holding(10, 50)}
-    yields = plan_yields(stuck, interruptible={"b"}, max_bytes=100)
-    assert (yields.waiting, yields.everything) == ({"a"}, {"b"})
-    assert plan_yields(stuck, interruptible=(), max_bytes=100).everything == set()
+def test_a_flush_that_makes_progress_is_not_evicted_whatever_it_holds():
+    stuck = {"a": MemoryUse(10, 60), "b": MemoryUse(10, 50)}
+    plan = plan_evictions(stuck, interruptible={"b"}, max_bytes=100)
+    assert (plan.waiting, plan.everything) == ({"a"}, {"b"})
+    assert plan_evictions(stuck, interruptible=(), max_bytes=100).everything == set()

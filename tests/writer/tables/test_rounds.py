@@ -95,7 +95,7 @@ async def test_all_tables_are_flushed_when_one_is_due(tmp_path, local_lake):
         for transfer in (1, 2):
             await log_transfer(running, transfer)
         await log_batch(running, event("accounts", 30))
-        await wait_for(lambda: running.feed.committed_position(BANK) == Position(0, 30))
+        await wait_for(lambda: running.feed.status.committed_position(BANK) == Position(0, 30))
     assert (read_transfers(local_lake, ACCOUNTS), read_transfers(local_lake, LEDGER)) == ([1, 2, 3], [1, 2])
 
 
@@ -105,7 +105,7 @@ async def test_tables_that_are_quick_wait_for_one_whose_rows_take_longer_to_deco
             # Each ledger row brings a column of its own, which takes the slow path; the account's row is ready before.
             slow = event("ledger", sequence_of(transfer, 1), {"transfer": transfer, f"column_{transfer}": 1})
             await log_batch(running, event("accounts", sequence_of(transfer, 0)), slow)
-            await wait_for(lambda: not running.feed.log_status()["uncommittedRecords"])
+            await wait_for(lambda: not running.feed.status.log_status()["uncommittedRecords"])
         assert splits(running) == NOTHING_SPLIT
     check_both(local_lake, *range(1, 21))
 
@@ -162,12 +162,12 @@ async def test_table_that_is_paused_by_a_change_of_its_columns_has_no_second_flu
         async with asyncio.TaskGroup() as asking:
             for failures in (1, 2):
                 asking.create_task(running.flush())
-                await wait_for(lambda failures=failures: ledger.trouble.attempts == failures)
+                await wait_for(lambda failures=failures: ledger.retry.attempts == failures)
             await ledger.columns.refresh()
             running.store.broken = lambda _: False
             _short_retries(monkeypatch)
             asking.create_task(running.flush())
-        await wait_for(lambda: running.status(LEDGER)["problem"] is None and ledger.is_idle)
+        await wait_for(lambda: running.status(LEDGER)["problem"] is None and ledger.pending.needed_offset is None)
         assert splits(running)["table_left"] == 1, "it left once, with its rows"
     check_both(local_lake, 1, 2)
     assert read_transfers(local_lake, AUDITS) == [1, 2]
@@ -201,8 +201,8 @@ async def test_open_transaction_is_visible_once_it_has_ended_and_survives_a_cras
         await log_batch(running, event("ledger", 21), open_transaction="t2")
         await running.flush()
         check_both(local_lake, 1)
-        assert running.feed.committed_position(BANK) == Position(0, 11)
-        assert running.feed.log_status()["uncommittedRecords"] == 2, "what is open is kept"
+        assert running.feed.status.committed_position(BANK) == Position(0, 11)
+        assert running.feed.status.log_status()["uncommittedRecords"] == 2, "what is open is kept"
     async with running_feed(tmp_path, local_lake, **TOGETHER) as running:
         await running.flush()
         check_both(local_lake, 1)
@@ -245,7 +245,7 @@ async def test_memory_is_bounded_while_transactions_are_open(tmp_path, local_lak
                 event("accounts", 1_000 * number + each, {"transfer": number, "text": "x" * 200}) for each in range(20)
             ]
             await log_batch(running, *rows, open_transaction=f"t{number // 20}" if number % 20 < 19 else "")
-            assert running.feed.buffer_status()["totalSizeBytes"] < 4 * limits["buffer_max_bytes"]
+            assert running.feed.status.buffer_status()["totalSizeBytes"] < 4 * limits["buffer_max_bytes"]
         await running.flush()
     assert len(read_transfers(local_lake, ACCOUNTS)) == 60 * 20
 
@@ -278,7 +278,7 @@ async def test_rows_that_another_node_committed_to_one_table_are_left_out_there(
         await log_transfer(first, 1)
         await first.flush()
         await log_transfer(first, 2)
-        await wait_for(lambda: first.feed.buffer_status()["eventCount"] == 2)
+        await wait_for(lambda: first.feed.status.buffer_status()["eventCount"] == 2)
         async with running_feed(tmp_path / "second", local_lake) as second:
             await log_batch(second, event("ledger", 21))
             await second.flush()
@@ -358,9 +358,9 @@ async def test_outage_of_the_store_leaves_transactions_whole(tmp_path, local_lak
             await log_transfer(running, 2)
             assert not (await running.flush())["success"]
             await log_transfer(running, 3)
-            await wait_for(lambda: running.feed.buffer_status()["pausedTables"] == 2)
+            await wait_for(lambda: running.feed.status.buffer_status()["pausedTables"] == 2)
             running.store.broken = lambda _: False
-            await wait_for(lambda: running.feed.buffer_status()["pausedTables"] == 0)
+            await wait_for(lambda: running.feed.status.buffer_status()["pausedTables"] == 0)
             await running.flush()
             await wait_for(lambda: reader.seen[-1] == (3, 3, 3))
         assert splits(running) == NOTHING_SPLIT
@@ -384,7 +384,7 @@ async def test_outage_of_the_catalog_leaves_transactions_whole(tmp_path, local_l
         with reading(local_lake) as reader:
             catalog.load_faults.clear()
             catalog.commit_faults.clear()
-            await wait_for(lambda: running.feed.buffer_status()["pausedTables"] == 0)
+            await wait_for(lambda: running.feed.status.buffer_status()["pausedTables"] == 0)
             await running.flush()
             await wait_for(lambda: reader.seen[-1] == (3, 3, 3))
         assert splits(running) == NOTHING_SPLIT
@@ -398,11 +398,11 @@ async def test_table_that_has_to_give_up_its_memory_leaves_its_group_and_catches
         running.store.broken = lambda location: location.endswith(".parquet")
         for transfer in range(1, 601):
             await log_transfer(running, transfer)
-        await wait_for(lambda: running.feed.buffer_status()["tablesBehind"] > 0)
+        await wait_for(lambda: running.feed.status.buffer_status()["tablesBehind"] > 0)
         running.store.broken = lambda _: False
-        await wait_for(lambda: running.feed.buffer_status()["tablesBehind"] == 0)
+        await wait_for(lambda: running.feed.status.buffer_status()["tablesBehind"] == 0)
         await running.flush()
-        assert running.feed.committed_position(BANK) == Position(0, sequence_of(600, 1))
+        assert running.feed.status.committed_position(BANK) == Position(0, sequence_of(600, 1))
     check_both(local_lake, *range(1, 601))
 
 
@@ -415,7 +415,7 @@ async def test_source_that_starts_over_is_committed_again_under_its_new_epoch(tm
             both = [event("accounts", 10), event("ledger", 11)]
             await log_batch(running, *both, epoch=epoch)
         await running.flush()
-        assert running.feed.committed_position(BANK) == Position(1, 11)
+        assert running.feed.status.committed_position(BANK) == Position(1, 11)
         assert splits(running) == {"cut_short": 1}
     check_both(local_lake, 1, 1)
 
@@ -435,7 +435,7 @@ async def test_row_that_goes_to_the_quarantine_keeps_nobody_waiting(tmp_path, lo
         await log_batch(running, event("accounts", 30), poisoned)
         await log_transfer(running, 4)
         assert (await running.flush())["success"]
-        assert running.feed.committed_position(BANK) == Position(0, 41)
+        assert running.feed.status.committed_position(BANK) == Position(0, 41)
     assert (read_transfers(local_lake, ACCOUNTS), read_transfers(local_lake, LEDGER)) == ([1, 2, 3, 4], [1, 2, 4])
 
 

@@ -48,7 +48,7 @@ def is_flushing(running: Running, table: str) -> bool:
 
 
 def is_behind(running: Running, table: str) -> bool:
-    return running.feed.tables[f"default.{table}"].standing.is_behind
+    return running.feed.tables[f"default.{table}"].state.is_behind
 
 
 async def begin_two_slow_flushes(running: Running, source: Source) -> None:
@@ -64,7 +64,7 @@ async def push_to_others(running: Running, source: Source) -> None:
     for _ in range(40):
         await source.give("good")
     end = running.log.durable_end
-    await wait_for(lambda: running.feed.applied_offset == end)
+    await wait_for(lambda: running.feed.applier.offset == end)
 
 
 def check_tables(lake: Lake, source: Source) -> None:
@@ -96,7 +96,7 @@ async def test_flushes_that_take_long_are_not_begun_again_though_others_need_mem
 async def test_flush_that_stands_still_gives_its_memory_to_others_and_is_begun_again(
     tmp_path: Path, local_lake: Lake, monkeypatch
 ) -> None:
-    monkeypatch.setattr("lakefeed.writer.tables.flush.STILL_MAX_S", 0.2)
+    monkeypatch.setattr("lakefeed.writer.tables.flush.STALLED_AFTER_S", 0.2)
     monkeypatch.setattr("lakefeed.writer.tables.flush.SLOWEST_BYTES_PER_S", 1_000_000 * KIB)
     async with running_feed(tmp_path, local_lake, **SMALL) as running:
         source = Source(running)

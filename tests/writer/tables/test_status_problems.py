@@ -28,11 +28,11 @@ async def test_a_commit_that_is_tried_again_is_told_with_its_reason_before_it_ha
         await running.flush()
         catalog.commit_faults.append(fault)
         await running.append(range(3, 5))
-        await wait_for(lambda: running.feed.buffer_status()["eventCount"] == 2)
+        await wait_for(lambda: running.feed.status.buffer_status()["eventCount"] == 2)
         flush = asyncio.create_task(running.feed.flush())
         await wait_for(lambda: running.status("default.users")["problem"] is not None)
         status = running.status("default.users")
-        (problem,) = running.feed.problems(now=time.monotonic() + 1, stalled_after_s=0.5)
+        (problem,) = running.feed.status.problems(now=time.monotonic() + 1, stalled_after_s=0.5)
         flush.cancel()
     assert fault.value.partition(",")[0] in status["problem"]
     assert status["failedAttempts"] == 0, "nobody has given up yet"
@@ -44,13 +44,13 @@ async def test_rows_that_are_not_due_are_no_problem_however_long_they_may_wait(
 ) -> None:
     async with running_feed(tmp_path, local_lake, flush_max_age_s=300.0) as running:
         await running.append(range(1, 3))
-        await wait_for(lambda: [table.open_rows for table in running.feed.tables.values()] == [2])
+        await wait_for(lambda: [table.pending.buffer.rows for table in running.feed.tables.values()] == [2])
         now = time.monotonic()
-        assert running.feed.problems(now=now + 290, stalled_after_s=120) == []
-        assert not running.feed.stands_still(now=now + 419, stalled_after_s=120)
-        (problem,) = running.feed.problems(now=now + 421, stalled_after_s=120)
+        assert running.feed.status.problems(now=now + 290, stalled_after_s=120) == []
+        assert not running.feed.status.is_stalled(now=now + 419, stalled_after_s=120)
+        (problem,) = running.feed.status.problems(now=now + 421, stalled_after_s=120)
         assert problem.startswith("table is not committed: table=default.users seconds=42")
-        assert running.feed.stands_still(now=now + 421, stalled_after_s=120)
+        assert running.feed.status.is_stalled(now=now + 421, stalled_after_s=120)
 
 
 async def test_an_unexpected_error_between_flushes_ends_nothing(

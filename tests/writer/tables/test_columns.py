@@ -71,7 +71,7 @@ async def test_buffered_values_of_a_column_that_somebody_drops_are_not_lost(tmp_
         await running.append(range(1, 2), row=lambda n: {"id": n, "note": "a", "home": {"zip": 1, "city": "b"}})
         await running.flush()
         await running.append(range(2, 3), row=lambda n: {"id": n, "note": "c", "home": {"zip": 2, "city": "d"}})
-        await wait_for(lambda: running.feed.buffer_status()["eventCount"] == 1)
+        await wait_for(lambda: running.feed.status.buffer_status()["eventCount"] == 1)
         change_schema(local_lake, lambda it: it.delete_column("note").delete_column("home.zip"))
         await running.flush()
         assert running.status("default.users")["problem"] is None

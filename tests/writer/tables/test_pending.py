@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lakefeed.contract import changes
 from lakefeed.contract.changes import Position, SourceId, Span
-from lakefeed.writer.tables.pending import Chunk, Gathered, TableBuffer
+from lakefeed.writer.tables.pending import Chunk, FlushRows, TableBuffer
 
 A, B = SourceId("a"), SourceId("b")
 
@@ -43,7 +43,7 @@ def filled(*chunks: Chunk) -> TableBuffer:
     return buffer
 
 
-def sequences_of(gathered: Gathered) -> list[int]:
+def sequences_of(gathered: FlushRows) -> list[int]:
     return [value for table in gathered.tables for value in table[changes.SEQUENCE].to_pylist()]
 
 

@@ -1,4 +1,4 @@
-"""The tables' word on sources: which marks count, and that every table of a real catalog is asked."""
+"""Resume positions: which records count, and that every table of a real catalog is read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.writer.examples import NESTED
 A, B = SourceId("a"), SourceId("b")
 
 
-def test_highest_word_of_what_is_complete_counts_whatever_single_tables_have():
+def test_the_highest_record_of_what_is_complete_counts_whatever_single_tables_have():
     tables = [
         Progress(sources={A: Position(0, 40), B: Position(0, 7)}, complete={A: Position(0, 30), B: Position(0, 7)}),
         Progress(sources={A: Position(0, 3)}, complete={A: Position(0, 3)}),
@@ -37,33 +37,25 @@ def test_epoch_of_which_nothing_is_known_to_be_complete_is_resumed_from_its_begi
     assert resume_positions(tables) == {A: Position(1, 4)}
 
 
-def test_a_word_of_all_tables_counts_though_others_were_written_by_versions_before_it():
-    tables = [
-        Progress(sources={A: Position(0, 3)}),
-        Progress(sources={A: Position(0, 9)}, complete={A: Position(0, 8)}),
-    ]
-    assert resume_positions(tables) == {A: Position(0, 8)}
+def test_a_source_without_any_record_resumes_at_the_beginning_of_its_newest_epoch():
+    tables = [Progress(sources={A: Position(0, 3)}), Progress(sources={A: Position(2, 9)}), Progress()]
+    assert resume_positions(tables) == {A: Position(2, -1)}
+    tables.append(Progress(sources={A: Position(2, 9)}, complete={A: Position(2, 8)}))
+    assert resume_positions(tables) == {A: Position(2, 8)}
 
 
-def test_of_tables_from_before_that_word_the_lowest_mark_of_the_newest_epoch_counts():
-    tables = [
-        Progress(sources={A: Position(1, 40), B: Position(0, 7)}),
-        Progress(sources={A: Position(0, 3)}),
-        Progress(sources={A: Position(1, 100)}),
-        Progress(sources={A: Position(1, 60), B: Position(0, 9)}),
-    ]
-    assert resume_positions(tables) == {A: Position(1, 40), B: Position(0, 7)}
-    assert resume_positions(reversed(tables)) == resume_positions(tables)
-
-
-def test_tables_without_marks_say_nothing():
+def test_tables_without_marks_have_no_sources():
     assert resume_positions([Progress(), Progress()]) == {}
 
 
-async def test_every_table_of_every_namespace_is_asked_and_those_of_others_are_passed_over(local_lake):
+async def test_every_table_of_every_namespace_is_read_and_foreign_ones_are_skipped(local_lake):
     marks = {
-        TableName(("sales",), "orders"): Progress(sources={A: Position(0, 40)}).to_text(),
-        TableName(("sales", "eu"), "orders"): Progress(sources={A: Position(0, 20), B: Position(2, 5)}).to_text(),
+        TableName(("sales",), "orders"): Progress(
+            sources={A: Position(0, 40)}, complete={A: Position(0, 20)}
+        ).to_text(),
+        TableName(("sales", "eu"), "orders"): Progress(
+            sources={B: Position(2, 5)}, complete={B: Position(2, 5)}
+        ).to_text(),
         TableName(("other",), "damaged"): "not a marker",
         TableName(("other",), "foreign"): None,
     }

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from lakefeed.contract.changes import TableName
-from lakefeed.writer.tables.memory import TableRoom
+from lakefeed.writer.tables.memory import TableLimit
 
 
-def room_for(tables_max: int) -> TableRoom:
-    return TableRoom(tables_max=tables_max, default_namespace="default")
+def room_for(tables_max: int) -> TableLimit:
+    return TableLimit(tables_max=tables_max, default_namespace="default")
 
 
 def test_tables_are_taken_until_there_is_no_room_and_those_that_are_known_ever_after():
