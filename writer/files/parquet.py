@@ -1,4 +1,4 @@
-"""Arrow to Parquet, with the statistics that Iceberg keeps of a file. Owns the encoding; storing is storage's.
+"""Parquet data files: Arrow rows encoded, with the statistics that Iceberg keeps of a file.
 
 Statistics come from the footer that Parquet writes anyway, so rows are read once. All of this is CPU work in plain
 functions: callers run them in an executor (pyarrow releases the interpreter lock for nearly all of it).
@@ -27,14 +27,14 @@ from lakefeed.iceberg.values import (
 )
 from lakefeed.writer.config import WriterConfig
 
-# A dictionary costs a third of the writing time and pays only where values repeat: judged on a sample of each column.
+# A dictionary costs a third of the writing time and pays off only where values repeat: decided on a sample.
 DICTIONARY_SAMPLE_ROWS = 1_000
 DICTIONARY_MAX_DISTINCT_RATIO = 0.1
 
 _WITH_LEVEL = {"zstd", "gzip"}
 
 # Iceberg's Java library compares UUIDs as signed numbers, against the specification: by true bounds, of files or of row
-# groups, Spark would pass over those that have the value it looks for.
+# groups, Spark would skip files that have the value it looks for.
 _WITHOUT_STATISTICS = {"uuid"}
 
 
@@ -47,10 +47,10 @@ def write_data_file(
     config: WriterConfig,
     sort_order_id: int | None = None,
 ) -> tuple[pa.Buffer, DataFile]:
-    """Encode rows of one partition as a Parquet file, and describe it as the manifest will.
+    """Encode rows of one partition as a Parquet file, and describe it for the manifest.
 
-    The table's columns are those of `schema`, in its order; field ids come from `schema`. `sort_order_id` names the
-    order that the rows lie in.
+    The table's columns are those of `schema`, in its order; field ids come from `schema`. `sort_order_id` is the
+    order of the rows.
     """
     arrow_schema = to_arrow_schema(schema)
     if not table.schema.equals(arrow_schema, check_metadata=True):
@@ -75,14 +75,14 @@ def write_data_file(
 
 
 def _columns_with_statistics(schema: Schema) -> bool | list[str]:
-    """Name the Parquet columns that get statistics; True where all do."""
+    """Return the Parquet columns that get statistics; True for all."""
     leaves = list(_leaf_columns(StructType(written_fields(schema.columns))))
     wanted = [leaf.path for leaf in leaves if leaf.type not in _WITHOUT_STATISTICS]
     return True if len(wanted) == len(leaves) else wanted
 
 
 def repeating_columns(table: pa.Table) -> list[str]:
-    """Name the Parquet columns whose values repeat so often that a dictionary pays."""
+    """Return the Parquet columns whose values repeat so often that a dictionary pays off."""
     sample = table.slice(0, DICTIONARY_SAMPLE_ROWS).combine_chunks()
     leaves = (leaf for name in sample.column_names for leaf in _leaves(name, _one_chunk(sample.column(name))))
     return [path for path, values in leaves if _repeats(values)]
@@ -136,7 +136,7 @@ def describe_file(
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """A column of the Parquet file; `repeated` if it lies inside a list or a map, where bounds mean nothing."""
+    """A column of the Parquet file; `repeated` inside a list or a map, where bounds have no meaning."""
 
     field_id: int
     path: str
@@ -146,7 +146,7 @@ class _Leaf:
 
 @dataclass(frozen=True, slots=True)
 class _ColumnStatistics:
-    """What the manifest says of one column."""
+    """What the manifest records of one column."""
 
     field_id: int
     size_bytes: int
@@ -162,7 +162,7 @@ def _leaf_columns(struct: StructType, *, prefix: str = "", repeated: bool = Fals
 
 
 def _type_leaves(field_id: int, path: str, type_: Type, *, repeated: bool) -> Iterator[_Leaf]:
-    """Walk a type in the order in which Parquet lays out its leaves, and by the names that it gives them."""
+    """Yield the leaves of a type in Parquet's order and with Parquet's names."""
     match type_:
         case str():
             yield _Leaf(field_id, path, type_, repeated)
@@ -190,7 +190,7 @@ def _describe_column(leaf: _Leaf, chunks: list[Any]) -> _ColumnStatistics:
 
 
 def _bounds(type_: str, chunks: list[Any], statistics: list[Any]) -> tuple[bytes | None, bytes | None]:
-    """Join the bounds of all row groups; one that has values but no bounds (they are too long) leaves none."""
+    """Join the bounds of all row groups; none if one has values but no bounds, because they are too long."""
     filled = [one for one, chunk in zip(statistics, chunks, strict=True) if one.null_count < chunk.num_values]
     if not filled or not all(one.has_min_max for one in filled):
         return None, None
@@ -200,7 +200,7 @@ def _bounds(type_: str, chunks: list[Any], statistics: list[Any]) -> tuple[bytes
 
 
 def _value(type_: str, raw: Any) -> Any:
-    """Turn Parquet's stored value into one that compares and encodes as Iceberg's."""
+    """Return Parquet's stored value in a form that compares and encodes as Iceberg's."""
     if type_.startswith("decimal") and isinstance(raw, bytes):
         return int.from_bytes(raw, "big", signed=True)
     return raw

@@ -1,4 +1,4 @@
-"""One hash per row, over all its columns, the same in every engine. Owns what each value adds to its row.
+"""Row hash: one hash per row over all its columns, the same in every engine, and the ledger's counts of rows.
 
 `x64(a, b, ...)` is Spark's `xxhash64`: XXH64 of `a` with seed 42, then of `b` with that hash as its seed, and so on. A
 field with id `f` adds to its row, by exclusive or:
@@ -9,13 +9,13 @@ field with id `f` adds to its row, by exclusive or:
     string, binary, fixed, uuid                   x64(f, bytes made up to whole words, as xxh64.py does);
                                                   above 256 bytes, for each 256 of them x64(f, i, the same)
     decimal                                       x64(f, unscaled value as a long) up to 18 digits; beyond, and for any
-                                                  scale above 18, x64(f, it as few big-endian bytes as there can be)
+                                                  scale above 18, x64(f, its shortest big-endian bytes)
     struct                                        x64(f, 1), and what its fields add
     list                                          x64(f, length), and for each element i x64(what it adds, i)
     map                                           x64(f, length), and for each entry x64(what key and value add)
 
-and the row's hash is x64 of that. So it does not change when a file is rewritten, a column is added or renamed, or a
-type is widened as Iceberg allows. docs/verification.md has the whole definition with examples.
+and the row's hash is x64 of that. It does not change when a file is rewritten, a column is added or renamed, or a type
+is widened as Iceberg allows. docs/verification.md has the whole definition with examples.
 """
 
 from __future__ import annotations
@@ -48,10 +48,13 @@ from lakefeed.writer.files.xxh64 import (
     to_mask,
 )
 
-# --- writer.verification.plain_values ---------------------------------------------------------------------------------
-#
-# Values of Arrow columns as longs or bytes, to be hashed. Owns how each type without parts is seen as one of them.
+# Rows hashed at once: few enough that the arrays of a step stay in a core's own cache, and as many as that allows,
+# because other threads run between the calls and each call then waits for them.
+BLOCK_ROWS = 32768
 
+SEED = 42
+# Iceberg keeps the ids above for columns that tables do not list, such as row ids in files.
+LAST_FIELD_ID = 2_147_483_446
 
 # Decimals of so many digits are one long, in Spark too.
 LONG_DIGITS = 18
@@ -62,7 +65,7 @@ _BYTE_BITS = 8
 
 
 def valid_mask(values: pa.Array) -> Words | None:
-    """Give words of all bits for values and of none for nulls; nothing where there is no null."""
+    """Return words with all bits set for values and none for nulls; None where there is no null."""
     if not values.null_count:
         return None
     first, skipped = divmod(values.offset, _BYTE_BITS)
@@ -72,7 +75,7 @@ def valid_mask(values: pa.Array) -> Words | None:
 
 
 def is_text(type_: pa.DataType) -> bool:
-    """Tell whether values are hashed as bytes of any length."""
+    """Return whether values are hashed as bytes of any length."""
     return any(is_one(type_) for is_one in (pt.is_string, pt.is_binary, _is_large, pt.is_fixed_size_binary))
 
 
@@ -80,11 +83,11 @@ def _is_large(type_: pa.DataType) -> bool:
     return bool(pt.is_large_string(type_) or pt.is_large_binary(type_))
 
 
-# -- longs
+# -- values without parts, as longs or bytes
 
 
 def to_longs(values: pa.Array) -> npt.NDArray[np.generic]:
-    """Give values as integers; what stands for a null is anything."""
+    """Return values as integers, undefined for nulls."""
     if pt.is_boolean(values.type):
         values = values.cast(pa.uint8())
     elif pt.is_temporal(values.type) and not pt.is_date32(values.type) and values.type.unit in ("s", "ms"):
@@ -99,26 +102,23 @@ def _in_microseconds(type_: pa.DataType) -> pa.DataType:
 
 
 def _raw(values: pa.Array, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
-    """See a fixed-width array's own memory."""
+    """Return a fixed-width array's own memory."""
     count, item = len(values), np.dtype(dtype)
     return np.frombuffer(values.buffers()[1], item, count, values.offset * item.itemsize)
 
 
 def _double_bits(doubles: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Give the bits of doubles; changes `doubles`."""
+    """Return the bits of doubles. Changes `doubles`."""
     is_nan = np.isnan(doubles)
-    doubles += 0.0  # which makes one zero of both
+    doubles += 0.0  # -0.0 becomes 0.0
     bits = doubles.view(np.int64)
     if is_nan.any():
         bits[is_nan] = _NAN_BITS
     return bits
 
 
-# -- texts
-
-
 def to_texts(values: pa.Array, scratch: Scratch) -> tuple[Words, Lengths, Lengths]:
-    """Give a column's bytes as hash_texts wants them, and where each value begins in them and how long it is."""
+    """Return a column's bytes as `hash_texts` needs them, and where each value begins and how long it is."""
     count = len(values)
     starts, lengths = scratch.longs("starts", count), scratch.longs("lengths", count)
     if pt.is_fixed_size_binary(values.type):
@@ -145,11 +145,8 @@ def _padded(data: pa.Buffer | None, first: int, size: int, scratch: Scratch) -> 
     return words
 
 
-# -- decimals
-
-
 def unscaled_words(values: pa.Array) -> Words:
-    """See unscaled values as pairs of words, the low one first."""
+    """Return unscaled values as pairs of words, the low one first."""
     if not pt.is_decimal128(values.type):
         values = values.cast(pa.decimal128(values.type.precision, values.type.scale))
     words = np.frombuffer(values.buffers()[1], np.uint64, 2 * len(values), values.offset * _DECIMAL_BYTES)
@@ -157,7 +154,7 @@ def unscaled_words(values: pa.Array) -> Words:
 
 
 def are_long(pairs: Words, type_: pa.DataType) -> npt.NDArray[np.bool_]:
-    """Tell which unscaled values are hashed as one long."""
+    """Return which unscaled values are hashed as one long."""
     if type_.precision <= LONG_DIGITS or type_.scale > LONG_DIGITS:
         return np.full(len(pairs), type_.precision <= LONG_DIGITS)
     low, high = pairs[:, 0].view(np.int64), pairs[:, 1].view(np.int64)
@@ -167,7 +164,7 @@ def are_long(pairs: Words, type_: pa.DataType) -> npt.NDArray[np.bool_]:
 
 
 def shortest_bytes(pairs: Words) -> tuple[Words, Lengths, Lengths]:
-    """Give unscaled values as the shortest big-endian bytes that still show the sign."""
+    """Return unscaled values as the shortest big-endian bytes that still show the sign."""
     sign = (pairs[:, 1].view(np.int64) >> 63).view(np.uint64)
     low, high = pairs[:, 0] ^ sign, pairs[:, 1] ^ sign
     thresholds = np.uint64(1) << np.arange(7, 64, 8, dtype=np.uint64)  # values from here on need one byte more
@@ -178,40 +175,24 @@ def shortest_bytes(pairs: Words) -> tuple[Words, Lengths, Lengths]:
     return data, ends - lengths, lengths
 
 
-# --- writer.verification.row_hash -------------------------------------------------------------------------------------
-
-
-# Rows hashed at once: few enough that the arrays of a step stay in a core's own cache, and as many as that allows,
-# because other threads run between the calls and each call then waits for them.
-BLOCK_ROWS = 32768
-
-SEED = 42
-# Iceberg keeps the ids above for columns that tables do not list, such as row ids in files.
-LAST_FIELD_ID = 2_147_483_446
-
-
 def hash_rows(rows: pa.Table, fields: Sequence[pa.Field]) -> Words:
     """Hash each row; fields are those of its columns, and carry their Iceberg ids."""
     hashes = np.empty(len(rows), np.uint64)
     scratch, done = Scratch(), 0
     for batch in _blocks(rows):
-        hashes[done : done + len(batch)] = _hashed(_joined(batch.columns, fields, scratch))
+        hashes[done : done + len(batch)] = hash_words(_joined(batch.columns, fields, scratch), SEED)
         done += len(batch)
     return hashes
 
 
 def _blocks(rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Cut rows into blocks. They come in as many pieces as clients sent, and one by one those cost five times more."""
+    """Cut rows into blocks. Rows come in as many chunks as clients sent, and chunk by chunk costs five times more."""
     for start in range(0, len(rows), BLOCK_ROWS):
         yield from rows.slice(start, BLOCK_ROWS).combine_chunks().to_batches()
 
 
-def _hashed(words: Words) -> Words:
-    return hash_words(words, SEED)
-
-
 def _joined(columns: Sequence[pa.Array], fields: Sequence[pa.Field], scratch: Scratch) -> Words:
-    """Put together what several fields add to their rows."""
+    """Return what several fields add to their rows."""
     joined = np.zeros(len(columns[0]), np.uint64)
     _add_fields(joined, columns, fields, scratch)
     return joined
@@ -230,7 +211,7 @@ def _field_seed(field_id: int) -> int:
 
 
 def _add_field(joined: Words, values: pa.Array, type_: pa.DataType, seed: int, scratch: Scratch) -> None:
-    """Add the values of one field. Its parts have their ids in `type_`, the type of values may not."""
+    """Add the values of one field. `type_` has the ids of its parts, the type of `values` may not."""
     if isinstance(values, pa.ExtensionArray):
         values = values.storage
     if pt.is_dictionary(values.type):
@@ -250,11 +231,11 @@ def _add_field(joined: Words, values: pa.Array, type_: pa.DataType, seed: int, s
     joined ^= hashes
 
 
-# -- values without parts
+# -- hashes
 
 
 def _hash_plain(values: pa.Array, seed: int, scratch: Scratch) -> Words:
-    """Hash values; what is returned may be scratch."""
+    """Hash values without parts; the result may be scratch memory."""
     if is_text(values.type):
         return hash_texts(*to_texts(values, scratch), seed, scratch)
     if pt.is_decimal(values.type):
@@ -275,14 +256,11 @@ def _hash_decimals(values: pa.Array, seed: int, scratch: Scratch) -> Words:
     return hashes
 
 
-# -- lists and maps
-
-
 def _hash_list(values: pa.Array, type_: pa.DataType, seed: int, scratch: Scratch) -> Words:
     offsets, lengths = _ranges(values)
     elements = values.values.slice(offsets[0], offsets[-1] - offsets[0])
     number = np.arange(len(elements), dtype=np.int64) - np.repeat(offsets[:-1] - offsets[0], lengths)
-    added = _hashed(_joined([elements], [type_.value_field], scratch))
+    added = hash_words(_joined([elements], [type_.value_field], scratch), SEED)
     return hash_longs(lengths, seed) ^ _joined_by_row(hash_longs(number, added), lengths)
 
 
@@ -290,7 +268,7 @@ def _hash_map(values: pa.Array, type_: pa.DataType, seed: int, scratch: Scratch)
     offsets, lengths = _ranges(values)
     count = int(offsets[-1] - offsets[0])
     parts = [part.slice(offsets[0], count) for part in (values.keys, values.items)]
-    added = _hashed(_joined(parts, [type_.key_field, type_.item_field], scratch))
+    added = hash_words(_joined(parts, [type_.key_field, type_.item_field], scratch), SEED)
     return hash_longs(lengths, seed) ^ _joined_by_row(added, lengths)
 
 
@@ -307,16 +285,11 @@ def _joined_by_row(parts: Words, lengths: Lengths) -> Words:
     return joined
 
 
-# --- writer.verification.tally ----------------------------------------------------------------------------------------
-#
-# Counts rows as ledgers do: per source, from the rows themselves. Owns how a table of rows becomes facts.
-
-
 _HASH = "hash"
 
 
 def tally_rows(rows: pa.Table, fields: Sequence[pa.Field]) -> dict[SourceId, RowFacts]:
-    """Count rows by their source; fields are those of the columns, with their Iceberg ids."""
+    """Count rows by their source for the ledger; fields are those of the columns, with their Iceberg ids."""
     slim = rows.select([cdc.SOURCE, cdc.OPERATION, cdc.SEQUENCE]).append_column(
         _HASH, pa.array(hash_rows(rows, fields))
     )

@@ -1,12 +1,21 @@
-"""XXH64 of many texts at once. Owns how their bytes are made up to whole words, and in what order these are taken.
+"""XXH64, the 64-bit hash of the xxHash family, on arrays of words and texts.
 
-A text of n bytes is hashed as the byte n mod 8, zeros, and the text: as many zeros as make whole words of eight bytes.
+Spark has the same function built in (`xxhash64`), so that both compute the same hashes. What a row's hash covers is
+defined in row_hash.py.
+
+    from 32 bytes on:  four lanes over stripes of 32 bytes, joined at the end
+    the rest:          words of eight bytes, one of four, single bytes; then shifts and products that mix all bits
+
+A text of n bytes is padded to whole words: the byte n mod 8, zeros, and the text.
 
     word 0                                         words 1, 2, ...
     n mod 8 | zeros | the first n mod 8 bytes      the other bytes, eight each
 
-So no text ends in half words and single bytes, which would take longer than all the rest of a short one; and no two
-texts become the same. Less than four words are taken one after the other, more in stripes of four, one to a lane.
+No text then ends in half words and single bytes, which would take longer than all the rest of a short one; and no two
+texts become the same. Fewer than four words are hashed one after the other, more in stripes of four, one to a lane.
+
+All values take a step at once. Every call on an array releases the interpreter's lock and takes it again, so calls are
+few and long, and they change arrays in place.
 """
 
 from __future__ import annotations
@@ -16,19 +25,6 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-
-# --- writer.verification.xxh64 ----------------------------------------------------------------------------------------
-#
-# XXH64, the 64-bit hash of the xxHash family, on arrays. Owns the arithmetic; what is hashed is row_hash.py's.
-#
-# Spark has the same function built in (`xxhash64`), so that what is computed here can be computed there.
-#
-#     from 32 bytes on:  four lanes over 32 bytes at a time, joined at the end (text_hash.py)
-#     what is left:      words of eight bytes, one of four, single bytes; then shifts and products that mix all bits
-#
-# All values take a step at once. Every call on an array gives the interpreter's lock away and takes it again, so calls
-# are few and long, and they change arrays in place.
-
 
 Words: TypeAlias = npt.NDArray[np.uint64]
 Lengths: TypeAlias = npt.NDArray[np.int64]
@@ -45,7 +41,7 @@ _HALF_MASK = 0xFFFFFFFF
 
 
 def hash_words(words: Words, seeds: int | Words, temporary: Words | None = None) -> Words:
-    """Hash words of eight bytes, with one seed or one for each; changes `words` to the hashes."""
+    """Hash words of eight bytes, with one seed or one for each. Changes `words` to the hashes."""
     temporary = np.empty_like(words) if temporary is None else temporary
     mix(words, temporary)
     words ^= seeded(seeds, P5 + WORD_BYTES, out=temporary)
@@ -79,14 +75,14 @@ def hash_short_slices(data: Words, starts: Lengths, lengths: Lengths, seed: int)
 
 
 def _words_at(data: Words, at: Lengths) -> Words:
-    """Read words from any bytes; behind the last one they are anything."""
+    """Read words at any byte; beyond the last one their value is undefined."""
     low_bits = ((at & 7) << 3).view(np.uint64)
     high = np.take(data, (at >> 3) + 1, mode="clip")
-    return (np.take(data, at >> 3, mode="clip") >> low_bits) | (high << (64 - low_bits))  # by 64 bits it is nothing
+    return (np.take(data, at >> 3, mode="clip") >> low_bits) | (high << (64 - low_bits))  # a shift by 64 bits gives 0
 
 
 def _with_tail(hashes: Words, last: Words, left: Lengths, temporary: Words) -> Words:
-    """Take the last bytes, seven at most, that words begin with; changes `hashes`."""
+    """Add the last bytes, seven at most, which are the first of `last`. Changes `hashes`."""
     has_half = left >= _HALF_BYTES
     mixed = last & np.uint64(_HALF_MASK)
     mixed *= P1
@@ -111,7 +107,7 @@ def _with_tail(hashes: Words, last: Words, left: Lengths, temporary: Words) -> W
 
 
 def seeded(seeds: int | Words, added: int, *, out: Words) -> Words:
-    """Give seeds with a constant added to them."""
+    """Return seeds plus a constant."""
     if isinstance(seeds, int):
         out.fill((seeds + added) & MASK)
         return out
@@ -119,14 +115,14 @@ def seeded(seeds: int | Words, added: int, *, out: Words) -> Words:
 
 
 def take_words(hashes: Words, words: Words, temporary: Words) -> None:
-    """Take one word of eight bytes into each hash; changes `hashes` and `words`."""
+    """Add one word of eight bytes to each hash. Changes `hashes` and `words`."""
     mix(words, temporary)
     hashes ^= words
     _turn_and_add(hashes, temporary)
 
 
 def mix(words: Words, temporary: Words, lanes: Words | None = None) -> None:
-    """Put words through the round that every one goes through, into lanes or alone; changes `words`."""
+    """Apply one round of the algorithm to words, into lanes or alone. Changes `words`."""
     words *= P2
     if lanes is not None:
         words += lanes
@@ -141,7 +137,7 @@ def _turn_and_add(hashes: Words, temporary: Words) -> None:
 
 
 def avalanche(hashes: Words, temporary: Words) -> Words:
-    """Mix all bits at the end; changes `hashes`."""
+    """Mix all bits at the end. Changes `hashes`."""
     for bits, factor in ((33, P2), (29, P3), (32, 1)):
         np.right_shift(hashes, bits, out=temporary)
         hashes ^= temporary
@@ -151,64 +147,59 @@ def avalanche(hashes: Words, temporary: Words) -> Words:
 
 
 def turn(words: Words, bits: int, temporary: Words) -> None:
-    """Rotate to the left; changes `words`."""
+    """Rotate to the left. Changes `words`."""
     np.left_shift(words, bits, out=temporary)
     words >>= 64 - bits
     words |= temporary
 
 
 def replace(words: Words, others: Words, *, where: npt.NDArray[np.bool_]) -> None:
-    """Take the others where told to; changes both. Random choices cost a multiple as branches, so masks make them."""
+    """Replace words by the others where chosen. Changes both. Masks, because branches cost a multiple of them."""
     others ^= words
     others &= to_mask(where)
     words ^= others
 
 
 def to_mask(chosen: npt.NDArray[np.bool_]) -> Words:
-    """Give words of all bits where chosen, and of none elsewhere."""
+    """Return words with all bits set where chosen, and none elsewhere."""
     return np.negative(chosen.view(np.int8)).astype(np.int64).view(np.uint64)
 
 
-# --- writer.verification.scratch --------------------------------------------------------------------------------------
-#
-# Arrays that are used again and again. Owns their memory: fresh pages for a step would cost as much as the step.
-
-
 class Scratch:
-    """Hands out arrays by name. What one holds is gone when its name is asked for again; for one thread."""
+    """Reusable arrays by name, for one thread: fresh pages for a step would cost as much as the step.
+
+    The content of an array is lost when its name is requested again.
+    """
 
     def __init__(self) -> None:
         self._arrays: dict[str, npt.NDArray[np.uint64]] = {}
 
     def words(self, name: str, count: int) -> npt.NDArray[np.uint64]:
-        """Give an array of that name, with anything in it."""
+        """Return the array of that name; its content is undefined."""
         array = self._arrays.get(name)
         if array is None or len(array) < count:
             array = self._arrays[name] = np.empty(count, np.uint64)
         return array[:count]
 
     def longs(self, name: str, count: int) -> npt.NDArray[np.int64]:
-        """Give the array of that name as signed numbers."""
+        """Return the array of that name as signed numbers."""
         return self.words(name, count).view(np.int64)
 
 
-# --- writer.verification.text_hash ------------------------------------------------------------------------------------
-
-
-# Words that hold texts have this much before the first and behind the last: words are read that these end or begin in.
+# Padding of the words that hold texts, before the first and behind the last: reads of whole words may reach into it.
 LEAD_BYTES = 8
 TRAIL_BYTES = 8
-# Longer texts are hashed in parts: all parts of a column at once, where one text would be a loop of its own.
+# Longer texts are hashed in parts: all parts of a column at once, instead of one loop per text.
 PART_BYTES = 256
 
 _STRIPE_WORDS = 4
 _STRIPE_BYTES = 32
-# Of a word that ends with the first 0 to 7 bytes of a text, the bits that are the text's.
+# For a word that ends with the first 0 to 7 bytes of a text, the mask of the text's bits.
 _ODD_BITS = np.array([0] + [2**64 - 2 ** (64 - 8 * odd) for odd in range(1, WORD_BYTES)], np.uint64)
 
 
 def hash_texts(data: Words, starts: Lengths, lengths: Lengths, seed: int, scratch: Scratch) -> Words:
-    """Hash the texts of each length that begin at each start, counted in bytes after the lead; long ones by parts."""
+    """Hash the texts of each length at each start, counted in bytes after the lead; long ones in parts."""
     if lengths.max(initial=0) <= PART_BYTES:
         return _hash_parts(data, starts, lengths, seed, scratch)
     parts = np.maximum(1, -(-lengths // PART_BYTES))
@@ -265,7 +256,7 @@ def _hash_striped(data: Words, starts: Lengths, lengths: Lengths, seeds: int | W
 
 
 def _finished(hashes: Words, reader: _Reader, counts: Lengths, scratch: Scratch) -> Words:
-    """Take the words that are left, at most three of each text."""
+    """Add the remaining words, at most three of each text."""
     words, temporary = scratch.words("words", len(hashes)), scratch.words("temporary", len(hashes))
     for number in range(int(counts.max(initial=0))):
         reader.read(out=words)
@@ -292,7 +283,7 @@ def _first_stripe(reader: _Reader, odd: Lengths, seeds: int | Words, scratch: Sc
 
 
 def _take_stripe(lanes: Sequence[Words], data: Words, at: Lengths, rows: Lengths, scratch: Scratch) -> None:
-    """Take the next stripe of those texts that have one."""
+    """Add the next stripe of the texts that have one."""
     count, is_all = len(rows), len(rows) == len(at)
     reader = _Reader(data, at if is_all else at[rows], scratch)
     words, temporary = scratch.words("words", count), scratch.words("temporary", count)
@@ -320,7 +311,7 @@ def _joined(lanes: Sequence[Words], scratch: Scratch) -> Words:
 
 
 class _Reader:
-    """Reads on from many places at once, a word at a time. Places are at any byte, memory is read by whole words."""
+    """Reads from many byte positions at once, a word at a time; memory is read in whole words."""
 
     def __init__(self, data: Words, at: Lengths, scratch: Scratch) -> None:
         count = len(at)
@@ -334,14 +325,14 @@ class _Reader:
         self._shifted = scratch.words("shifted", count)
 
     def read(self, *, out: Words) -> None:
-        """Read the next words; behind a text's end they are anything."""
+        """Read the next words; beyond a text's end their value is undefined."""
         np.right_shift(self._read, self._low_bits, out=out)
         self._index += 1
         np.take(self._data, self._index, out=self._read, mode="clip")
-        out |= np.left_shift(self._read, self._high_bits, out=self._shifted)  # by 64 bits it is nothing
+        out |= np.left_shift(self._read, self._high_bits, out=self._shifted)  # a shift by 64 bits gives 0
 
     def read_first(self, odd: Lengths, *, out: Words) -> None:
-        """Read the words that texts begin with."""
+        """Read the first words of texts."""
         self.read(out=out)
         out &= np.take(_ODD_BITS, odd, out=self._shifted, mode="clip")
         out |= odd.view(np.uint64)
