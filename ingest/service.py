@@ -233,7 +233,7 @@ def _build_parts(
         tasks=tasks,
         marks_at_start=intake.sources(),
         table_max_share=config.log.table_max_share,
-        room=table_limit,
+        limit=table_limit,
     )
     registry.register(
         SourceCollector(
