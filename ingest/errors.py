@@ -10,9 +10,9 @@ class IngestError(LakefeedError):
 
 
 class ProtocolError(IngestError):
-    """A message breaks the protocol: refuse it with this reason; the connection may go on.
+    """A message breaks the protocol: refuse it with this reason; the connection may continue.
 
-    `retry` tells that it only came too early; the sizes, in bytes, are what it broke if it is too large.
+    `retry` says that it only came too early. The sizes, in bytes, are given if it is too large.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A request of Debezium taken apart into events. Owns their kinds and what each one becomes.
+"""Debezium requests, decoded into events.
 
     body: one event, or a list of them; each with its schema ({"schema": ..., "payload": ...}) or without
 
@@ -8,7 +8,7 @@
     null                       Ignored: a tombstone
     tableChanges               Ignored: a schema change
 
-What is none of these is refused, and the whole request with it: nothing of it may get lost behind a success.
+Anything else is refused with the whole request: a success must not hide a lost event.
 """
 
 from __future__ import annotations
@@ -23,27 +23,23 @@ import msgspec
 from lakefeed.contract.changes import INT64_MAX, TIMESTAMP_MAX_MS, TIMESTAMP_MIN_MS
 from lakefeed.ingest.debezium import forms as own
 from lakefeed.ingest.debezium import values
+from lakefeed.ingest.debezium.config import DebeziumConfig, TableKeys
 from lakefeed.ingest.debezium.events import (
     NO_IMAGE,
     NULL,
     Change,
-    DebeziumConfig,
     DebeziumEvent,
     DebeziumMalformed,
     Heartbeat,
     Ignored,
     Origin,
     SourceOperation,
-    TableKeys,
     TransactionMark,
     TransactionStatus,
 )
 from lakefeed.ingest.debezium.forms import Written
 from lakefeed.ingest.debezium.values import Image, row_id_of, split_schema
 from lakefeed.writer.wire.json_batch import ADMISSION_HEADROOM_FRAMES, Sequence
-
-# --- ingest.debezium.envelope -----------------------------------------------------------------------------------------
-
 
 NAME_MAX_CHARS = 255
 
@@ -61,7 +57,7 @@ _HEARTBEAT = {"ts_ms", "ts_us", "ts_ns"}
 _MARK = {"status", "id", "event_count", "data_collections", "ts_ms"}
 _SCHEMA_CHANGE = "tableChanges"
 
-# A dot would part a name in two, the others no catalog takes; written as Iceberg writes such characters in Avro names.
+# A dot would split a name and no catalog accepts the others; escaped as Iceberg does in Avro names.
 _UNUSABLE = re.compile(r"[\x00-\x1f\x7f./\\%?#]")
 _SPACE = b" \t\r\n"
 _MISSING = (NO_IMAGE, NULL)
@@ -80,7 +76,7 @@ def read_events(body: bytes, headers: Mapping[str, str], config: DebeziumConfig)
     """
     try:
         body.decode()
-        # The writer decodes the rows again on another stack: standing deeper here makes its limit the looser one.
+        # The writer decodes the rows again on another stack. A deeper stack here makes its limit the looser one.
         return _read_below(body, headers, config, frames=ADMISSION_HEADROOM_FRAMES)
     except UnicodeDecodeError:
         raise DebeziumMalformed("body", "expected UTF-8") from None
@@ -117,11 +113,11 @@ def _read_event(
     header_fields = own.unwrapped_fields(headers)
     if own.is_unwrapped(fields, header_fields):
         return _change_of(own.read_unwrapped(fields, schema, place, header_fields=header_fields), headers, config)
-    return _markless(fields, payload, place)
+    return _other_event(fields, payload, place)
 
 
-def _markless(fields: Mapping[str, msgspec.Raw], payload: msgspec.Raw, place: str) -> DebeziumEvent:
-    """Read an event that is no change."""
+def _other_event(fields: Mapping[str, msgspec.Raw], payload: msgspec.Raw, place: str) -> DebeziumEvent:
+    """Read an event that is not a change."""
     if fields and fields.keys() <= _HEARTBEAT:
         return Heartbeat(_as_timestamp_ms(own.plain(fields.get("ts_ms"))))
     if fields.keys() >= {"status", "id"} and fields.keys() <= _MARK:
@@ -162,7 +158,7 @@ def _count(value: Any, place: str) -> int:
 
 
 def _transaction_of(identity: Any, place: str) -> str:
-    """Name a transaction. What stands behind the colon is the event's own position and differs on each of them."""
+    """Return the id of a transaction. The part after the colon is the position of the single event."""
     if identity is None:
         return ""
     if not isinstance(identity, str):
@@ -211,7 +207,7 @@ def _change_of(written: Written, headers: Mapping[str, str], config: DebeziumCon
 
 
 def _untrusted(written: Written, key_columns: Collection[str], keys: TableKeys) -> msgspec.Raw | None:
-    """Keep, out of the way, a before-image of which nobody said what it is worth."""
+    """Return a before-image whose columns cannot be trusted, to be kept in the metadata."""
     is_known = bool(key_columns) or keys.replica_identity_full
     return None if is_known or written.before in _MISSING else written.before
 
@@ -261,7 +257,7 @@ def _as_integer(value: Any) -> int | None:
 
 
 def _as_pair(value: Any) -> tuple[int | None, int | None] | None:
-    """Read PostgreSQL's sequence; other connectors have others, which order nothing here."""
+    """Return PostgreSQL's sequence; None for the forms of other connectors, which are not compared."""
     if not isinstance(value, str):
         return None
     try:
@@ -283,7 +279,7 @@ def _table_of(operation: SourceOperation, origin: Origin, config: DebeziumConfig
 
 
 def _timestamp_ms_of(written: Written) -> int:
-    """Tell when the change was committed; 0, the time of receipt, if nobody says."""
+    """Return when the change was committed; 0, which means the time of receipt, if unknown."""
     for name, per_ms in (("ts_us", 1_000), ("ts_ms", 1), ("ts_ns", 1_000_000)):
         ticks = _as_integer(own.plain(written.source.get(name)))
         if ticks is not None:
@@ -297,7 +293,7 @@ def _as_timestamp_ms(value: Any) -> int:
 
 
 def _metadata_of(written: Written, **more: Any) -> msgspec.Raw:
-    """Keep what the source says of a change readable, nulls left out."""
+    """Return the source's metadata of a change as JSON, without nulls."""
     document: dict[str, Any] = {
         "op": written.op,
         "source": {name: value for name, value in written.source.items() if value != NULL and name != "version"},
@@ -308,7 +304,7 @@ def _metadata_of(written: Written, **more: Any) -> msgspec.Raw:
 
 
 def _link_key_changes(events: list[DebeziumEvent]) -> list[DebeziumEvent]:
-    """Let the halves of key changes name each other where no header does: in a batch, behind its first event.
+    """Link the two halves of key changes where no header does: in a batch, after its first event.
 
     Only an update that changes the key makes a delete and an insert of one table at one position in the log.
     """

@@ -1,33 +1,38 @@
-"""What a Debezium request holds, as values. Rows stay JSON; nothing here decides anything.
+"""Debezium events as values. Rows stay JSON.
 
-A `Change` has the fields of a wire event (see writer/envelope.py) and, beside them, what only a Debezium source knows.
-Operations beyond the wire's three:
+A `Change` has the fields of a wire event and what only a Debezium source knows. Operations beyond the wire's three:
 
-    READ      a row as a snapshot saw it: after-image only; replaces what is known of its row
+    READ      a row of a snapshot: after-image only; replaces what is known of its row
     TRUNCATE  all rows of the table are gone: no image, no row id
-    MESSAGE   pg_logical_emit_message: its prefix and content are the after-image, in a table of their own
+    MESSAGE   pg_logical_emit_message: prefix and content are the after-image, in a table of their own
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
 
 from lakefeed.ingest.errors import IngestError
 
-# --- ingest.debezium.events -------------------------------------------------------------------------------------------
-
-
 NO_IMAGE = msgspec.Raw()
 NULL = msgspec.Raw(b"null")
 
 
+class DebeziumMalformed(IngestError):
+    """A request is not what Debezium sends: refuse all of it. The message names path and rule, never a value."""
+
+    def __init__(self, place: str, rule: str) -> None:
+        super().__init__(f"{place}: {rule}")
+        self.place = place
+        self.rule = rule
+
+
 class SourceOperation(enum.Enum):
-    """What a change did, and to what."""
+    """What a change did."""
 
     READ = "READ"
     INSERT = "INSERT"
@@ -56,7 +61,7 @@ class Origin:
 
     @property
     def collection(self) -> str:
-        """Name the table as the source does."""
+        """Return the table's name as the source writes it."""
         return f"{self.schema or self.database}.{self.table}".removeprefix(".")
 
 
@@ -85,7 +90,7 @@ class Change:
 
 
 class TransactionStatus(enum.Enum):
-    """Which end of a transaction a mark stands at."""
+    """Whether a mark begins or ends a transaction."""
 
     BEGIN = "BEGIN"
     END = "END"
@@ -103,7 +108,7 @@ class TransactionMark:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The source is alive and has nothing to say."""
+    """The source is alive and has no changes."""
 
     timestamp_ms: int
 
@@ -116,62 +121,3 @@ class Ignored:
 
 
 DebeziumEvent: TypeAlias = Change | TransactionMark | Heartbeat | Ignored
-
-
-# --- ingest.debezium.errors -------------------------------------------------------------------------------------------
-#
-# The one error that reading Debezium's requests raises.
-
-
-class DebeziumMalformed(IngestError):
-    """A request is not what Debezium sends: refuse it whole. Names the place and the rule, never a value."""
-
-    def __init__(self, place: str, rule: str) -> None:
-        super().__init__(f"{place}: {rule}")
-        self.place = place
-        self.rule = rule
-
-
-# --- ingest.debezium.config -------------------------------------------------------------------------------------------
-#
-# What Debezium does not say about its tables and has to be told: their keys, and what a before-image is worth.
-
-
-UNAVAILABLE_VALUE = "__debezium_unavailable_value"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableKeys:
-    """How the rows of a table are told apart.
-
-    `columns` are those of the replica identity: the primary key by default, the columns of the index where a table has
-    REPLICA IDENTITY USING INDEX (there the primary key arrives as zeros). With `replica_identity_full` every column of
-    a before-image is real; without it only these columns are, because Debezium fills the others with nulls, zeros,
-    empty text or column defaults.
-    """
-
-    columns: tuple[str, ...] = ()
-    replica_identity_full: bool = False
-
-
-def _no_keys(_: str) -> tuple[str, ...]:
-    return ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DebeziumConfig:
-    """Settings of one Debezium source. Tables are named as the source does: `schema.table`."""
-
-    tables: Mapping[str, TableKeys] = field(default_factory=dict)
-    other_tables: TableKeys = TableKeys()
-    # The key columns that were declared of a table, for those of which the settings above name none.
-    declared_keys: Callable[[str], tuple[str, ...]] = _no_keys
-    # The connector's unavailable.value.placeholder.
-    unavailable_value: str = UNAVAILABLE_VALUE
-    # Logical decoding messages belong to no table of the source: they are changes of this one.
-    messages_table: str = "debezium_messages"
-
-    def keys_of(self, table: str) -> TableKeys:
-        """Give the keys of a source table."""
-        known = self.tables.get(table, self.other_tables)
-        return known if known.columns else replace(known, columns=self.declared_keys(table))

@@ -1,10 +1,15 @@
-"""The three ways Debezium writes a change, brought to one. Owns the names of their fields.
+"""The three forms in which Debezium writes a change, and the headers of its HTTP sink.
 
     envelope     {"op": "u", "before": {...}, "after": {...}, "source": {...}, "transaction": {...}, "ts_ms": ...}
     unwrapped    {"id": 1, ..., "__op": "u", "__deleted": "false", "__source_table": "orders", ...}
     CloudEvent   {"specversion": "1.0", "iodebeziumop": "u", "iodebeziumtable": "orders", ..., "data": {"before": ...}}
 
-An unwrapped row carries what `add.fields` and `add.headers` name. What it lacks to be placed has to be there.
+An unwrapped row carries what `add.fields` and `add.headers` name. Fields that are needed to place it are required.
+
+The HTTP sink of Debezium Server adds headers: who sends, and the two keys of a key change. Names are in upper case
+whatever the record said, and a batch carries the headers of its first event only:
+
+    X-DEBEZIUM-__DEBEZIUM.NEWKEY: base64 of {"schema": ..., "payload": {"id": 1001}}
 """
 
 from __future__ import annotations
@@ -19,9 +24,6 @@ import msgspec
 
 from lakefeed.ingest.debezium.events import NO_IMAGE, NULL, DebeziumMalformed
 from lakefeed.ingest.debezium.values import ValueSchema, decode_object, read_fields, split_schema
-
-# --- ingest.debezium.forms --------------------------------------------------------------------------------------------
-
 
 _CLOUD_EVENT = "specversion"
 _EXTENSION = "iodebezium"
@@ -42,13 +44,22 @@ _UNWRAPPED_OWN = ("__op", "__deleted")
 # Headers arrive in upper case, so names are compared in lower case; this one has both.
 _UNWRAPPED_NAMES = {"__source_txid": "txId", "__txid": "txId"}
 
+# Headers of the HTTP sink.
+PREFIX = "x-debezium-"
+OLD_KEY = "__debezium.oldkey"
+NEW_KEY = "__debezium.newkey"
+
+_CONTEXT = "__debezium.context."
+_OWN = "__debezium."
+
 _encode = msgspec.json.Encoder().encode
+_decode_text = msgspec.json.Decoder(str).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A change as some form had it, its values undecoded."""
+    """A change in any of the forms, its values undecoded."""
 
     place: str
     op: str
@@ -62,17 +73,17 @@ class Written:
 
 
 def is_cloud_event(fields: Mapping[str, msgspec.Raw]) -> bool:
-    """Tell a CloudEvent."""
+    """Return whether an event is a CloudEvent."""
     return _CLOUD_EVENT in fields and f"{_EXTENSION}op" in fields
 
 
 def is_envelope(fields: Mapping[str, msgspec.Raw]) -> bool:
-    """Tell a full envelope."""
+    """Return whether an event is a full envelope."""
     return "op" in fields and "source" in fields
 
 
 def is_unwrapped(fields: Mapping[str, msgspec.Raw], header_fields: Mapping[str, msgspec.Raw]) -> bool:
-    """Tell an unwrapped row: it, or its headers, name what was done or to which table."""
+    """Return whether an event is an unwrapped row: it, or its headers, name the operation or the table."""
     names = (*_UNWRAPPED_OWN, "__table", f"{_SOURCE}table")
     return any(name in fields or name in header_fields for name in names)
 
@@ -124,7 +135,7 @@ def read_cloud_event(fields: dict[str, msgspec.Raw], place: str) -> Written:
 def read_unwrapped(
     fields: dict[str, msgspec.Raw], schema: ValueSchema, place: str, *, header_fields: Mapping[str, msgspec.Raw]
 ) -> Written:
-    """Read an unwrapped row: what it says of itself, and the rest, which is the row.
+    """Read an unwrapped row: its own fields, and the rest, which is the row.
 
     Raises: DebeziumMalformed.
     """
@@ -166,7 +177,7 @@ def _is_own(name: str) -> bool:
 def _unwrapped_op(own: Mapping[str, msgspec.Raw], place: str) -> str:
     if plain(own.get("__deleted")) in (True, "true"):
         return "d"
-    # Without an operation a row that is there is one to be kept, whatever was known of it.
+    # Without an operation the row replaces what is known of it.
     return _text(own["__op"], f"{place}.__op") if "__op" in own else "u"
 
 
@@ -178,7 +189,7 @@ def _text(value: msgspec.Raw, place: str) -> str:
 
 
 def plain(value: msgspec.Raw | None) -> Any:
-    """Decode a value of the event itself; None if it is missing."""
+    """Return a decoded value of the event itself; None if it is missing."""
     return None if value is None else _decode_any(value)
 
 
@@ -186,28 +197,9 @@ def _object(value: msgspec.Raw | None, place: str) -> dict[str, msgspec.Raw]:
     return {} if value is None or value == NULL else decode_object(value, place)
 
 
-# --- ingest.debezium.headers ------------------------------------------------------------------------------------------
-#
-# What Debezium Server's HTTP sink says beside the body: who sends, and the two keys of a key change.
-#
-#     X-DEBEZIUM-__DEBEZIUM.NEWKEY: base64 of {"schema": ..., "payload": {"id": 1001}}
-#
-# Names are in upper case whatever the record said. A batch carries the headers of its first event only.
-
-
-PREFIX = "x-debezium-"
-OLD_KEY = "__debezium.oldkey"
-NEW_KEY = "__debezium.newkey"
-
-_CONTEXT = "__debezium.context."
-_OWN = "__debezium."
-
-_decode_text = msgspec.json.Decoder(str).decode
-
-
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Which run of which connector speaks. A restarted server has another `run_id`; each is empty if not said."""
+    """Which run of which connector sends. A restarted server has another `run_id`; fields are empty if not sent."""
 
     run_id: str = ""
     logical_name: str = ""
@@ -216,7 +208,7 @@ class Context:
 
 
 def read_context(headers: Mapping[str, str]) -> Context:
-    """Read who sends a request.
+    """Return who sends a request.
 
     Raises: DebeziumMalformed.
     """
@@ -230,13 +222,13 @@ def read_context(headers: Mapping[str, str]) -> Context:
 
 
 def own_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Pick Debezium's headers, by lower-case name without the prefix."""
+    """Return Debezium's headers, by lower-case name without the prefix."""
     lower = ((name.lower(), value) for name, value in headers.items())
     return {name.removeprefix(PREFIX): value for name, value in lower if name.startswith(PREFIX)}
 
 
 def read_key(own: Mapping[str, str], name: str) -> dict[str, msgspec.Raw]:
-    """Read a key's columns; empty if the header is missing.
+    """Return the columns of a key; empty if the header is missing.
 
     Raises: DebeziumMalformed.
     """
@@ -249,7 +241,7 @@ def read_key(own: Mapping[str, str], name: str) -> dict[str, msgspec.Raw]:
 
 
 def unwrapped_fields(own: Mapping[str, str]) -> dict[str, msgspec.Raw]:
-    """Read what ExtractNewRecordState was told to add as headers, such as `__op` and `__source_table`.
+    """Return the fields that ExtractNewRecordState adds as headers, such as `__op` and `__source_table`.
 
     Raises: DebeziumMalformed.
     """

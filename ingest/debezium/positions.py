@@ -1,6 +1,6 @@
-"""Which changes of a Debezium source were taken before. Owns the comparison of positions and the state behind it.
+"""Deduplication of Debezium changes by their position in the source's log.
 
-A source sends in order, one request at a time. What comes twice comes in one of two ways:
+A source sends in order, one request at a time. Changes come twice in one of two ways:
 
     retry    the same request again, byte for byte, because its answer got lost: known by its digest
     resend   a restarted server goes back to its last stored offset: known by position
@@ -71,7 +71,7 @@ class Lane:
     cursor: Spot | None = None
 
     def advanced(self, key: Key, fingerprint: str) -> tuple[bool, Lane]:
-        """Take the next change into account; tells whether it is new."""
+        """Add the next change; return whether it is new, and the lane after it."""
         spot = self._spot_of(key, fingerprint)
         is_new = self.mark is None or (spot.key, spot.place) > (self.mark.key, self.mark.place)
         return is_new, Lane(spot if is_new else self.mark, spot)
@@ -100,7 +100,7 @@ class Positions:
     taken: int = 0
 
     def plan(self, events: Sequence[DebeziumEvent], *, digest: str = "", run_id: str = "") -> Plan:
-        """Judge the events of a request, in order. `digest` is that of its body, `run_id` its header's."""
+        """Decide which changes of a request are new. `digest` is that of its body, `run_id` its header's."""
         is_restarted = bool(run_id and self.run_id and run_id != self.run_id)
         if digest and digest == self.digest and not is_restarted:
             return Plan(is_retry=True, fresh=(), repeated=(), after=self)
@@ -117,7 +117,7 @@ class Positions:
         return Plan(is_retry=False, fresh=tuple(fresh), repeated=tuple(repeated), after=after)
 
     def without_cursor(self) -> Positions:
-        """Expect that what comes next may have come before."""
+        """Return the state for a resend: the next change may have come before."""
         return replace(self, streamed=Lane(self.streamed.mark))
 
 
@@ -135,7 +135,7 @@ class Plan:
 
 
 def key_of(change: Change) -> Key | None:
-    """Give the key that orders a streamed change; None if it has none."""
+    """Return the key that orders a streamed change; None if it has none."""
     if change.operation is SourceOperation.READ or change.origin.snapshot or change.origin.sequence is None:
         return None
     commit, lsn = change.origin.sequence
@@ -158,7 +158,7 @@ def _judge(state: Positions, change: Change) -> tuple[bool, Positions]:
 
 
 def digest_of(body: bytes) -> str:
-    """Name a request by its bytes."""
+    """Return the digest of a request's body."""
     return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Whether all of a transaction arrived. Owns the counting; what to do about a shortfall is its caller's to decide.
+"""Completeness of source transactions: the changes that arrived, against the counts that END reports.
 
 With `provide.transaction.metadata` a source sends BEGIN, the changes, then END with the number of changes, in all and
 per table. Debezium can lose changes that share one position (the rows of a COPY) if it ends between them: nothing
@@ -84,7 +84,7 @@ class _Open:
             self.tables[table] = self.tables.get(table, 0) + 1
 
     def may_lack(self) -> bool:
-        """Tell whether its end is worth waiting for; one that was resent in part was whole before."""
+        """Return whether its end is worth waiting for; one that was resent in part was complete before."""
         return self.begun and (self.is_new or self.arrived == 0)
 
 
@@ -97,12 +97,12 @@ class TransactionTally:
 
     @property
     def open_transaction(self) -> str:
-        """Name the transaction of which changes have come and more will; empty if its begin was not seen."""
+        """Return the open transaction with changes so far; empty if its begin was not seen."""
         known = self.unended.get(self.current)
         return self.current[:OPEN_ID_MAX_CHARS] if known is not None and known.begun and known.arrived else ""
 
     def observe(self, event: DebeziumEvent, *, repeat: bool = False) -> Report | None:
-        """Take an event into account; `repeat` says that the change was taken before."""
+        """Count an event; `repeat` says that the change was accepted before."""
         match event:
             case TransactionMark(TransactionStatus.BEGIN, transaction):
                 self._enter(transaction).restart()
@@ -123,7 +123,7 @@ class TransactionTally:
         return self.unended.setdefault(transaction, _Open())
 
     def _report_left(self) -> Report | None:
-        """Give up the transaction that was left open longest."""
+        """Report and forget the transaction that was left open longest."""
         left = next((transaction for transaction in self.unended if transaction != self.current), None)
         return None if left is None else Report(Doubt.UNFINISHED, left, self.unended.pop(left).arrived, None, {})
 

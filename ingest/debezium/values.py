@@ -1,15 +1,39 @@
-"""Single values: from Kafka Connect's JSON with its schema to JSON that loses nothing. Owns the logical types.
+"""Rows and values of Debezium events: logical types, TOAST placeholders, row ids and Connect schemas.
 
-    Decimal, VariableScaleDecimal   "12.50"                    base64 of two's complement, scale beside it
-    Date, Time, Timestamp, ...      "2026-11-16T05:28:00.123"  see times.py; days, or ticks of the type's precision
-    IsoDate, IsoTime, IsoTimestamp  the same                   without the Z, which stands for no zone
-    ZonedTimestamp, ZonedTime       as they came
-    Bits                            "000100"                   padded to the declared length (of bit varying: its most)
-    float, double                   as they came               "NaN" and "Infinity" are irregular
+Values with a Kafka Connect schema become JSON that loses nothing:
+
+    Decimal, VariableScaleDecimal   "12.50"                    base64 of two's complement, with its scale
+    Date, Time, Timestamp, ...      "2026-11-16T05:28:00.123"  days, or ticks of the type's precision
+    IsoDate, IsoTime, IsoTimestamp  the same                   without the Z, which means no zone
+    ZonedTimestamp, ZonedTime       unchanged
+    Bits                            "000100"                   padded to the declared length (bit varying: the maximum)
+    float, double                   unchanged                  "NaN" and "Infinity" are irregular
     array, map, struct              their parts, each by its own type
-    anything else                   as it came
+    anything else                   unchanged
 
-A value that does not fit its own schema is kept as it came and is irregular: one odd value must not stop a source.
+A value that does not fit its own schema is kept unchanged and is irregular: one odd value must not stop a source.
+
+Days and ticks count from 1970-01-01 in the proleptic Gregorian calendar, as in PostgreSQL and Java:
+
+    years 1 to 9999                2026-11-16, 05:28:00.123, 2026-11-16T05:28:00.123456    regular
+    other years of PostgreSQL      -0043-03-15 (44 BC), +12026-01-01                       irregular
+    overflowed infinities          infinity, -infinity                                     irregular
+    any other number               its digits                                              irregular
+
+PostgreSQL's infinite dates and timestamps arrive as overflowed numbers. Those below were observed; PostgreSQL cannot
+hold any of them as a moment, so no real value is mistaken for one.
+
+A row that needs none of these steps keeps its bytes:
+
+    1. columns that cannot be trusted are dropped (before-images only, see config.TableKeys)
+    2. columns with the placeholder of an unchanged TOAST value are dropped and named in `unchanged`
+    3. values are converted by the schema that came with the row, if any
+
+The placeholder takes the shape of its column: text and json hold it unchanged, bytea its base64, text[] a list of it,
+integer and float arrays its character codes, hstore maps an entry of it. A real value that equals the placeholder
+cannot be distinguished from it.
+
+Every event of a table repeats its schema, which is ten times the size of the row, so each schema is parsed once.
 """
 
 from __future__ import annotations
@@ -26,21 +50,6 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from lakefeed.ingest.debezium.events import NO_IMAGE, NULL, DebeziumMalformed
-
-# --- ingest.debezium.times --------------------------------------------------------------------------------------------
-#
-# Dates and times from the numbers Debezium sends. Owns their text, and which numbers are no time at all.
-#
-# Days and ticks count from 1970-01-01 in the proleptic Gregorian calendar, as PostgreSQL and Java do.
-#
-#     years 1 to 9999                2026-11-16, 05:28:00.123, 2026-11-16T05:28:00.123456    regular
-#     other years PostgreSQL knows   -0043-03-15 (44 BC), +12026-01-01                       irregular
-#     overflowed infinities          infinity, -infinity                                     irregular
-#     any other number               its digits                                              irregular
-#
-# PostgreSQL's infinite dates and timestamps arrive as numbers that overflowed on their way. The ones below were seen;
-# none of them is a moment that PostgreSQL can hold, so no real value is mistaken for one.
-
 
 MILLIS = 1_000
 MICROS = 1_000_000
@@ -78,14 +87,14 @@ class Time(NamedTuple):
 
 
 def date_of(days: int) -> Time:
-    """Write a date."""
+    """Return a date as text."""
     if days in _INFINITE_DAYS:
         return Time(_INFINITE_DAYS[days], regular=False)
     return _day_text(days) or Time(str(days), regular=False)
 
 
 def timestamp_of(ticks: int, per_second: int) -> Time:
-    """Write a timestamp without a zone."""
+    """Return a timestamp without zone as text."""
     millis = ticks * MILLIS // per_second
     if millis in _INFINITE_MILLIS and ticks * MILLIS == millis * per_second:
         return Time(_INFINITE_MILLIS[millis], regular=False)
@@ -97,14 +106,14 @@ def timestamp_of(ticks: int, per_second: int) -> Time:
 
 
 def time_of(ticks: int, per_second: int) -> Time:
-    """Write a time of day. A length that is none, such as 24:00:00 or MySQL's -01:00:00, is irregular."""
+    """Return a time of day as text. Others, such as 24:00:00 or MySQL's -01:00:00, are irregular."""
     regular = 0 <= ticks < _DAY_S * per_second
     sign = "-" if ticks < 0 else ""
     return Time(sign + _clock_text(abs(ticks), per_second), regular)
 
 
 def without_zone(text: str, is_regular: Callable[[str], object]) -> Time:
-    """Take off the Z that ISO mode puts behind values that have no zone."""
+    """Return the text without the Z that ISO mode appends to values without zone."""
     local = text.removesuffix("Z")
     if local in _INFINITE_TEXTS:
         return Time(_INFINITE_TEXTS[local], regular=False)
@@ -130,15 +139,12 @@ def _clock_text(ticks: int, per_second: int) -> str:
     return f"{hour:02}:{minute:02}:{second:02}{'.' if digits else ''}{digits}"
 
 
-# --- ingest.debezium.values -------------------------------------------------------------------------------------------
-
-
 # PostgreSQL's longest numeric has 147455 digits, which is less than this.
 DECIMAL_MAX_BYTES = 64 * 1024
 DECIMAL_MAX_SCALE = 16_383
-# PostgreSQL's longest bit string is 83886080 bits, of which nobody wants a character each.
+# PostgreSQL's longest bit string is 83886080 bits, too long for one character each.
 BITS_MAX_LENGTH = 64 * 1024
-# Zeros cost a sender nothing: written out, a value takes this many characters at most, or this many for each that came.
+# Zeros are free for a sender: written out, a value has at most this many characters, or this many per one received.
 WRITTEN_MAX_CHARS = 256
 GROWTH_MAX = 8
 
@@ -188,7 +194,7 @@ _decode_variable_scale = msgspec.json.Decoder(_VariableScaleDecimal).decode
 
 
 def converter_of(schema: TypeSchema) -> Converter | None:
-    """Choose how values of a schema are read; None if they stay as they came."""
+    """Return the converter for values of a schema; None if they stay unchanged."""
     name = schema.name or ""
     if name in _BY_NAME:
         return _lenient(_BY_NAME[name])
@@ -209,13 +215,13 @@ def converter_of(schema: TypeSchema) -> Converter | None:
 
 
 def converters_of(fields: list[TypeSchema] | None) -> dict[str, Converter]:
-    """Choose how the fields of a struct are read; those that stay as they came are left out."""
+    """Return the converters for the fields of a struct, without those that stay unchanged."""
     chosen = {each.field: converter_of(each) for each in fields or () if each.field is not None}
     return {name: converter for name, converter in chosen.items() if converter is not None}
 
 
 def read_fields(columns: dict[str, msgspec.Raw], converters: dict[str, Converter]) -> list[str]:
-    """Convert fields in place; gives the names of those that are irregular."""
+    """Convert fields in place; return the names of irregular ones."""
     irregular = []
     for name, converter in converters.items():
         value = columns.get(name)
@@ -275,7 +281,7 @@ def _read_variable_scale(value: bytes) -> Reading:
 
 
 def _plain(text: str, scale: int | None) -> str:
-    """Write a decimal with all its digits and no exponent."""
+    """Return a decimal with all its digits and no exponent."""
     unscaled = base64.b64decode(text, validate=True)
     if not unscaled or len(unscaled) > DECIMAL_MAX_BYTES or scale is None or abs(scale) > DECIMAL_MAX_SCALE:
         raise ValueError("not a decimal")
@@ -370,21 +376,6 @@ _BY_NAME: dict[str, Converter] = {
 }
 
 
-# --- ingest.debezium.images -------------------------------------------------------------------------------------------
-#
-# Rows as Debezium sends them, made fit to be stored. Owns placeholders, trusted columns and row ids.
-#
-# Three things happen to a row, and a row that needs none of them keeps its very bytes:
-#
-#     1. columns that cannot be trusted are dropped (before-images only, see config.TableKeys)
-#     2. columns whose value is the placeholder for an unchanged TOAST value are dropped and named in `unchanged`
-#     3. values are converted by the schema that came with the row, if one did (values.py)
-#
-# The placeholder takes the shape of its column: text and json hold it as it is, bytea its base64, text[] a list of it,
-# integer and float arrays its character codes, hstore maps an entry of it. A value of the row that happens to equal the
-# placeholder cannot be told apart from it.
-
-
 # Placeholders are a setting, of which a service has few.
 PLACEHOLDERS_MAX = 16
 # White space and decimals that a sender may put between character codes.
@@ -465,12 +456,12 @@ class Placeholder:
         self._max_bytes = max(len(utf8) * _CODE_MAX_BYTES, 4 * len(in_base64)) + _CODE_MAX_BYTES
 
     def may_be_in(self, row: msgspec.Raw | bytes) -> bool:
-        """Tell, fast, whether a row can hold the placeholder at all."""
+        """Return, fast, whether a row can hold the placeholder at all."""
         json = bytes(row)
         return not self._is_plain or any(text in json for text in self._texts) or self._codes.search(json) is not None
 
     def is_value(self, value: msgspec.Raw | bytes) -> bool:
-        """Tell whether a value is the placeholder."""
+        """Return whether a value is the placeholder."""
         if len(value) > self._max_bytes:
             return False
         try:
@@ -483,7 +474,7 @@ placeholder_of = lru_cache(maxsize=PLACEHOLDERS_MAX)(Placeholder)
 
 
 def row_id_of(columns: dict[str, msgspec.Raw], keys: Sequence[str]) -> str:
-    """Name a row by its key: one column's text, or several columns as a JSON list; empty if any of them is missing."""
+    """Return the id of a row: the text of one key column, or several as a JSON list; empty if any is missing."""
     values = [columns.get(name, NULL) for name in keys]
     if not values or NULL in values:
         return ""
@@ -491,13 +482,6 @@ def row_id_of(columns: dict[str, msgspec.Raw], keys: Sequence[str]) -> str:
         return _encode(values).decode()
     text = bytes(values[0]).decode()
     return _decode_text(text) if text.startswith('"') else text
-
-
-# --- ingest.debezium.schemas ------------------------------------------------------------------------------------------
-#
-# Kafka Connect's `{"schema": ..., "payload": ...}` around a value. Owns the taking apart, and remembers schemas.
-#
-# Every event of a table repeats its schema, which is ten times the size of the row: each is understood once.
 
 
 # Tables, times their versions, that are remembered; larger schemas than this are read anew, so memory stays bounded.
@@ -518,7 +502,7 @@ class ValueSchema:
     rows: dict[str, dict[str, Converter]] = field(default_factory=dict)
 
     def row(self, name: str) -> dict[str, Converter]:
-        """Tell how the columns of a field are read."""
+        """Return the converters for the columns of a field."""
         return self.rows.get(name, {})
 
 
@@ -526,7 +510,7 @@ NO_SCHEMA = ValueSchema()
 
 
 def split_schema(json: bytes | msgspec.Raw, place: str) -> tuple[msgspec.Raw, ValueSchema]:
-    """Part a value from its schema; a value that came without one is given as it is.
+    """Return a value and its schema; a value without a schema is unchanged.
 
     Raises: DebeziumMalformed.
     """
@@ -536,22 +520,22 @@ def split_schema(json: bytes | msgspec.Raw, place: str) -> tuple[msgspec.Raw, Va
     fields = decode_object(json, place)
     if fields.keys() != _WRAPPING:
         return value, NO_SCHEMA
-    return fields["payload"], _understood(bytes(fields["schema"]), f"{place}.schema")
+    return fields["payload"], _parsed_schema(bytes(fields["schema"]), f"{place}.schema")
 
 
-def _understood(schema: bytes, place: str) -> ValueSchema:
+def _parsed_schema(schema: bytes, place: str) -> ValueSchema:
     if schema == _NULL:
         return NO_SCHEMA
     try:
-        return _remembered(schema) if len(schema) <= SCHEMA_MAX_BYTES else _understand(schema)
+        return _cached_schema(schema) if len(schema) <= SCHEMA_MAX_BYTES else _parse_schema(schema)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise DebeziumMalformed(place, "expected a schema of Kafka Connect") from None
 
 
-def _understand(schema: bytes) -> ValueSchema:
+def _parse_schema(schema: bytes) -> ValueSchema:
     fields = _decode_schema(schema).fields or []
     rows = {each.field: converters_of(each.fields) for each in fields if each.field is not None and each.fields}
     return ValueSchema(converters_of(fields), rows)
 
 
-_remembered = lru_cache(maxsize=SCHEMAS_MAX)(_understand)
+_cached_schema = lru_cache(maxsize=SCHEMAS_MAX)(_parse_schema)

@@ -21,7 +21,7 @@ from lakefeed.writer.wal.payload import Frame, decode_frame
 from lakefeed.writer.wal.tail import Tail
 from tests.ingest.offered import offer_of
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 SMALL_LOG = LogConfig(segment_max_bytes=MIB, max_bytes=2 * MIB)
 
 # Three rows of this size fill one group of a small log.

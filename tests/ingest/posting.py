@@ -14,7 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from lakefeed.ingest.config import IngestConfig
-from lakefeed.ingest.debezium.events import DebeziumConfig
+from lakefeed.ingest.debezium.config import DebeziumConfig
 from lakefeed.ingest.http.changes import ROUTES, HttpIngest, add_http_ingest
 from lakefeed.ingest.http.gate import RequestGate
 from lakefeed.ingest.http.listener import HttpLimits, serve_http
@@ -27,7 +27,7 @@ from lakefeed.writer.wal.directory import Filesystem
 from lakefeed.writer.wire.json_batch import Event, decode_batch
 from tests.ingest.intake_at_work import SMALL_LOG, Running, running
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 NDJSON = {"Content-Type": "application/x-ndjson"}
 # A fixed moment: what is numbered by the time of its receipt is numbered the same in every run.
 NOW_S = 1_794_802_444.0

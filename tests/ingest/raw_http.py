@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urlsplit
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 async def talk_raw(url: str, *requests: bytes) -> list[tuple[int, dict[str, Any]]]:

@@ -6,8 +6,9 @@ import base64
 import json
 from typing import Any
 
+from lakefeed.ingest.debezium.config import DebeziumConfig, TableKeys
 from lakefeed.ingest.debezium.envelope import read_events
-from lakefeed.ingest.debezium.events import Change, DebeziumConfig, DebeziumEvent, TableKeys
+from lakefeed.ingest.debezium.events import Change, DebeziumEvent
 
 KEYED = DebeziumConfig(tables={"public.t": TableKeys(columns=("id",))})
 

@@ -7,15 +7,14 @@ import json
 
 import pytest
 
+from lakefeed.ingest.debezium.config import DebeziumConfig, TableKeys
 from lakefeed.ingest.debezium.envelope import read_events
 from lakefeed.ingest.debezium.events import (
     Change,
-    DebeziumConfig,
     DebeziumMalformed,
     Heartbeat,
     Ignored,
     SourceOperation,
-    TableKeys,
     TransactionMark,
     TransactionStatus,
 )

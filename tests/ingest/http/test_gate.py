@@ -24,7 +24,7 @@ from lakefeed.settings import MIB
 from lakefeed.writer.config import LogConfig
 from tests.fakes import FaultyFilesystem, HeldFilesystem
 from tests.ingest.debezium.envelopes import streamed
-from tests.ingest.intake_at_work import LARGE, fill, turns, until
+from tests.ingest.intake_at_work import DEADLINE_S, LARGE, fill, turns, until
 from tests.ingest.posting import Answer, Posting, insert, posting
 from tests.ingest.raw_http import post_head, speaking
 
@@ -104,7 +104,7 @@ async def test_no_room_in_memory_is_a_503_on_cdc_after_its_wait_and_never_for_de
 
 
 async def post_for_headers(client: Posting, path: str, document: Any) -> tuple[int, Any, dict[str, Any]]:
-    async with asyncio.timeout(20), client._client.post(client.url + path, data=json.dumps(document)) as answer:
+    async with asyncio.timeout(DEADLINE_S), client._client.post(client.url + path, data=json.dumps(document)) as answer:
         return answer.status, answer.headers, await answer.json()
 
 
@@ -187,7 +187,7 @@ async def test_connection_too_many_is_hung_up_on_and_its_place_is_free_again_lat
             body = json.dumps({"sourceDoId": "shop", "events": [insert(1)]}).encode()
             await first.send(post_head("/cdc", Content_Length=len(body)) + body)
             assert (await first.answer())[0] == 200, "who is in is not disturbed"
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(DEADLINE_S):
             while not await is_let_in(client):  # noqa: ASYNC110 - over the network there is only looking
                 await asyncio.sleep(0.01)
 
@@ -204,14 +204,37 @@ async def is_let_in(client: Posting) -> bool:
 # -- rates
 
 
+class FrozenTime:
+    """The clock of the token buckets, which stands still until it is released: then no test depends on speed."""
+
+    def __init__(self) -> None:
+        self.monotonic = time.monotonic
+        self._frozen_at: float | None = time.time()
+
+    def time(self) -> float:
+        return time.time() if self._frozen_at is None else self._frozen_at
+
+    def release(self) -> None:
+        self._frozen_at = None
+
+
+@pytest.fixture
+def frozen_time(monkeypatch: pytest.MonkeyPatch) -> FrozenTime:
+    clock = FrozenTime()
+    for module in (changes, gate):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
 @pytest.mark.parametrize("limit", [{"source_bytes_per_s": 150.0}, {"message_rate_per_s": 0.5, "message_burst": 1}])
-async def test_batch_beyond_the_rate_is_a_429_and_nothing_overtakes_it(tmp_path, limit):
+async def test_batch_beyond_the_rate_is_a_429_and_nothing_overtakes_it(tmp_path, limit, frozen_time):
     async with posting(tmp_path, config=IngestConfig(**limit)) as client:
         assert (await client.batch(1)).status == 200
         status, headers, document = await post_for_headers(client, "/cdc?source=shop", {"events": [insert(2)]})
         assert (status, document["reason"], document["shouldRetry"]) == (429, "rate_limited", True)
         assert 1 <= int(headers["Retry-After"]) <= 3
         assert (await client.batch(1, source="other")).status == 200
+        frozen_time.release()
         answers = [await until_taken(client, number) for number in (3, 2)]
         assert [answer.status for answer in answers] == [409, 200], "the one behind was told to wait for it"
         assert client.sequences() == [1, 2]
@@ -219,7 +242,7 @@ async def test_batch_beyond_the_rate_is_a_429_and_nothing_overtakes_it(tmp_path,
 
 async def until_taken(client: Posting, number: int) -> Answer:
     """Send a batch as often as its rate refuses it."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_S):
         while (answer := await client.batch(number)).status == 429:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
     return answer
@@ -236,7 +259,7 @@ async def test_numbered_rows_beyond_the_rate_are_held_for_and_others_are_not(tmp
 
 
 @pytest.mark.parametrize("limit", [{"source_bytes_per_s": 500.0}, {"message_rate_per_s": 1.0, "message_burst": 1}])
-async def test_debezium_beyond_its_rate_is_answered_late_and_takes_nobodys_place_meanwhile(tmp_path, limit):
+async def test_debezium_beyond_its_rate_is_answered_late_and_holds_no_slot_meanwhile(tmp_path, limit, frozen_time):
     async with posting(tmp_path, config=IngestConfig(**limit, http_requests_max=1)) as client:
         events = [streamed(90, 100 + number, number) for number in range(4)]
         assert (await client.debezium(events[0])).status == 200
@@ -244,6 +267,7 @@ async def test_debezium_beyond_its_rate_is_answered_late_and_takes_nobodys_place
         await until(lambda: client.gate.in_flight["/cdc/debezium"] == 1)
         assert (client.gate.slots.used, late.done()) == (0, False)
         assert (await client.batch(1, source="other")).status == 200
+        frozen_time.release()
         assert (await late).status == 200
         assert [(await client.debezium(event)).status for event in events[2:]] == [200, 200]
         assert [row["id"] for row in client.rows_taken()] == [0, 1, 2, 3]
