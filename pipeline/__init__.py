@@ -8,5 +8,6 @@
     spark                           the session, tables and errors that all of them share
 
 Jobs run on clusters, where only the standard library, click, rich and Spark exist. The package therefore imports
-nothing but lakefeed.contract, lakefeed.settings and lakefeed.logs, and importing it neither needs nor starts Spark.
+nothing but lakefeed.contract, settings, logs, command_line and storage.config. Importing it neither needs nor starts
+Spark.
 """

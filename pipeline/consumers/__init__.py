@@ -6,7 +6,7 @@
 
 For users:
 
-    from lakefeed.pipeline.consumers import follow
+    from lakefeed import follow
 
     query = spark.readStream.table("lake.sales.orders").writeStream.foreachBatch(...).start()
     with follow(query, spark=spark, table="lake.sales.orders", name="dashboard"):

@@ -1,10 +1,10 @@
 """Merge of one batch of changes into a mirror.
 
-    1. inspect the batch: sources, truncates, unsent columns, changes without a key 2. fold it to one row per key, and
-    leave out rows older than a tombstone 3. append its deletes and truncates to the tombstones      crash after:
-    tombstones of rows that still exist, harmless 4. record columns that were never unsent before            crash
-    after: more columns recorded than rows lack, harmless 5. merge, with the marker in the same commit
-    crash before: as after 4; after: the batch is merged
+    1. inspect the batch: sources, truncates, unsent columns, changes without a key
+    2. fold it to one row per key, and leave out rows older than a tombstone
+    3. append its deletes and truncates to the tombstones     crash after: tombstones of rows that still exist, harmless
+    4. record columns that were never unsent before           crash after: more columns than rows lack, harmless
+    5. merge, with the marker in the same commit              crash before: as after 4; after: the batch is merged
 
 Merging a batch again changes nothing: tombstones and the positions of rows and values block it.
 

@@ -1,7 +1,9 @@
 """Settings of a Spark session.
 
-SparkSettings    what users write: [pipeline.spark] of the settings file, and the options of every Spark command
-SessionConfig    what a session is built from; options.py derives it from SparkSettings
+    SparkSettings    what users write: [pipeline.spark] of the settings file, and the options of every Spark command
+    SessionConfig    what a session is built from; options.py derives it from SparkSettings
+
+Both are checked when they are created.
 """
 
 from __future__ import annotations

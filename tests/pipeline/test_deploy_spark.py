@@ -10,9 +10,8 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
-from lakefeed.pipeline.cli import JOBS, main
+from lakefeed.pipeline.cli import main
 from lakefeed.pipeline.spark.runtime import SPARK_3_5
 
 ROOT = Path(__file__).parents[2]
@@ -33,11 +32,6 @@ def test_kubernetes_runs_commands_that_exist_with_arguments_that_they_accept(arg
         name, command, arguments = command.resolve_command(click.Context(command), arguments)
 
     assert isinstance(command.make_context(name, arguments), click.Context)
-
-
-def test_every_command_for_spark_submit_has_a_help_page() -> None:
-    for name in JOBS:
-        assert CliRunner().invoke(main, [name, "--help"]).exit_code == 0
 
 
 def test_image_has_the_jars_that_fit_spark() -> None:
