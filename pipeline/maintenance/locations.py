@@ -44,7 +44,7 @@ def check_location_is_own(name: _Name, directories: Mapping[_Name, Sequence[str]
     unknown = [each for each, paths in directories.items() if not paths]
     if unknown or name not in directories:
         raise SharedLocation(
-            f"orphans not removed, the location of some tables is unknown: tables={_listed(unknown or [name])}"
+            f"not removed, the location of some tables is unknown: tables={_listed(unknown or [name])}"
         )
     own = _normalise(directories[name][0])
     shared = [
@@ -53,9 +53,7 @@ def check_location_is_own(name: _Name, directories: Mapping[_Name, Sequence[str]
         if each != name and any(_normalise(path).startswith(own) for path in paths)
     ]
     if shared:
-        raise SharedLocation(
-            f"orphans not removed, other tables have files there: location={own} tables={_listed(shared)}"
-        )
+        raise SharedLocation(f"not removed, other tables have files there: location={own} tables={_listed(shared)}")
     return directories[name][0]
 
 

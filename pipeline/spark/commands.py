@@ -96,13 +96,15 @@ def sql(queries: tuple[str, ...], *, file: Any, form: str, max_rows: int, **opti
       lakefeed spark sql < report.sql
     """
     texts = [*queries, *([file.read()] if file else [])]
-    if not texts and sys.stdin.isatty():
+    if not texts and not sys.stdin.isatty():
+        texts = [sys.stdin.read()]
+    statements = [statement for text in texts for statement in split_statements(text)]
+    if not statements:
         raise SettingsError(
             "no statements: use -e or -f, or for a prompt run: spark-sql $(lakefeed spark conf --format args)"
         )
-    texts = texts or [sys.stdin.read()]
     with opened_session(options, job_kind=JobKind.SHORT, app_name="lakefeed spark sql") as session:
-        for statement in (each for text in texts for each in split_statements(text)):
+        for statement in statements:
             result = session.sql(statement)
             rows = result.take(max_rows + 1) if max_rows else result.collect()
             shown = rows[:max_rows] if max_rows else rows

@@ -70,7 +70,7 @@ def test_a_consumer_is_kept_for_its_age_from_its_registration_and_renewed_when_t
 
 
 def test_a_snapshot_that_is_gone_cannot_be_registered(spark: SparkSession) -> None:
-    with pytest.raises(ConsumerError, match=r"no such snapshot, it may be expired: .* snapshot=12"):
+    with pytest.raises(ConsumerError, match=r"no such snapshot, it may have expired: .* snapshot=12"):
         register(spark, USERS, "late", 12)
     assert "late" not in places(spark)
 

@@ -39,7 +39,7 @@ def test_orphans_stay_while_there_is_a_table_that_spark_cannot_read(spark: Spark
         [before] = maintenance.run([A])
         catalog.drop_table("sales.hours")
     [after] = maintenance.run([A])
-    reason = "orphans: not removed, it is not known where all tables lie: tables=sales.hours"
+    reason = "orphans: not removed, the location of some tables is unknown: tables=sales.hours"
     assert (before.problems, steps_done(before)) == ([reason], [])
     assert (after.problems, steps_done(after)) == ([], [Step.ORPHANS])
 

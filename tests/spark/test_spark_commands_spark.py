@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from types import SimpleNamespace
 
 import pytest
 
@@ -62,15 +61,6 @@ def test_shell_has_a_session_on_the_catalog_and_ends_with_its_input(run_lakefeed
 
     assert ended.exit_code == 0
     assert "rows: 2" in ended.stdout
-
-
-def test_without_statements_on_a_terminal_the_command_says_how_to_get_a_prompt(run_lakefeed, monkeypatch):
-    monkeypatch.setattr("lakefeed.pipeline.spark.commands.sys.stdin", SimpleNamespace(isatty=lambda: True))
-
-    ended = run_lakefeed("spark", "sql")
-
-    assert ended.exit_code == 2
-    assert "spark-sql $(lakefeed spark conf --format args)" in ended.output
 
 
 def test_command_in_a_process_of_its_own_says_why_spark_failed_and_ends_with_its_jvm(users_url):

@@ -127,6 +127,13 @@ def test_catalog_that_nobody_serves_is_told_before_spark_starts(monkeypatch):
     assert f"cannot reach the catalog, is `lakefeed serve` running? url={url}" in failed.output
 
 
+def test_sql_without_statements_says_how_to_get_a_prompt():
+    failed = run("spark", "sql", "-e", "-- nothing")
+
+    assert failed.exit_code == 2
+    assert "spark-sql $(lakefeed spark conf --format args)" in failed.output
+
+
 def test_under_spark_submit_no_master_is_named():
     assert options.default_master({}) == "local[*]"
     assert options.default_master({"PYSPARK_GATEWAY_PORT": "1234"}) == ""

@@ -26,7 +26,7 @@ from tests.service_process import ServiceProcess
 
 CATALOG = "filled"
 SOURCE = "shop"
-COMMAND_TIMEOUT_S = 180
+COMMAND_TIMEOUT_S = 900
 
 
 class Derby:

@@ -315,7 +315,7 @@ def test_the_command_shows_its_plan_and_goes_on_after_kill_nine(
     check_sound(spark, "killed")
     for wrong, shown in (
         (["--position", "yesterday"], "EPOCH:SEQUENCE"),
-        (["--dbtable", "orders"], "--dbtable is for --from jdbc"),
+        (["--dbtable", "orders"], "--dbtable needs --from jdbc"),
         (["--option", "sep"], "NAME=VALUE"),
         (["--schema", "id BIGINT"], "Parquet has types of its own"),
     ):
