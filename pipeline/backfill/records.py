@@ -100,7 +100,7 @@ def _as_list(value: object) -> list[object]:
 
 
 class ChunkState(enum.Enum):
-    """Whether a chunk is committed, as the module header describes."""
+    """State of a chunk, as the module header describes."""
 
     COMMITTED = "committed"
     ABSENT = "absent"

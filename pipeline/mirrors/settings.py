@@ -118,7 +118,7 @@ _CONSUMER = "mirror_"
 
 @dataclass(frozen=True, slots=True)
 class MirrorNames:
-    """Names without the catalog, and `sql` names with it."""
+    """The tables of a mirror: identifiers, and names in SQL with the catalog."""
 
     table: TableIdentifier
     mirror: TableIdentifier
@@ -126,31 +126,31 @@ class MirrorNames:
 
     @property
     def table_sql(self) -> str:
-        """Name the change table in SQL."""
+        """Return the change table's name in SQL."""
         return self.table.sql(self.catalog)
 
     @property
     def mirror_sql(self) -> str:
-        """Name the mirror in SQL."""
+        """Return the mirror's name in SQL."""
         return self.mirror.sql(self.catalog)
 
     @property
     def tombstones(self) -> TableIdentifier:
-        """Name the table of the mirror's tombstones."""
+        """Return the identifier of the tombstones table."""
         return self.mirror.with_name(self.mirror.name + _TOMBSTONES)
 
     @property
     def tombstones_sql(self) -> str:
-        """Name the table of the mirror's tombstones in SQL."""
+        """Return the name in SQL of the tombstones table."""
         return self.tombstones.sql(self.catalog)
 
     @property
     def consumer(self) -> str:
-        """Name the mirror as a consumer of its change table; signs that a tag cannot have become '-'."""
+        """Return the mirror's name as a consumer; characters that a tag cannot have are replaced by a hyphen."""
         kept = (sign if sign.isascii() and (sign.isalnum() or sign == "_") else "-" for sign in self.mirror.name)
         return (_CONSUMER + "".join(kept))[:100]
 
 
 def mirror_names(table: TableIdentifier, settings: MirrorSettings, catalog: str) -> MirrorNames:
-    """Name the tables of a mirror."""
+    """Return the names of the tables of a mirror."""
     return MirrorNames(table, table.with_name(settings.target_name(table.name)), catalog)
