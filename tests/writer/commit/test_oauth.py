@@ -191,7 +191,7 @@ async def test_an_answer_without_a_token_is_an_error(answer):
         ({"uri": "http://x", "credential": "alone"}, "client-id:client-secret"),
         ({"token": "t"}, "uri must be set"),
         ({"uri": "http://x", "headers": "no value"}, "headers must be"),
-        ({"uri": "http://x", "request_timeout_s": 0.0}, "must be positive"),
+        ({"uri": "http://x", "request_timeout_s": 0.0}, "must be above 0"),
     ],
 )
 def test_settings_that_contradict_themselves_are_refused(given, message):

@@ -25,9 +25,11 @@ from lakefeed.writer.quarantine.replay import Replay, ReplayReport
 from lakefeed.writer.quarantine.store import Contents, Filter, Quarantine
 from lakefeed.writer.rows.groups import Group, JsonGroup
 from lakefeed.writer.rows.runs import Decoded
-from lakefeed.writer.tables.context import TableContext
+from lakefeed.writer.tables.context import Applier, FeedSignals, TableContext
 from lakefeed.writer.tables.quarantine import quarantine_rows
+from lakefeed.writer.tables.rounds import FlushRounds
 from lakefeed.writer.tables.table import TableWriter
+from lakefeed.writer.tables.watermarks import SourceWatermarks
 from tests.fakes import FlakyCatalog
 from tests.writer.conftest import Lake
 from tests.writer.sample_rows import event, frame, json_groups
@@ -60,22 +62,22 @@ class Bench:
 
     async def write(self, name: TableName, *groups: Group) -> None:
         """Let a table's writer take groups and commit them; a new writer each time, as after a restart."""
-        writer = TableWriter(
-            name,
-            self.context,
-            quarantine=None,
-            on_change=lambda: None,
-            on_commit=lambda: None,
-            count_commits=lambda: 0,
-        )
-        tasks = [asyncio.create_task(run()) for run in (writer.run_intake, writer.run_flushes)]
-        try:
+        signals = FeedSignals()
+        writer = TableWriter(name, self.context, signals, quarantine=None)
+        async with asyncio.TaskGroup() as group_tasks:
+            rounds = FlushRounds(
+                self.context,
+                signals,
+                SourceWatermarks(marks_at_start={}),
+                tables={str(name): writer},
+                applier=Applier(0, now=0.0),
+                tasks=group_tasks,
+            )
+            tasks = [group_tasks.create_task(work) for work in (writer.run_intake(), rounds.run_table(writer))]
             async with asyncio.timeout(DEADLINE_S):
                 await asyncio.gather(*(writer.put(Decoded(group, None, held_bytes=0)) for group in groups))
-        finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def quarantine(
         self, *groups: Group, table: TableName = USERS, refusal: Refusal = Refusal.UNDECODABLE
