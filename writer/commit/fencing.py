@@ -1,4 +1,4 @@
-"""One service per node id: of two that run under one, the later is right and the earlier stops.
+"""Fencing: one service per node id. Of two that run under one id, the earlier stops. And the first connection.
 
 Every start takes a generation, a number above all that its node id had before. It stands in two places:
 
@@ -10,8 +10,11 @@ Every start takes a generation, a number above all that its node id had before. 
 
 What both committed until then is in the tables once: that is what the sources' marks are for, whoever commits.
 
-The property has no compare-and-swap. Two that start at the same moment both write; whoever finds a lower number than
-its own writes again, whoever finds a higher one stops, and so the highest remains.
+The property has no compare-and-swap. Two that start at the same moment both write; a service that finds a lower number
+than its own writes again, one that finds a higher number stops, and so the highest remains.
+
+A service that cannot reach its catalog at startup accepts nothing: it does not know what its sources have committed,
+nor whether another service runs under its node id. Later outages only make the log longer.
 """
 
 from __future__ import annotations
@@ -26,9 +29,6 @@ from lakefeed.aio import Backoff
 from lakefeed.contract.errors import CatalogError, CatalogUnavailable, CommitUnknown, Fenced, TableMissing
 from lakefeed.contract.progress import Progress
 from lakefeed.writer.commit.rest_catalog import CatalogClient
-
-# --- writer.fencing ---------------------------------------------------------------------------------------------------
-
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Fence:
         self._clock = clock
 
     async def claim(self) -> None:
-        """Take a generation above all former ones, and tell earlier services of this node by it.
+        """Take a generation above all former ones, which stops earlier services of this node.
 
         A catalog that does not keep properties of namespaces leaves the fence to the tables.
 
@@ -142,22 +142,13 @@ def _fenced(node: str, *, ours: int, found: int) -> Fenced:
     )
 
 
-# --- writer.joining ---------------------------------------------------------------------------------------------------
-#
-# The first words with the catalog, before any client is let in. Owns how long a start waits for it.
-#
-# A service that cannot reach its catalog takes nothing: it does not know yet what its sources have committed, nor
-# whether
-# another service runs under its node id. Later outages only make the log longer.
-
-
-# With the pauses about a minute, as long as services of one machine take to come up; then whoever started us decides.
+# With the delays about a minute, as long as services of one machine take to start; then the start fails.
 ATTEMPTS_MAX = 10
 BACKOFF = Backoff(first_s=0.5, max_s=15.0)
 
 
 async def join_catalog(catalog: CatalogClient, fence: Fence) -> None:
-    """Learn how the catalog wants to be used, and claim our node id there.
+    """Connect to the catalog at startup, with retries: load its configuration and claim our node id.
 
     Raises:
         CatalogUnavailable, CommitUnknown: it did not answer within the attempts.
