@@ -32,6 +32,7 @@ from prometheus_client import CollectorRegistry
 
 from lakefeed.catalog.app import build_catalog, build_files
 from lakefeed.catalog.config import Warehouse
+from lakefeed.catalog.routes.http import PRINCIPAL as CATALOG_PRINCIPAL
 from lakefeed.catalog.service.files import Files
 from lakefeed.contract.errors import Fenced
 from lakefeed.iceberg.layout import parse_partition
@@ -43,7 +44,7 @@ from lakefeed.ingest.config import Config, IngestConfig, load_tokens
 from lakefeed.ingest.errors import IngestError
 from lakefeed.ingest.http.changes import ROUTES, HttpIngest, add_http_ingest
 from lakefeed.ingest.http.control import Parts, build_control_plane
-from lakefeed.ingest.http.gate import RequestGate, require_token
+from lakefeed.ingest.http.gate import PRINCIPAL, Handler, RequestGate, require_token
 from lakefeed.ingest.http.listener import HttpLimits, serve_http
 from lakefeed.ingest.intake.debezium import DebeziumIntake
 from lakefeed.ingest.intake.intake import Intake
@@ -460,8 +461,16 @@ def _json(document: object) -> web.Response:
 
 
 def build_own_catalog(config: Config, storage: StorageConfig, data_dir: Path) -> web.Application:
-    """Return the catalog, to be mounted under /v1; `storage` names the warehouse as a URI."""
-    return build_catalog(config.catalog, Warehouse(storage), data_dir / DATABASE_NAME)
+    """Return the catalog, to be mounted under /v1 behind `require_token`; `storage` names the warehouse as a URI."""
+    catalog = build_catalog(config.catalog, Warehouse(storage), data_dir / DATABASE_NAME)
+    catalog.middlewares.append(_pass_principal)
+    return catalog
+
+
+@web.middleware
+async def _pass_principal(request: web.Request, handler: Handler) -> web.StreamResponse:
+    request[CATALOG_PRINCIPAL] = request[PRINCIPAL].name
+    return await handler(request)
 
 
 @asynccontextmanager

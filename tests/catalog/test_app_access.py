@@ -11,11 +11,12 @@ import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from lakefeed.catalog.app import ROUTES, build_catalog
-from lakefeed.catalog.config import CatalogConfig, Warehouse
-from lakefeed.catalog.routes.http import PRINCIPAL, Handler
+from lakefeed.catalog.app import ROUTES
+from lakefeed.catalog.routes.http import PRINCIPAL
+from lakefeed.ingest.admission.auth import build_auth
 from lakefeed.ingest.config import AuthConfig, Config, ServerConfig
-from lakefeed.ingest.service import serving_catalog
+from lakefeed.ingest.http.gate import require_token
+from lakefeed.ingest.service import build_own_catalog, serving_catalog
 from lakefeed.storage.config import StorageConfig
 
 TOKEN = "a-token-of-the-tests"
@@ -46,19 +47,16 @@ async def test_a_token_opens_a_catalog_by_itself(http: aiohttp.ClientSession, pa
         assert response.status == 200
 
 
-async def test_principal_that_the_host_sets_reaches_the_handlers_of_the_catalog(tmp_path: Path):
-    @web.middleware
-    async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-        request[PRINCIPAL] = "token-1"
-        return await handler(request)
-
-    async def whoami(request: web.Request) -> web.Response:
+async def test_principal_of_a_token_reaches_the_handlers_of_the_catalog(tmp_path: Path):
+    async def show_principal(request: web.Request) -> web.Response:
         return web.Response(text=request[PRINCIPAL])
 
-    warehouse = Warehouse(StorageConfig(warehouse=f"file://{tmp_path}/warehouse"))
-    catalog = build_catalog(CatalogConfig(database="memory:"), warehouse, tmp_path / "unused")
-    catalog.router.add_get("/whoami", whoami)
-    host = web.Application(middlewares=[authenticate])
+    storage = StorageConfig(warehouse=f"file://{tmp_path}/warehouse")
+    catalog = build_own_catalog(Config(), storage, tmp_path)
+    catalog.router.add_get("/principal", show_principal)
+    host = web.Application(middlewares=[require_token(build_auth([TOKEN, f"another-{TOKEN}"]))])
     host.add_subapp("/v1", catalog)
-    async with TestClient(TestServer(host)) as client, client.get("/v1/whoami") as response:
-        assert await response.text() == "token-1"
+    async with TestClient(TestServer(host)) as client:
+        for name, token in (("token-1", TOKEN), ("token-2", f"another-{TOKEN}")):
+            async with client.get("/v1/principal", headers={"Authorization": f"Bearer {token}"}) as response:
+                assert await response.text() == name
