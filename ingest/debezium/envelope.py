@@ -91,87 +91,87 @@ def _read_below(body: bytes, headers: Mapping[str, str], config: DebeziumConfig,
         return _read_below(body, headers, config, frames=frames - 1)
     first = own.own_headers(headers)
     if not body.lstrip(_SPACE).startswith(b"["):
-        return [_read_event(body, first, config, place="event")]
+        return [_read_event(body, first, config, path="event")]
     events = [
-        _read_event(json, first if index == 0 else {}, config, place=f"events[{index}]")
+        _read_event(json, first if index == 0 else {}, config, path=f"events[{index}]")
         for index, json in enumerate(_decode_list(body))
     ]
     return _link_key_changes(events)
 
 
 def _read_event(
-    json: bytes | msgspec.Raw, headers: Mapping[str, str], config: DebeziumConfig, *, place: str
+    json: bytes | msgspec.Raw, headers: Mapping[str, str], config: DebeziumConfig, *, path: str
 ) -> DebeziumEvent:
-    payload, schema = split_schema(json, place)
+    payload, schema = split_schema(json, path)
     if payload == NULL:
         return Ignored("tombstone")
-    fields = values.decode_object(payload, place)
+    fields = values.decode_object(payload, path)
     if own.is_cloud_event(fields):
-        return _change_of(own.read_cloud_event(fields, place), headers, config)
+        return _change_of(own.read_cloud_event(fields, path), headers, config)
     if own.is_envelope(fields):
-        return _change_of(own.read_envelope(fields, schema, place), headers, config)
+        return _change_of(own.read_envelope(fields, schema, path), headers, config)
     header_fields = own.unwrapped_fields(headers)
     if own.is_unwrapped(fields, header_fields):
-        return _change_of(own.read_unwrapped(fields, schema, place, header_fields=header_fields), headers, config)
-    return _other_event(fields, payload, place)
+        return _change_of(own.read_unwrapped(fields, schema, path, header_fields=header_fields), headers, config)
+    return _other_event(fields, payload, path)
 
 
-def _other_event(fields: Mapping[str, msgspec.Raw], payload: msgspec.Raw, place: str) -> DebeziumEvent:
+def _other_event(fields: Mapping[str, msgspec.Raw], payload: msgspec.Raw, path: str) -> DebeziumEvent:
     """Read an event that is not a change."""
     if fields and fields.keys() <= _HEARTBEAT:
         return Heartbeat(_as_timestamp_ms(own.plain(fields.get("ts_ms"))))
     if fields.keys() >= {"status", "id"} and fields.keys() <= _MARK:
-        return _mark_of(_decode_mark(payload), place)
+        return _mark_of(_decode_mark(payload), path)
     if _SCHEMA_CHANGE in fields:
         return Ignored("schema change")
-    raise DebeziumMalformed(place, "expected a change, a transaction marker or a heartbeat")
+    raise DebeziumMalformed(path, "expected a change, a transaction marker or a heartbeat")
 
 
-def _mark_of(mark: dict[str, Any], place: str) -> TransactionMark:
+def _mark_of(mark: dict[str, Any], path: str) -> TransactionMark:
     if mark["status"] not in ("BEGIN", "END"):
-        raise DebeziumMalformed(f"{place}.status", "expected one of BEGIN, END")
+        raise DebeziumMalformed(f"{path}.status", "expected one of BEGIN, END")
     return TransactionMark(
         TransactionStatus(mark["status"]),
-        _transaction_of(mark["id"], f"{place}.id"),
-        _count(mark.get("event_count"), f"{place}.event_count"),
-        _counts_of(mark.get("data_collections"), f"{place}.data_collections"),
+        _transaction_of(mark["id"], f"{path}.id"),
+        _count(mark.get("event_count"), f"{path}.event_count"),
+        _counts_of(mark.get("data_collections"), f"{path}.data_collections"),
     )
 
 
-def _counts_of(collections: Any, place: str) -> dict[str, int]:
+def _counts_of(collections: Any, path: str) -> dict[str, int]:
     if not isinstance(collections, list | None):
-        raise DebeziumMalformed(place, "expected a list")
+        raise DebeziumMalformed(path, "expected a list")
     counts: dict[str, int] = {}
     for entry in collections or ():
         if not isinstance(entry, dict) or not isinstance(entry.get("data_collection"), str):
-            raise DebeziumMalformed(place, "expected names and counts")
-        counts[entry["data_collection"]] = _count(entry.get("event_count"), place)
+            raise DebeziumMalformed(path, "expected names and counts")
+        counts[entry["data_collection"]] = _count(entry.get("event_count"), path)
     return counts
 
 
-def _count(value: Any, place: str) -> int:
+def _count(value: Any, path: str) -> int:
     if value is None:
         return 0
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= INT64_MAX:
-        raise DebeziumMalformed(place, "expected a count")
+        raise DebeziumMalformed(path, "expected a count")
     return value
 
 
-def _transaction_of(identity: Any, place: str) -> str:
+def _transaction_of(identity: Any, path: str) -> str:
     """Return the id of a transaction. The part after the colon is the position of the single event."""
     if identity is None:
         return ""
     if not isinstance(identity, str):
-        raise DebeziumMalformed(place, "expected text")
+        raise DebeziumMalformed(path, "expected text")
     if len(identity) > NAME_MAX_CHARS:
-        raise DebeziumMalformed(place, f"expected at most {NAME_MAX_CHARS} characters")
+        raise DebeziumMalformed(path, f"expected at most {NAME_MAX_CHARS} characters")
     return identity.partition(":")[0]
 
 
 def _change_of(written: Written, headers: Mapping[str, str], config: DebeziumConfig) -> Change:
     operation = _OPERATIONS.get(written.op)
     if operation is None:
-        raise DebeziumMalformed(f"{written.place}.op", "expected one of r, c, u, d, t, m")
+        raise DebeziumMalformed(f"{written.path}.op", "expected one of r, c, u, d, t, m")
     origin = _origin_of(written)
     old_key, new_key = own.read_key(headers, own.OLD_KEY), own.read_key(headers, own.NEW_KEY)
     keys = config.keys_of(origin.collection)
@@ -183,7 +183,7 @@ def _change_of(written: Written, headers: Mapping[str, str], config: DebeziumCon
     _check_rows(operation, written)
     return Change(
         operation=operation,
-        table=_table_of(operation, origin, config, written.place),
+        table=_table_of(operation, origin, config, written.path),
         row_id=row_id_of(stored.columns, key_columns),
         timestamp_ms=_timestamp_ms_of(written),
         before=before.json,
@@ -200,7 +200,7 @@ def _change_of(written: Written, headers: Mapping[str, str], config: DebeziumCon
             untrustedBefore=_untrusted(written, key_columns, keys),
         ),
         origin=origin,
-        transaction=_transaction_of(own.plain(written.transaction.get("id")), f"{written.place}.transaction.id"),
+        transaction=_transaction_of(own.plain(written.transaction.get("id")), f"{written.path}.transaction.id"),
         moved_from=moved_from,
         moved_to=moved_to,
     )
@@ -217,7 +217,7 @@ def _image(
 ) -> Image:
     return values.read_image(
         written.before if name == "before" else written.after,
-        place=f"{written.place}.{name}",
+        path=f"{written.path}.{name}",
         unavailable_value=config.unavailable_value,
         converters=written.schema.row(name),
         trusted=trusted,
@@ -226,16 +226,16 @@ def _image(
 
 def _check_rows(operation: SourceOperation, written: Written) -> None:
     if operation in _WITH_AFTER and written.after in _MISSING:
-        raise DebeziumMalformed(f"{written.place}.after", "expected a row")
+        raise DebeziumMalformed(f"{written.path}.after", "expected a row")
     if operation is SourceOperation.MESSAGE and written.message in _MISSING:
-        raise DebeziumMalformed(f"{written.place}.message", "expected a message")
+        raise DebeziumMalformed(f"{written.path}.message", "expected a message")
 
 
 def _origin_of(written: Written) -> Origin:
     source = {name: own.plain(written.source.get(name)) for name in _ORIGIN_FIELDS}
     for name in ("connector", "name", "db", "schema", "table"):
         if not isinstance(source[name], str | None):
-            raise DebeziumMalformed(f"{written.place}.source.{name}", "expected text")
+            raise DebeziumMalformed(f"{written.path}.source.{name}", "expected text")
     snapshot = source["snapshot"]
     return Origin(
         connector=source["connector"] or "",
@@ -266,15 +266,15 @@ def _as_pair(value: Any) -> tuple[int | None, int | None] | None:
         return None
 
 
-def _table_of(operation: SourceOperation, origin: Origin, config: DebeziumConfig, place: str) -> str:
+def _table_of(operation: SourceOperation, origin: Origin, config: DebeziumConfig, path: str) -> str:
     if operation is SourceOperation.MESSAGE:
         return config.messages_table
     if not origin.table:
-        raise DebeziumMalformed(f"{place}.source.table", "expected the name of a table")
+        raise DebeziumMalformed(f"{path}.source.table", "expected the name of a table")
     parts = [part for part in (origin.schema or origin.database, origin.table) if part]
     name = ".".join(_UNUSABLE.sub(lambda match: f"_x{ord(match[0]):X}", part) for part in parts)
     if len(name) > NAME_MAX_CHARS:
-        raise DebeziumMalformed(f"{place}.source.table", f"expected at most {NAME_MAX_CHARS} characters")
+        raise DebeziumMalformed(f"{path}.source.table", f"expected at most {NAME_MAX_CHARS} characters")
     return name
 
 

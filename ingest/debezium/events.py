@@ -25,9 +25,9 @@ NULL = msgspec.Raw(b"null")
 class DebeziumMalformed(IngestError):
     """A request is not what Debezium sends: refuse all of it. The message names path and rule, never a value."""
 
-    def __init__(self, place: str, rule: str) -> None:
-        super().__init__(f"{place}: {rule}")
-        self.place = place
+    def __init__(self, path: str, rule: str) -> None:
+        super().__init__(f"{path}: {rule}")
+        self.path = path
         self.rule = rule
 
 

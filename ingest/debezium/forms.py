@@ -4,7 +4,7 @@
     unwrapped    {"id": 1, ..., "__op": "u", "__deleted": "false", "__source_table": "orders", ...}
     CloudEvent   {"specversion": "1.0", "iodebeziumop": "u", "iodebeziumtable": "orders", ..., "data": {"before": ...}}
 
-An unwrapped row carries what `add.fields` and `add.headers` name. Fields that are needed to place it are required.
+An unwrapped row carries what `add.fields` and `add.headers` name. The source table is required.
 
 The HTTP sink of Debezium Server adds headers: who sends, and the two keys of a key change. Names are in upper case
 whatever the record said, and a batch carries the headers of its first event only:
@@ -61,7 +61,7 @@ _decode_any = msgspec.json.Decoder().decode
 class Written:
     """A change in any of the forms, its values undecoded."""
 
-    place: str
+    path: str
     op: str
     source: dict[str, msgspec.Raw]
     transaction: dict[str, msgspec.Raw]
@@ -88,16 +88,16 @@ def is_unwrapped(fields: Mapping[str, msgspec.Raw], header_fields: Mapping[str, 
     return any(name in fields or name in header_fields for name in names)
 
 
-def read_envelope(fields: dict[str, msgspec.Raw], schema: ValueSchema, place: str) -> Written:
+def read_envelope(fields: dict[str, msgspec.Raw], schema: ValueSchema, path: str) -> Written:
     """Read a full envelope.
 
     Raises: DebeziumMalformed.
     """
     return Written(
-        place=place,
-        op=_text(fields["op"], f"{place}.op"),
-        source=_object(fields["source"], f"{place}.source"),
-        transaction=_object(fields.get("transaction"), f"{place}.transaction"),
+        path=path,
+        op=_text(fields["op"], f"{path}.op"),
+        source=_object(fields["source"], f"{path}.source"),
+        transaction=_object(fields.get("transaction"), f"{path}.transaction"),
         before=fields.get("before", NO_IMAGE),
         after=fields.get("after", NO_IMAGE),
         message=fields.get("message", NO_IMAGE),
@@ -106,14 +106,14 @@ def read_envelope(fields: dict[str, msgspec.Raw], schema: ValueSchema, place: st
     )
 
 
-def read_cloud_event(fields: dict[str, msgspec.Raw], place: str) -> Written:
+def read_cloud_event(fields: dict[str, msgspec.Raw], path: str) -> Written:
     """Read a CloudEvent, whose values outside `data` are all text.
 
     Raises: DebeziumMalformed.
     """
     extensions = {name.removeprefix(_EXTENSION): value for name, value in fields.items() if name.startswith(_EXTENSION)}
-    payload, schema = split_schema(fields.get("data", msgspec.Raw(b"{}")), f"{place}.data")
-    data = decode_object(payload, f"{place}.data")
+    payload, schema = split_schema(fields.get("data", msgspec.Raw(b"{}")), f"{path}.data")
+    data = decode_object(payload, f"{path}.data")
     source = {
         _CLOUD_NAMES.get(name, name): value
         for name, value in extensions.items()
@@ -121,8 +121,8 @@ def read_cloud_event(fields: dict[str, msgspec.Raw], place: str) -> Written:
     }
     transaction = {known: extensions[name] for name, known in _CLOUD_TRANSACTION.items() if name in extensions}
     return Written(
-        place=place,
-        op=_text(extensions["op"], f"{place}.{_EXTENSION}op"),
+        path=path,
+        op=_text(extensions["op"], f"{path}.{_EXTENSION}op"),
         source=source,
         transaction=transaction,
         before=data.get("before", NO_IMAGE),
@@ -133,7 +133,7 @@ def read_cloud_event(fields: dict[str, msgspec.Raw], place: str) -> Written:
 
 
 def read_unwrapped(
-    fields: dict[str, msgspec.Raw], schema: ValueSchema, place: str, *, header_fields: Mapping[str, msgspec.Raw]
+    fields: dict[str, msgspec.Raw], schema: ValueSchema, path: str, *, header_fields: Mapping[str, msgspec.Raw]
 ) -> Written:
     """Read an unwrapped row: its own fields, and the rest, which is the row.
 
@@ -149,10 +149,10 @@ def read_unwrapped(
     transaction = {
         name.removeprefix(_TRANSACTION): value for name, value in own.items() if name.startswith(_TRANSACTION)
     }
-    op = _unwrapped_op(own, place)
+    op = _unwrapped_op(own, path)
     row = msgspec.Raw(_encode({name: value for name, value in fields.items() if not _is_own(name)}))
     return Written(
-        place=place,
+        path=path,
         op=op,
         source=source,
         transaction=transaction,
@@ -174,17 +174,17 @@ def _is_own(name: str) -> bool:
     )
 
 
-def _unwrapped_op(own: Mapping[str, msgspec.Raw], place: str) -> str:
+def _unwrapped_op(own: Mapping[str, msgspec.Raw], path: str) -> str:
     if plain(own.get("__deleted")) in (True, "true"):
         return "d"
     # Without an operation the row replaces what is known of it.
-    return _text(own["__op"], f"{place}.__op") if "__op" in own else "u"
+    return _text(own["__op"], f"{path}.__op") if "__op" in own else "u"
 
 
-def _text(value: msgspec.Raw, place: str) -> str:
+def _text(value: msgspec.Raw, path: str) -> str:
     text = plain(value)
     if not isinstance(text, str):
-        raise DebeziumMalformed(place, "expected text")
+        raise DebeziumMalformed(path, "expected text")
     return text
 
 
@@ -193,8 +193,8 @@ def plain(value: msgspec.Raw | None) -> Any:
     return None if value is None else _decode_any(value)
 
 
-def _object(value: msgspec.Raw | None, place: str) -> dict[str, msgspec.Raw]:
-    return {} if value is None or value == NULL else decode_object(value, place)
+def _object(value: msgspec.Raw | None, path: str) -> dict[str, msgspec.Raw]:
+    return {} if value is None or value == NULL else decode_object(value, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +234,8 @@ def read_key(own: Mapping[str, str], name: str) -> dict[str, msgspec.Raw]:
     """
     if name not in own:
         return {}
-    payload, schema = split_schema(_decode(own, name), _place(name))
-    key = decode_object(payload, _place(name))
+    payload, schema = split_schema(_decode(own, name), _header_path(name))
+    key = decode_object(payload, _header_path(name))
     read_fields(key, schema.converters)
     return key
 
@@ -246,17 +246,17 @@ def unwrapped_fields(own: Mapping[str, str]) -> dict[str, msgspec.Raw]:
     Raises: DebeziumMalformed.
     """
     names = [name for name in own if name.startswith("__") and not name.startswith(_OWN)]
-    return {name: split_schema(_decode(own, name), _place(name))[0] for name in names}
+    return {name: split_schema(_decode(own, name), _header_path(name))[0] for name in names}
 
 
 def _headers_text(own: Mapping[str, str], name: str) -> str:
     if name not in own:
         return ""
     try:
-        payload, _ = split_schema(_decode(own, name), _place(name))
+        payload, _ = split_schema(_decode(own, name), _header_path(name))
         return _decode_text(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise DebeziumMalformed(_place(name), "expected text") from None
+        raise DebeziumMalformed(_header_path(name), "expected text") from None
 
 
 def _decode(own: Mapping[str, str], name: str) -> bytes:
@@ -264,9 +264,9 @@ def _decode(own: Mapping[str, str], name: str) -> bytes:
         json = base64.b64decode(own[name], validate=True)
         json.decode()
     except (binascii.Error, ValueError):
-        raise DebeziumMalformed(_place(name), "expected base64 of JSON") from None
+        raise DebeziumMalformed(_header_path(name), "expected base64 of JSON") from None
     return json
 
 
-def _place(name: str) -> str:
+def _header_path(name: str) -> str:
     return f"header {(PREFIX + name).upper()}"

@@ -30,9 +30,9 @@ from lakefeed.ingest.debezium.events import Change, DebeziumEvent, TransactionMa
 
 # Transactions that are remembered: the open one, and those that were left open. Each kill leaves one at most.
 OPEN_MAX = 16
-# Tables that are told apart within one transaction; the changes of further ones are counted in all only.
+# Tables that are counted separately within one transaction; changes of further ones are counted in total only.
 TABLES_MAX = 1_000
-# What is told of the open one's id. PostgreSQL's have some twenty characters.
+# The part of an open transaction's id that is kept. Ids of PostgreSQL have some twenty characters.
 OPEN_ID_MAX_CHARS = 255
 
 

@@ -221,7 +221,7 @@ def converters_of(fields: list[TypeSchema] | None) -> dict[str, Converter]:
 
 
 def read_fields(columns: dict[str, msgspec.Raw], converters: dict[str, Converter]) -> list[str]:
-    """Convert fields in place; return the names of irregular ones."""
+    """Convert fields of the mapping itself; return the names of irregular ones."""
     irregular = []
     for name, converter in converters.items():
         value = columns.get(name)
@@ -399,7 +399,7 @@ NONE = Image(NO_IMAGE, {}, (), ())
 def read_image(
     row: msgspec.Raw,
     *,
-    place: str,
+    path: str,
     unavailable_value: str,
     converters: dict[str, Converter],
     trusted: Collection[str] | None = None,
@@ -410,7 +410,7 @@ def read_image(
     """
     if row in (NO_IMAGE, NULL):
         return NONE
-    columns = decode_object(row, place)
+    columns = decode_object(row, path)
     sent = len(columns)
     if trusted is not None:
         columns = {name: value for name, value in columns.items() if name in trusted}
@@ -421,7 +421,7 @@ def read_image(
     return Image(json, columns, tuple(unchanged), tuple(irregular))
 
 
-def decode_object(json: bytes | msgspec.Raw, place: str) -> dict[str, msgspec.Raw]:
+def decode_object(json: bytes | msgspec.Raw, path: str) -> dict[str, msgspec.Raw]:
     """Decode one level of a JSON object.
 
     Raises: DebeziumMalformed.
@@ -429,7 +429,7 @@ def decode_object(json: bytes | msgspec.Raw, place: str) -> dict[str, msgspec.Ra
     try:
         return _decode_object(json)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise DebeziumMalformed(place, "expected an object") from None
+        raise DebeziumMalformed(path, "expected an object") from None
 
 
 def _drop_unchanged(columns: dict[str, msgspec.Raw], row: msgspec.Raw, placeholder: Placeholder) -> list[str]:
@@ -509,7 +509,7 @@ class ValueSchema:
 NO_SCHEMA = ValueSchema()
 
 
-def split_schema(json: bytes | msgspec.Raw, place: str) -> tuple[msgspec.Raw, ValueSchema]:
+def split_schema(json: bytes | msgspec.Raw, path: str) -> tuple[msgspec.Raw, ValueSchema]:
     """Return a value and its schema; a value without a schema is unchanged.
 
     Raises: DebeziumMalformed.
@@ -517,19 +517,19 @@ def split_schema(json: bytes | msgspec.Raw, place: str) -> tuple[msgspec.Raw, Va
     value = msgspec.Raw(bytes(json).strip())
     if not bytes(value).startswith(b"{"):
         return value, NO_SCHEMA
-    fields = decode_object(json, place)
+    fields = decode_object(json, path)
     if fields.keys() != _WRAPPING:
         return value, NO_SCHEMA
-    return fields["payload"], _parsed_schema(bytes(fields["schema"]), f"{place}.schema")
+    return fields["payload"], _parsed_schema(bytes(fields["schema"]), f"{path}.schema")
 
 
-def _parsed_schema(schema: bytes, place: str) -> ValueSchema:
+def _parsed_schema(schema: bytes, path: str) -> ValueSchema:
     if schema == _NULL:
         return NO_SCHEMA
     try:
         return _cached_schema(schema) if len(schema) <= SCHEMA_MAX_BYTES else _parse_schema(schema)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise DebeziumMalformed(place, "expected a schema of Kafka Connect") from None
+        raise DebeziumMalformed(path, "expected a schema of Kafka Connect") from None
 
 
 def _parse_schema(schema: bytes) -> ValueSchema:

@@ -44,7 +44,7 @@ _HEADER_MAX_BYTES = 256
 _ENDED = Refused(NackReason.SHUTTING_DOWN, "the service is stopping: send it again to the next one", retry=True)
 _REVOKED = Refused(
     NackReason.INVALID_SEQUENCE,
-    "the source has connected on another connection, or lost its place: connect here to go on from what is durable",
+    "the source has connected on another connection, or lost its lease: connect here to go on from what is durable",
     retry=False,
 )
 _ADAPTER_OWNS_SOURCE = Refused(

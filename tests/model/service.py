@@ -157,7 +157,7 @@ class Service:
         self.wires.append(wire)
         for other in self.wires:
             if other.source is source:
-                other.session.line.is_cut = other is not wire
+                other.session.lease.is_revoked = other is not wire
         mark = self.intake.resume(source.name)
         self._settle()
         durable = self.durable.get((source.name, source.epoch), 0) - 1
@@ -187,7 +187,7 @@ class Service:
         if offer is None:
             wire.due.append(Pending(number, None, None))
         elif sheds:
-            self.intake.hold(offer)
+            self.intake.block_behind(offer)
             session.on_refused(number)
             wire.due.append(Answer("nack", number))
         else:

@@ -318,7 +318,7 @@ async def test_doubts_that_are_shown_are_bounded_in_number_and_size(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("document", "place"),
+    ("document", "path"),
     [
         (mark("END", "5:1", 2**70), "event.event_count"),
         (mark("END", "5:1", 3, t=2**70), "event.data_collections"),
@@ -327,9 +327,9 @@ async def test_doubts_that_are_shown_are_bounded_in_number_and_size(tmp_path):
     ],
     ids=["count", "count of a table", "id of a mark", "id of a change"],
 )
-async def test_what_no_source_counts_or_names_like_that_is_malformed(tmp_path, document, place):
+async def test_what_no_source_counts_or_names_like_that_is_malformed(tmp_path, document, path):
     async with posting(tmp_path, debezium=KEYED) as at_work:
         with pytest.raises(DebeziumMalformed) as error:
             await take(at_work.debezium_intake, document)
-        assert error.value.place == place
+        assert error.value.path == path
         assert at_work.at_work.frames() == []
