@@ -121,7 +121,8 @@ class Conversation:
         if not waiting:
             return "read nothing"
         wire = chance.choice(waiting)
-        return f"read {wire.source.name}: revoked={wire.session.lease.is_revoked} {self._read(wire, chance.randint(1, 4), chance)}"
+        is_revoked = wire.session.lease.is_revoked
+        return f"read {wire.source.name}: revoked={is_revoked} {self._read(wire, chance.randint(1, 4), chance)}"
 
     def _read(self, wire: Wire, count: int, chance: random.Random) -> str:
         """Read frames; now and then the service is overloaded and refuses the first of them."""

@@ -22,11 +22,11 @@ def now_ms() -> int:
 
 
 async def status_with(client: Talker, changes: int) -> dict:
-    """Connect again until the writer has so many changes in its buffers."""
+    """Connect again until the writer has so many changes in its buffers, and knows when it flushes them."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             status = await client.ask("connect", sourceDoId="shop")
-            if status["buffer"]["eventCount"] == changes:
+            if status["buffer"]["eventCount"] == changes and ("nextFlushTime" in status) == (changes > 0):
                 return status
             await asyncio.sleep(0.01)
 
