@@ -32,11 +32,22 @@ def test_every_setting_is_documented_with_its_default_and_reason() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_to_pages_and_headings_that_exist(page: Path) -> None:
     prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)  # not in code
-    targets = re.findall(r"\]\(([^)#]+)\)", prose)
-    missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+    missing = []
+    for target in re.findall(r"\]\(([^)]+)\)", prose):
+        path, _, anchor = target.partition("#")
+        linked = page.parent / path if path else page
+        if "://" not in target and not (linked.exists() and (not anchor or anchor in _anchors(linked))):
+            missing.append(target)
     assert not missing
+
+
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors that renderers of Markdown make from a page's headings."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_every_promise_names_tests_that_exist() -> None:
