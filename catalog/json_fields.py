@@ -142,11 +142,6 @@ def maybe_object(document: Mapping[str, Any], key: str) -> JsonObject | None:
     return None if document.get(key) is None else read_object(document, key)
 
 
-def maybe_objects(document: Mapping[str, Any], key: str) -> list[JsonObject]:
-    """Read an optional list of objects; absent means none."""
-    return [] if document.get(key) is None else read_objects(document, key)
-
-
 def maybe_texts(document: Mapping[str, Any], key: str) -> list[str]:
     """Read an optional list of strings; absent means none."""
     return [] if document.get(key) is None else read_texts(document, key)

@@ -144,9 +144,10 @@ class Pointer:
     digest: str = ""
     table_uuid: str = ""
 
-    def is_same_version(self, other: Pointer) -> bool:
-        """Return whether both point at the same content."""
-        return (self.location, self.digest) == (other.location, other.digest)
+    @property
+    def version(self) -> tuple[str, str]:
+        """Return what identifies the content. Two names of one table may point at it with and without its uuid."""
+        return self.location, self.digest
 
 
 def pointer_to(location: str, document: Mapping[str, Any], *, digest: str = "") -> Pointer:

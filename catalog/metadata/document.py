@@ -176,7 +176,10 @@ def _modernise(document: JsonObject) -> JsonObject:
         schema = {"schema-id": 0, **read_object(document, "schema")}
         modern |= {"schemas": [schema], "current-schema-id": schema["schema-id"]}
     if "partition-specs" not in modern:
-        modern |= _modern_specs(document)
+        spec = {"spec-id": 0, "fields": read_objects(document, "partition-spec")}
+        check_spec(spec)
+        spec = number_spec_fields(spec, (), FIRST_PARTITION_FIELD_ID - 1)
+        modern |= {"partition-specs": [spec], "default-spec-id": 0}
     if "last-partition-id" not in modern:
         modern["last-partition-id"] = _last_partition_id(read_objects(modern, "partition-specs"))
     if "sort-orders" not in modern:
@@ -184,15 +187,9 @@ def _modernise(document: JsonObject) -> JsonObject:
     modern.setdefault("properties", {})
     for key in _LISTS:
         modern.setdefault(key, [])
-    modern.setdefault("current-snapshot-id", no_snapshot(modern["format-version"]))
-    modern.setdefault("refs", _refs_from_current(modern))
+    current = modern.setdefault("current-snapshot-id", no_snapshot(modern["format-version"]))
+    modern.setdefault("refs", {} if current in (None, -1) else {MAIN: {"snapshot-id": current, "type": "branch"}})
     return modern
-
-
-def _modern_specs(document: JsonObject) -> JsonObject:
-    spec = {"spec-id": 0, "fields": read_objects(document, "partition-spec")}
-    check_spec(spec)
-    return {"partition-specs": [number_spec_fields(spec, (), FIRST_PARTITION_FIELD_ID - 1)], "default-spec-id": 0}
 
 
 def _last_partition_id(specs: list[JsonObject]) -> int:
@@ -202,10 +199,3 @@ def _last_partition_id(specs: list[JsonObject]) -> int:
         for field in spec["fields"]:
             read_id(field, "field-id")
     return max(map(highest_partition_field_id, specs), default=FIRST_PARTITION_FIELD_ID - 1)
-
-
-def _refs_from_current(document: Mapping[str, Any]) -> JsonObject:
-    current = document["current-snapshot-id"]
-    if current is None or current == -1:
-        return {}
-    return {MAIN: {"snapshot-id": current, "type": "branch"}}

@@ -37,17 +37,18 @@ _FIRST_SORTED_ID = 1
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Where schemas, specs or orders are in a document, and when two of them are the same."""
+    """Where schemas, specs or orders are in a document, which one is in use, and when two of them are the same."""
 
     key: str
     id_key: str
+    default_key: str
     what: str
     same: Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
 
 
-_SCHEMAS = _Kind("schemas", "schema-id", "current schema", same_schema)
-_SPECS = _Kind("partition-specs", "spec-id", "default partition spec", same_spec)
-_ORDERS = _Kind("sort-orders", "order-id", "default sort order", same_order)
+_SCHEMAS = _Kind("schemas", "schema-id", "current-schema-id", "current schema", same_schema)
+_SPECS = _Kind("partition-specs", "spec-id", "default-spec-id", "default partition spec", same_spec)
+_ORDERS = _Kind("sort-orders", "order-id", "default-sort-order-id", "default sort order", same_order)
 
 
 def add_schema(draft: Draft, update: JsonObject) -> None:
@@ -64,16 +65,12 @@ def add_schema(draft: Draft, update: JsonObject) -> None:
 
 def set_current_schema(draft: Draft, update: JsonObject) -> None:
     """Make a schema current."""
-    schema_id = _chosen(draft, _SCHEMAS, sent=read_id(update, "schema-id"))
-    draft.put("current-schema-id", schema_id)
+    _set_default(draft, _SCHEMAS, sent=read_id(update, "schema-id"))
 
 
 def remove_schemas(draft: Draft, update: JsonObject) -> None:
     """Remove schemas that are not current; unknown ids are ignored."""
-    doomed = set(read_ints(update, "schema-ids"))
-    if draft.document["current-schema-id"] in doomed:
-        raise ValidationFailed("Cannot remove the current schema")
-    draft.put("schemas", [item for item in draft.document["schemas"] if item["schema-id"] not in doomed])
+    _remove(draft, _SCHEMAS, set(read_ints(update, "schema-ids")))
 
 
 def add_spec(draft: Draft, update: JsonObject) -> None:
@@ -91,16 +88,12 @@ def add_spec(draft: Draft, update: JsonObject) -> None:
 
 def set_default_spec(draft: Draft, update: JsonObject) -> None:
     """Make a partition spec the default."""
-    spec_id = _chosen(draft, _SPECS, sent=read_id(update, "spec-id"))
-    draft.put("default-spec-id", spec_id)
+    _set_default(draft, _SPECS, sent=read_id(update, "spec-id"))
 
 
 def remove_specs(draft: Draft, update: JsonObject) -> None:
     """Remove partition specs that are not the default; unknown ids are ignored."""
-    doomed = set(read_ints(update, "spec-ids"))
-    if draft.document["default-spec-id"] in doomed:
-        raise ValidationFailed("Cannot remove the default partition spec")
-    draft.put("partition-specs", [item for item in draft.document["partition-specs"] if item["spec-id"] not in doomed])
+    _remove(draft, _SPECS, set(read_ints(update, "spec-ids")))
 
 
 def add_order(draft: Draft, update: JsonObject) -> None:
@@ -112,8 +105,7 @@ def add_order(draft: Draft, update: JsonObject) -> None:
 
 def set_default_order(draft: Draft, update: JsonObject) -> None:
     """Make a sort order the default."""
-    order_id = _chosen(draft, _ORDERS, sent=read_id(update, "sort-order-id"))
-    draft.put("default-sort-order-id", order_id)
+    _set_default(draft, _ORDERS, sent=read_id(update, "sort-order-id"))
 
 
 def check_layout(draft: Draft) -> None:
@@ -147,14 +139,20 @@ def _add(draft: Draft, kind: _Kind, *, item: JsonObject, first_id: int) -> int:
     return item_id
 
 
-def _chosen(draft: Draft, kind: _Kind, *, sent: int) -> int:
+def _set_default(draft: Draft, kind: _Kind, *, sent: int) -> None:
     if sent == _LAST_ADDED:
         if kind.key not in draft.last_added:
             raise ValidationFailed(f"Cannot set last added {kind.what}: none has been added")
-        return draft.last_added[kind.key]
-    if all(item[kind.id_key] != sent for item in draft.document[kind.key]):
+        sent = draft.last_added[kind.key]
+    elif all(item[kind.id_key] != sent for item in draft.document[kind.key]):
         raise ValidationFailed(f"Cannot set {kind.what} to unknown id: {sent}")
-    return sent
+    draft.put(kind.default_key, sent)
+
+
+def _remove(draft: Draft, kind: _Kind, doomed: set[int]) -> None:
+    if draft.document[kind.default_key] in doomed:
+        raise ValidationFailed(f"Cannot remove the {kind.what}")
+    draft.put(kind.key, [item for item in draft.document[kind.key] if item[kind.id_key] not in doomed])
 
 
 def _by_id(items: list[JsonObject], id_key: str, wanted: int) -> JsonObject:
@@ -169,9 +167,7 @@ def _check_initial_defaults(draft: Draft, columns: Mapping[int, FieldInfo]) -> N
     if MAIN not in draft.document["refs"]:
         return
     current = draft.document["current-schema-id"]
-    for schema in draft.document["schemas"]:
-        if schema["schema-id"] != current:
-            continue
+    for schema in (item for item in draft.document["schemas"] if item["schema-id"] == current):
         for field_id, before in check_schema(schema, draft.format_version).items():
             after = columns.get(field_id)
             if after is not None and after.initial_default != before.initial_default:

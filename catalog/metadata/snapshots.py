@@ -10,8 +10,6 @@ break the rule, a client first sets the property to false, in a commit of its ow
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
-from typing import Any
 
 from lakefeed.catalog.errors import BadRequest, CommitFailed, ValidationFailed
 from lakefeed.catalog.json_fields import (
@@ -221,17 +219,14 @@ def check_append_only(draft: Draft) -> None:
     before, after = draft.base, draft.document
     if is_true(before["properties"], APPEND_ONLY) or is_true(after["properties"], APPEND_ONLY):
         for snapshot in draft.added_snapshots.values():
-            _check_operation(snapshot)
+            operation = (snapshot.get("summary") or {}).get("operation")
+            if operation not in _APPEND_ONLY_OPERATIONS:
+                raise ValidationFailed(
+                    f"Table is append-only ({APPEND_ONLY}=true):"
+                    f" only append and replace snapshots are allowed, not {operation}"
+                )
     if is_true(before["properties"], APPEND_ONLY):
         _check_forward(draft)
-
-
-def _check_operation(snapshot: Mapping[str, Any]) -> None:
-    operation = (snapshot.get("summary") or {}).get("operation")
-    if operation not in _APPEND_ONLY_OPERATIONS:
-        raise ValidationFailed(
-            f"Table is append-only ({APPEND_ONLY}=true): only append and replace snapshots are allowed, not {operation}"
-        )
 
 
 def _check_forward(draft: Draft) -> None:

@@ -112,7 +112,9 @@ def check_requirements(requirements: list[Requirement], base: Mapping[str, Any])
             case "assert-create":
                 raise CommitFailed("Requirement failed: table already exists")
             case "assert-table-uuid":
-                _check_uuid(requirement["uuid"], base.get("table-uuid"))
+                expected, found = requirement["uuid"], base.get("table-uuid")
+                if str(found).lower() != expected.lower():
+                    raise CommitFailed(f"Requirement failed: UUID does not match: expected {found} != {expected}")
             case "assert-ref-snapshot-id":
                 _check_ref(requirement["ref"], requirement.get("snapshot-id"), base)
             case kind:
@@ -120,11 +122,6 @@ def check_requirements(requirements: list[Requirement], base: Mapping[str, Any])
                 expected, found = requirement[field], base[base_field]
                 if expected != found:
                     raise CommitFailed(f"Requirement failed: {what} changed: expected id {expected} != {found}")
-
-
-def _check_uuid(expected: str, found: str | None) -> None:
-    if str(found).lower() != expected.lower():
-        raise CommitFailed(f"Requirement failed: UUID does not match: expected {found} != {expected}")
 
 
 def _check_ref(name: str, expected: int | None, base: Mapping[str, Any]) -> None:

@@ -163,19 +163,20 @@ def apply_view_updates(base: Mapping[str, Any], updates: list[JsonObject], *, no
 
 
 def _finish(draft: Draft) -> JsonObject:
-    document, previous = draft.document, draft.base["current-version-id"]
-    if document["current-version-id"] != previous:
-        _check_dialects_kept(draft, previous)
+    if draft.document["current-version-id"] != draft.base["current-version-id"]:
+        _check_dialects_kept(draft)
     _remove_old_versions(draft)
-    return document
+    return draft.document
 
 
-def _check_dialects_kept(draft: Draft, previous_id: int) -> None:
+def _check_dialects_kept(draft: Draft) -> None:
     """Check that a replace does not silently drop the query of another engine."""
-    previous = _find_version(draft.base, previous_id)
+    previous = _find_version(draft.base, draft.base["current-version-id"])
     if previous is None or is_true(draft.document["properties"], DROP_DIALECT_ALLOWED):
         return
-    before, after = _dialects(previous), _dialects(_current(draft))
+    current = _find_version(draft.document, draft.document["current-version-id"])
+    assert current is not None, "a version exists before it becomes current"
+    before, after = _dialects(previous), _dialects(current)
     if not before <= after:
         raise IllegalArgument(
             f"Cannot replace view due to loss of view dialects ({DROP_DIALECT_ALLOWED}=false):\n"
@@ -260,9 +261,11 @@ def _add_version(draft: Draft, update: JsonObject) -> None:
     version = {key: value for key, value in sent.items() if value is not None}
     version["schema-id"] = _schema_id(draft, read_id(sent, "schema-id"))
     known = draft.document[_VERSIONS]
-    equal = next((item for item in known if _same_version(item, version)), None)
-    version_id = equal["version-id"] if equal else _fresh_version_id(known, read_id(sent, "version-id"))
-    if equal is None:
+    equal = next((item for item in known if all(item.get(key) == version.get(key) for key in _COMPARED)), None)
+    if equal is not None:
+        version_id = equal["version-id"]
+    else:
+        version_id = max([read_id(sent, "version-id"), *(item["version-id"] + 1 for item in known)])
         draft.change_list(_VERSIONS).append({**version, "version-id": version_id})
         draft.added_version_ids.add(version_id)
     draft.last_added[_VERSIONS] = version_id
@@ -276,15 +279,6 @@ def _schema_id(draft: Draft, sent: int) -> int:
     if _SCHEMAS not in draft.last_added:
         raise IllegalArgument("Cannot set last added schema: no schema has been added")
     return draft.last_added[_SCHEMAS]
-
-
-def _same_version(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return all(one.get(key) == other.get(key) for key in _COMPARED)
-
-
-def _fresh_version_id(known: list[JsonObject], sent: int) -> int:
-    taken: list[int] = [version["version-id"] for version in known]
-    return max([sent, *(number + 1 for number in taken)])
 
 
 def _set_current_version(draft: Draft, update: JsonObject) -> None:
@@ -314,12 +308,6 @@ def _remove_properties(draft: Draft, update: JsonObject) -> None:
     doomed = set(read_texts(update, "removals"))
     kept = {name: value for name, value in draft.document["properties"].items() if name not in doomed}
     draft.put("properties", kept)
-
-
-def _current(draft: Draft) -> JsonObject:
-    version = _find_version(draft.document, draft.document["current-version-id"])
-    assert version is not None, "a version exists before it becomes current"
-    return version
 
 
 def _find_version(document: Mapping[str, Any], version_id: int) -> JsonObject | None:

@@ -262,7 +262,7 @@ class Planner:
         assert plan.prepared is not None, "a plan that has not failed is ready"
         if not plan.prepared.pages:
             return orjson.dumps({**head, "file-scan-tasks": []})
-        later = [_plan_task(plan, number) for number in range(1, len(plan.prepared.pages))]
+        later = [f"{plan.plan_id}/{number}" for number in range(1, len(plan.prepared.pages))]
         return await self._page(plan, 0, head, later)
 
     async def _page(self, plan: ScanPlan, number: int, head: JsonObject, later: Sequence[str] = ()) -> bytes:
@@ -324,10 +324,6 @@ class Planner:
         """Run work in a thread. Cancelling this does not stop the thread."""
         call = functools.partial(work, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)
-
-
-def _plan_task(plan: ScanPlan, number: int) -> str:
-    return f"{plan.plan_id}/{number}"
 
 
 def _encode_page(

@@ -414,15 +414,12 @@ def _matching_entries(scan: Scan, page: Sequence[ManifestPart], bodies: Iterable
     for part, body in zip(page, bodies, strict=True):
         spec = scan.specs[part.manifest.spec_id]
         for entry in islice(_live_entries(body, part.manifest, spec), part.first, part.end):
-            if scan.added_by is not None and not _is_added(entry, scan.added_by):
+            is_older = entry.status is not Status.ADDED
+            if scan.added_by is not None and (is_older or entry.snapshot_id not in scan.added_by):
                 continue
             evaluation = evaluate(scan.filter_, _file_stats(entry, spec, columns))
             if evaluation.may_match:
                 yield entry, evaluation.residual
-
-
-def _is_added(entry: Entry, added_by: frozenset[int]) -> bool:
-    return entry.status is Status.ADDED and entry.snapshot_id in added_by
 
 
 def _file_stats(entry: Entry, spec: ScanSpec, columns: Mapping[int, Column]) -> StatsOf:

@@ -29,7 +29,7 @@ from lakefeed.catalog.routes.http import (
     services,
 )
 from lakefeed.catalog.service.metadata_cache import ALL, REFS, ResponseKey, StoredMetadata, encode_load, load_etag
-from lakefeed.catalog.service.tables import Commit
+from lakefeed.catalog.service.versions import Commit
 from lakefeed.catalog.store.protocol import RequestOutcome
 
 # Tables of one transaction, whose commit queues are all held at once; far beyond what a source changes in one.
@@ -64,7 +64,7 @@ async def load_table(request: web.Request) -> web.Response:
     if snapshots not in (ALL, REFS):
         raise BadRequest("Invalid snapshots: expected all or refs")
     pointer = await context.tables.locate(path_entry(request, TableId))
-    config = _client_config(request)
+    config = context.client_config
     etag = load_etag(pointer, snapshots, config)
     headers = {"ETag": f'"{etag}"', "Vary": "Accept-Encoding"}
     if any(known.value in (etag, "*") for known in request.if_none_match or ()):
@@ -182,11 +182,6 @@ async def fetch_tasks(request: web.Request) -> web.Response:
     return _plan_response(await services(request).planner.fetch_tasks(path_entry(request, TableId), plan_task))
 
 
-def _client_config(request: web.Request) -> bytes:
-    """Return the encoded `config` for the sender of a request. Today all clients get the same."""
-    return services(request).client_config
-
-
 def _parse_commit(body: JsonObject) -> Commit:
     return Commit(
         requirements=parse_requirements(read_objects(body, "requirements")),
@@ -196,7 +191,7 @@ def _parse_commit(body: JsonObject) -> Commit:
 
 def _table_response(request: web.Request, stored: StoredMetadata, *, with_config: bool = True) -> web.Response:
     """Respond with a table's metadata, whose bytes are sent as they are in the file."""
-    config = _client_config(request)
+    config = services(request).client_config
     headers = {"ETag": f'"{load_etag(stored.pointer, ALL, config)}"'}
     body = encode_load(stored).body(config if with_config else None)
     return web.Response(body=body, headers=headers, content_type="application/json")

@@ -21,7 +21,7 @@ from lakefeed.catalog.routes.http import (
     services,
 )
 from lakefeed.catalog.service.metadata_cache import StoredMetadata, encode_load
-from lakefeed.catalog.service.views import ViewCommit
+from lakefeed.catalog.service.versions import Commit
 from lakefeed.catalog.store.protocol import RequestOutcome
 
 
@@ -54,7 +54,7 @@ async def replace_view(request: web.Request) -> web.Response:
     """Commit to a view."""
     body, view = await read_json(request), path_entry(request, ViewId)
     check_identifier(body, view)
-    commit = ViewCommit(
+    commit = Commit(
         requirements=parse_view_requirements(read_objects(body, "requirements") if "requirements" in body else []),
         updates=parse_view_updates(read_objects(body, "updates")),
     )

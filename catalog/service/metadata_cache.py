@@ -40,10 +40,6 @@ _MEMORY_PER_BYTE = 5
 # zlib's code for "a gzip header follows".
 _GZIP_WINDOW_BITS = 31
 
-# Location and digest: of two names of one table, one may point at a file with a digest and the other without.
-_Version = tuple[str, str]
-
-
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
@@ -112,7 +108,7 @@ class MetadataFiles:
         self._files = files
         self._parse = parse
         self._max_bytes = max_bytes
-        self._cached: ByteLru[_Version, StoredMetadata] = ByteLru(
+        self._cached: ByteLru[tuple[str, str], StoredMetadata] = ByteLru(
             cache_bytes, size_of=lambda stored: len(stored.raw) * _MEMORY_PER_BYTE
         )
         self._reads: SingleFlight[StoredMetadata] = SingleFlight("catalog-read-metadata")
@@ -122,18 +118,17 @@ class MetadataFiles:
 
         Raises: FileMissing, FileChanged, StorageError; BadRequest if `parse` cannot read it.
         """
-        version = _version(pointer)
-        cached = self._cached.get(version)
+        cached = self._cached.get(pointer.version)
         if cached is not None:
             return cached
-        return await self._reads.run(version, lambda: self._read_and_keep(pointer.location, pointer.digest))
+        return await self._reads.run(pointer.version, lambda: self._read_and_keep(pointer.location, pointer.digest))
 
     async def load_uncached(self, pointer: Pointer) -> StoredMetadata:
         """Return the version that a pointer stands for without adding it to the cache, for scans of many tables.
 
         Raises: FileMissing, FileChanged, StorageError; BadRequest if `parse` cannot read it.
         """
-        return self._cached.get(_version(pointer)) or await self._read(pointer.location, pointer.digest)
+        return self._cached.get(pointer.version) or await self._read(pointer.location, pointer.digest)
 
     async def load_for_register(self, location: str) -> StoredMetadata:
         """Read a file whatever is cached for its location, and return it with the digest of its content.
@@ -210,11 +205,11 @@ class MetadataFiles:
 
     def forget(self, pointer: Pointer) -> None:
         """Remove a superseded version from the cache."""
-        self._cached.pop(_version(pointer))
+        self._cached.pop(pointer.version)
 
     def keep(self, stored: StoredMetadata) -> None:
         """Add a version to the cache that is in its file."""
-        self._cached.put(_version(stored.pointer), stored)
+        self._cached.put(stored.pointer.version, stored)
 
 
 def check_content(pointer: Pointer, raw: bytes) -> None:
@@ -241,10 +236,6 @@ def unpack(location: str, body: bytes, max_bytes: int) -> bytes:
     if decompressor.unconsumed_tail:
         raise StorageError(f"File is larger than {max_bytes} bytes: {location}")
     return unpacked
-
-
-def _version(pointer: Pointer) -> _Version:
-    return pointer.location, pointer.digest
 
 
 # Values of the query parameter `snapshots`.

@@ -24,7 +24,6 @@ from lakefeed.catalog.json_fields import JsonObject
 from lakefeed.catalog.metadata.document import check_document
 from lakefeed.catalog.metadata.updates import (
     CreateRequest,
-    Requirement,
     Update,
     apply_updates,
     check_requirements,
@@ -35,16 +34,8 @@ from lakefeed.catalog.metadata.updates import (
 from lakefeed.catalog.names import Namespace, Pointer, TableId, ViewId, metadata_directory
 from lakefeed.catalog.service.metadata_cache import StoredMetadata
 from lakefeed.catalog.service.purge import Purges
-from lakefeed.catalog.service.versions import COMMIT_ATTEMPTS, VersionChange, Versions
+from lakefeed.catalog.service.versions import COMMIT_ATTEMPTS, Commit, VersionChange, Versions
 from lakefeed.catalog.store.protocol import name_in_use, no_such_entry
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """The requirements and updates of one table, parsed."""
-
-    requirements: list[Requirement]
-    updates: list[Update]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +93,7 @@ class Tables:
         Raises: NoSuchNamespace, AlreadyExists, LocationForbidden, ValidationFailed.
         """
         table_uuid = self._versions.new_uuid()
-        default = await self._versions.default_location(table, table_uuid)
-        location = request.location.rstrip("/") if request.location else default
+        location = await self._versions.new_location(table, table_uuid, requested=request.location)
         updates = plan_create(request, location=location, table_uuid=table_uuid)
         document = self._create_document(updates, table_uuid=table_uuid, location=location)
         await self._check_free(table)
@@ -163,12 +153,9 @@ class Tables:
         Raises: NoSuchTable, FileMissing, StorageError.
         """
         async with self._commit_queues.hold(table):
-            pointer = await self._store.load_pointer(table)
-            if pointer is None:
-                raise no_such_entry(table)
-            stored = await self._files.load(pointer)
+            stored = await self._versions.load_current(table)
             await self._store.drop_entry(table)
-        self._files.forget(pointer)
+        self._files.forget(stored.pointer)
         return stored
 
     async def rename(self, source: TableId, destination: TableId) -> None:
@@ -227,7 +214,7 @@ class Tables:
         if not is_create(commit.requirements):
             raise no_such_entry(table)
         table_uuid = self._versions.new_uuid()
-        location = await self._versions.default_location(table, table_uuid)
+        location = await self._versions.new_location(table, table_uuid)
         document = self._create_document(commit.updates, table_uuid=table_uuid, location=location)
         await self._make_directories(document)
         return document

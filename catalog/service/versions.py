@@ -41,6 +41,14 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class Commit:
+    """The requirements and updates that a client sends for one table or view, parsed."""
+
+    requirements: list[JsonObject]
+    updates: list[JsonObject]
+
+
+@dataclass(frozen=True, slots=True)
 class VersionChange:
     """The change of one entry: without a base it creates the entry, without a document it changes nothing."""
 
@@ -71,6 +79,16 @@ class Versions:
             await self.files.check_exists(pointer.location)
         return pointer
 
+    async def load_current(self, entry: EntryId) -> StoredMetadata:
+        """Return the current version.
+
+        Raises: NoSuchTable, NoSuchView, FileMissing, FileChanged, StorageError.
+        """
+        pointer = await self.store.load_pointer(entry)
+        if pointer is None:
+            raise no_such_entry(entry)
+        return await self.files.load(pointer)
+
     async def load_recorded(self, entry: EntryId, pointer: Pointer) -> StoredMetadata:
         """Return the version of a recorded outcome, or the current one if that file is gone or was overwritten.
 
@@ -81,12 +99,14 @@ class Versions:
         except (FileMissing, FileChanged):
             return await self.files.load(await self.locate(entry))
 
-    async def default_location(self, entry: EntryId, entry_uuid: str) -> str:
-        """Return the location of a new table or view whose client asks for none.
+    async def new_location(self, entry: EntryId, entry_uuid: str, *, requested: str | None = None) -> str:
+        """Return the location of a new table or view: the requested one, or one below its namespace.
 
         Raises: NoSuchNamespace.
         """
         properties = await self.store.load_namespace(entry.namespace)
+        if requested:
+            return requested.rstrip("/")
         base = properties.get("location") or namespace_location(self.confinement.warehouse, entry.namespace)
         return entry_location(base, entry, entry_uuid)
 

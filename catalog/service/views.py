@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from lakefeed.aio import KeyedLocks
 from lakefeed.catalog.errors import CommitFailed
-from lakefeed.catalog.json_fields import JsonObject
 from lakefeed.catalog.metadata.views import (
     CreateView,
     apply_view_updates,
@@ -16,16 +14,7 @@ from lakefeed.catalog.metadata.views import (
 )
 from lakefeed.catalog.names import Namespace, Pointer, ViewId
 from lakefeed.catalog.service.metadata_cache import StoredMetadata
-from lakefeed.catalog.service.versions import COMMIT_ATTEMPTS, VersionChange, Versions
-from lakefeed.catalog.store.protocol import no_such_entry
-
-
-@dataclass(frozen=True, slots=True)
-class ViewCommit:
-    """The requirements and updates of one view, parsed."""
-
-    requirements: list[JsonObject]
-    updates: list[JsonObject]
+from lakefeed.catalog.service.versions import COMMIT_ATTEMPTS, Commit, VersionChange, Versions
 
 
 class Views:
@@ -71,13 +60,12 @@ class Views:
         Raises: NoSuchNamespace, AlreadyExists, LocationForbidden, ValidationFailed; CommitStateUnknown.
         """
         view_uuid = self._versions.new_uuid()
-        default = await self._versions.default_location(view, view_uuid)
-        location = request.location.rstrip("/") if request.location else default
+        location = await self._versions.new_location(view, view_uuid, requested=request.location)
         document = create_view_document(request, view_uuid=view_uuid, location=location, now_ms=self._clock_ms())
         self._versions.check_locations(document)
         return await self._versions.insert(view, document)
 
-    async def commit(self, view: ViewId, commit: ViewCommit) -> StoredMetadata:
+    async def commit(self, view: ViewId, commit: Commit) -> StoredMetadata:
         """Commit to a view. The outcome of a cancelled commit is unknown.
 
         Raises: NoSuchView, CommitFailed, ValidationFailed, LocationForbidden, TooManyWaiting; CommitStateUnknown.
@@ -89,12 +77,9 @@ class Views:
                     return committed
         raise CommitFailed(f"Commit lost the race {COMMIT_ATTEMPTS} times, try again: {view}")
 
-    async def _plan(self, view: ViewId, commit: ViewCommit) -> VersionChange:
+    async def _plan(self, view: ViewId, commit: Commit) -> VersionChange:
         """Check the requirements of a commit and apply its updates; store nothing."""
-        pointer = await self._store.load_pointer(view)
-        if pointer is None:
-            raise no_such_entry(view)
-        base = await self._versions.files.load(pointer)
+        base = await self._versions.load_current(view)
         check_view_requirements(commit.requirements, base.document)
         document = apply_view_updates(base.document, commit.updates, now_ms=self._clock_ms())
         return VersionChange(view, base, document)

@@ -134,7 +134,7 @@ class MemoryStore:
     async def swap_pointer(
         self, entry: EntryId, *, expected: Pointer, new: Pointer, prepare: Callable[[], None] | None = None
     ) -> bool:
-        """PointerMove a pointer if it still is at the expected version."""
+        """Move a pointer if it still is at the expected version."""
         await run_blocking(prepare)
         return self._move([PointerMove(entry, expected, new)], outcome_at(new))
 
@@ -209,7 +209,7 @@ class MemoryStore:
                 self._check_free(move.entry)
                 continue
             found = self._pointer(move.entry)
-            if found is None or not found.is_same_version(move.expected):
+            if found is None or found.version != move.expected.version:
                 return False
         for move in moves:
             self._entries[_key(move.entry)] = (move.entry, move.new)

@@ -27,6 +27,7 @@ from lakefeed.catalog.store.protocol import (
     Entry,
     KeyClaim,
     PointerMove,
+    PointerMoved,
     RecordedOutcome,
     RequestOutcome,
     SqlSchema,
@@ -103,10 +104,6 @@ _UPDATE_ENTRY = (
     "UPDATE entries SET metadata_location = $4, digest = $5, table_uuid = $6"
     " WHERE namespace = $1 AND name = $2 AND kind = $3"
 )
-
-
-class _PointerMoved(Exception):
-    """A pointer is not at its expected version: roll back."""
 
 
 class PostgresStore:
@@ -266,7 +263,7 @@ class PostgresStore:
     async def swap_pointer(
         self, entry: EntryId, *, expected: Pointer, new: Pointer, prepare: Callable[[], None] | None = None
     ) -> bool:
-        """PointerMove a pointer if it still is at the expected version."""
+        """Move a pointer if it still is at the expected version."""
         await run_blocking(prepare)
         async with self._change() as db:
             swapped = await _swap_pointer(db, entry, expected=expected, new=new)
@@ -280,7 +277,7 @@ class PostgresStore:
             async with self._transaction() as db:
                 await _move_pointers(db, moves)
                 await _record(db, RequestOutcome())
-        except _PointerMoved:
+        except PointerMoved:
             return False
         return True
 
@@ -427,7 +424,7 @@ async def _move_pointers(db: Any, moves: Sequence[PointerMove]) -> None:
         if move.expected is None:
             await _create_entry(db, move.entry, move.new)
         elif not await _swap_pointer(db, move.entry, expected=move.expected, new=move.new):
-            raise _PointerMoved
+            raise PointerMoved
 
 
 async def _record(db: Any, outcome: RequestOutcome) -> None:

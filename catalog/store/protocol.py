@@ -131,6 +131,10 @@ class PointerMove:
     new: Pointer
 
 
+class PointerMoved(Exception):
+    """A pointer is not at its expected version: an SQL store rolls its transaction back."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoreContents:
     """Everything that a store holds, as of one moment: namespaces, parents first, and entries with their pointers."""

@@ -27,6 +27,7 @@ from lakefeed.catalog.store.protocol import (
     Entry,
     KeyClaim,
     PointerMove,
+    PointerMoved,
     RecordedOutcome,
     RequestOutcome,
     SqlSchema,
@@ -93,10 +94,6 @@ _UPDATE_ENTRY = (
 )
 
 _T = TypeVar("_T")
-
-
-class _PointerMoved(Exception):
-    """A pointer is not at its expected version: roll back."""
 
 
 class SqliteStore:
@@ -186,7 +183,7 @@ class SqliteStore:
     async def swap_pointer(
         self, entry: EntryId, *, expected: Pointer, new: Pointer, prepare: Callable[[], None] | None = None
     ) -> bool:
-        """PointerMove a pointer if it still is at the expected version."""
+        """Move a pointer if it still is at the expected version."""
         return await self._write(
             lambda db: _swap_pointer(db, entry, expected=expected, new=new),
             lambda swapped: outcome_at(new) if swapped else None,
@@ -197,7 +194,7 @@ class SqliteStore:
         """Make all moves in one transaction, or none."""
         try:
             await self._write(lambda db: _move_pointers(db, moves))
-        except _PointerMoved:
+        except PointerMoved:
             return False
         return True
 
@@ -403,7 +400,7 @@ def _move_pointers(db: sqlite3.Connection, moves: Sequence[PointerMove]) -> None
         if move.expected is None:
             _create_entry(db, move.entry, move.new)
         elif not _swap_pointer(db, move.entry, expected=move.expected, new=move.new):
-            raise _PointerMoved
+            raise PointerMoved
 
 
 def _put_entry(db: sqlite3.Connection, entry: EntryId, pointer: Pointer) -> None:
