@@ -304,6 +304,14 @@ def _show_limits(metrics: IngestMetrics, limits: SharedLimits, gate: RequestGate
         metrics.http_requests_in_flight.labels(route).set_function(functools.partial(gate.in_flight.__getitem__, route))
 
 
+def _http_limits(config: Config) -> HttpLimits:
+    return HttpLimits(
+        connections_max=config.ingest.http_connections_max,
+        body_max_bytes=config.catalog.request_max_bytes,
+        shutdown_s=CONTROL_PLANE_SHUTDOWN_S,
+    )
+
+
 def _check_partition(config: WriterConfig) -> None:
     """Raise for a partition that not every table could have, before there are tables."""
     try:
@@ -322,16 +330,11 @@ async def _control_plane(
     add_http_ingest(app, HttpIngest(config.ingest, parts.intake, parts.debezium, parts.request_gate, parts.metrics))
     if not config.iceberg.uri:  # beside a foreign catalog, our own would only be mistaken for it
         app.add_subapp("/v1", build_own_catalog(config, storage, data_dir))
-    limits = HttpLimits(
-        connections_max=config.ingest.http_connections_max,
-        body_max_bytes=config.catalog.request_max_bytes,
-        shutdown_s=CONTROL_PLANE_SHUTDOWN_S,
-    )
     rejected = parts.metrics.counts.rejected_connections
     async with serve_http(
         app,
         listener,
-        limits=limits,
+        limits=_http_limits(config),
         own_body_routes=ROUTES,
         on_rejected=lambda: rejected.update(["http_connection_limit"]),
     ):
@@ -431,13 +434,8 @@ async def serving_catalog(config: Config) -> AsyncIterator[str]:
     for path in ("/health", "/health/ready", "/health/live"):
         app.router.add_get(path, _health)
     app.add_subapp("/v1", build_own_catalog(config, storage, data_dir))
-    limits = HttpLimits(
-        connections_max=config.ingest.http_connections_max,
-        body_max_bytes=config.catalog.request_max_bytes,
-        shutdown_s=CONTROL_PLANE_SHUTDOWN_S,
-    )
     with listen(config.server.host, config.server.http_port, setting="http_port") as listener:
-        async with serve_http(app, listener, limits=limits):
+        async with serve_http(app, listener, limits=_http_limits(config)):
             yield url_of("http", listener)
 
 

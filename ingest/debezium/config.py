@@ -22,10 +22,6 @@ class TableKeys:
     replica_identity_full: bool = False
 
 
-def _no_keys(_: str) -> tuple[str, ...]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebeziumConfig:
     """Settings of one Debezium source. Tables are named as the source does: `schema.table`."""
@@ -33,7 +29,7 @@ class DebeziumConfig:
     tables: Mapping[str, TableKeys] = field(default_factory=dict)
     other_tables: TableKeys = TableKeys()
     # Returns the declared key columns of a table for which the settings above name none.
-    declared_keys: Callable[[str], tuple[str, ...]] = _no_keys
+    declared_keys: Callable[[str], tuple[str, ...]] = lambda _: ()
     # The connector's unavailable.value.placeholder.
     unavailable_value: str = UNAVAILABLE_VALUE
     # Logical decoding messages belong to no table of the source: they are changes of this one.

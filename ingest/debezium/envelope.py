@@ -21,8 +21,7 @@ from typing import Any, Literal
 import msgspec
 
 from lakefeed.contract.changes import INT64_MAX, TIMESTAMP_MAX_MS, TIMESTAMP_MIN_MS
-from lakefeed.ingest.debezium import forms as own
-from lakefeed.ingest.debezium import values
+from lakefeed.ingest.debezium import forms, values
 from lakefeed.ingest.debezium.config import DebeziumConfig, TableKeys
 from lakefeed.ingest.debezium.events import (
     NO_IMAGE,
@@ -37,7 +36,7 @@ from lakefeed.ingest.debezium.events import (
     TransactionMark,
     TransactionStatus,
 )
-from lakefeed.ingest.debezium.forms import Written
+from lakefeed.ingest.debezium.forms import RawChange
 from lakefeed.ingest.debezium.values import Image, row_id_of, split_schema
 from lakefeed.writer.wire.json_batch import ADMISSION_HEADROOM_FRAMES, Sequence
 
@@ -89,7 +88,7 @@ def read_events(body: bytes, headers: Mapping[str, str], config: DebeziumConfig)
 def _read_below(body: bytes, headers: Mapping[str, str], config: DebeziumConfig, *, frames: int) -> list[DebeziumEvent]:
     if frames:
         return _read_below(body, headers, config, frames=frames - 1)
-    first = own.own_headers(headers)
+    first = forms.own_headers(headers)
     if not body.lstrip(_SPACE).startswith(b"["):
         return [_read_event(body, first, config, path="event")]
     events = [
@@ -106,20 +105,20 @@ def _read_event(
     if payload == NULL:
         return Ignored("tombstone")
     fields = values.decode_object(payload, path)
-    if own.is_cloud_event(fields):
-        return _change_of(own.read_cloud_event(fields, path), headers, config)
-    if own.is_envelope(fields):
-        return _change_of(own.read_envelope(fields, schema, path), headers, config)
-    header_fields = own.unwrapped_fields(headers)
-    if own.is_unwrapped(fields, header_fields):
-        return _change_of(own.read_unwrapped(fields, schema, path, header_fields=header_fields), headers, config)
+    if forms.is_cloud_event(fields):
+        return _change_of(forms.read_cloud_event(fields, path), headers, config)
+    if forms.is_envelope(fields):
+        return _change_of(forms.read_envelope(fields, schema, path), headers, config)
+    header_fields = forms.unwrapped_fields(headers)
+    if forms.is_unwrapped(fields, header_fields):
+        return _change_of(forms.read_unwrapped(fields, schema, path, header_fields=header_fields), headers, config)
     return _other_event(fields, payload, path)
 
 
 def _other_event(fields: Mapping[str, msgspec.Raw], payload: msgspec.Raw, path: str) -> DebeziumEvent:
     """Read an event that is not a change."""
     if fields and fields.keys() <= _HEARTBEAT:
-        return Heartbeat(_as_timestamp_ms(own.plain(fields.get("ts_ms"))))
+        return Heartbeat(_as_timestamp_ms(forms.plain(fields.get("ts_ms"))))
     if fields.keys() >= {"status", "id"} and fields.keys() <= _MARK:
         return _mark_of(_decode_mark(payload), path)
     if _SCHEMA_CHANGE in fields:
@@ -168,74 +167,74 @@ def _transaction_of(identity: Any, path: str) -> str:
     return identity.partition(":")[0]
 
 
-def _change_of(written: Written, headers: Mapping[str, str], config: DebeziumConfig) -> Change:
-    operation = _OPERATIONS.get(written.op)
+def _change_of(raw: RawChange, headers: Mapping[str, str], config: DebeziumConfig) -> Change:
+    operation = _OPERATIONS.get(raw.op)
     if operation is None:
-        raise DebeziumMalformed(f"{written.path}.op", "expected one of r, c, u, d, t, m")
-    origin = _origin_of(written)
-    old_key, new_key = own.read_key(headers, own.OLD_KEY), own.read_key(headers, own.NEW_KEY)
+        raise DebeziumMalformed(f"{raw.path}.op", "expected one of r, c, u, d, t, m")
+    origin = _origin_of(raw)
+    old_key, new_key = forms.read_key(headers, forms.OLD_KEY), forms.read_key(headers, forms.NEW_KEY)
     keys = config.keys_of(origin.collection)
     key_columns = keys.columns or tuple(old_key or new_key)
-    before = _image(written, "before", config, trusted=None if keys.replica_identity_full else key_columns)
-    after = _image(written, "after", config, trusted=None)
+    before = _image(raw, "before", config, trusted=None if keys.replica_identity_full else key_columns)
+    after = _image(raw, "after", config, trusted=None)
     stored = before if operation is SourceOperation.DELETE else after
     moved_from, moved_to = row_id_of(old_key, key_columns), row_id_of(new_key, key_columns)
-    _check_rows(operation, written)
+    _check_rows(operation, raw)
     return Change(
         operation=operation,
-        table=_table_of(operation, origin, config, written.path),
+        table=_table_of(operation, origin, config, raw.path),
         row_id=row_id_of(stored.columns, key_columns),
-        timestamp_ms=_timestamp_ms_of(written),
+        timestamp_ms=_timestamp_ms_of(raw),
         before=before.json,
-        after=written.message if operation is SourceOperation.MESSAGE else after.json,
+        after=raw.message if operation is SourceOperation.MESSAGE else after.json,
         unchanged=stored.unchanged,
         irregular=stored.irregular,
         metadata=_metadata_of(
-            written,
+            raw,
             irregular=list(stored.irregular),
             movedFrom=moved_from,
             movedTo=moved_to,
             oldKey=old_key,
             newKey=new_key,
-            untrustedBefore=_untrusted(written, key_columns, keys),
+            untrustedBefore=_untrusted(raw, key_columns, keys),
         ),
         origin=origin,
-        transaction=_transaction_of(own.plain(written.transaction.get("id")), f"{written.path}.transaction.id"),
+        transaction=_transaction_of(forms.plain(raw.transaction.get("id")), f"{raw.path}.transaction.id"),
         moved_from=moved_from,
         moved_to=moved_to,
     )
 
 
-def _untrusted(written: Written, key_columns: Collection[str], keys: TableKeys) -> msgspec.Raw | None:
+def _untrusted(raw: RawChange, key_columns: Collection[str], keys: TableKeys) -> msgspec.Raw | None:
     """Return a before-image whose columns cannot be trusted, to be kept in the metadata."""
     is_known = bool(key_columns) or keys.replica_identity_full
-    return None if is_known or written.before in _MISSING else written.before
+    return None if is_known or raw.before in _MISSING else raw.before
 
 
 def _image(
-    written: Written, name: Literal["before", "after"], config: DebeziumConfig, *, trusted: Collection[str] | None
+    raw: RawChange, name: Literal["before", "after"], config: DebeziumConfig, *, trusted: Collection[str] | None
 ) -> Image:
     return values.read_image(
-        written.before if name == "before" else written.after,
-        path=f"{written.path}.{name}",
+        raw.before if name == "before" else raw.after,
+        path=f"{raw.path}.{name}",
         unavailable_value=config.unavailable_value,
-        converters=written.schema.row(name),
+        converters=raw.schema.row(name),
         trusted=trusted,
     )
 
 
-def _check_rows(operation: SourceOperation, written: Written) -> None:
-    if operation in _WITH_AFTER and written.after in _MISSING:
-        raise DebeziumMalformed(f"{written.path}.after", "expected a row")
-    if operation is SourceOperation.MESSAGE and written.message in _MISSING:
-        raise DebeziumMalformed(f"{written.path}.message", "expected a message")
+def _check_rows(operation: SourceOperation, raw: RawChange) -> None:
+    if operation in _WITH_AFTER and raw.after in _MISSING:
+        raise DebeziumMalformed(f"{raw.path}.after", "expected a row")
+    if operation is SourceOperation.MESSAGE and raw.message in _MISSING:
+        raise DebeziumMalformed(f"{raw.path}.message", "expected a message")
 
 
-def _origin_of(written: Written) -> Origin:
-    source = {name: own.plain(written.source.get(name)) for name in _ORIGIN_FIELDS}
+def _origin_of(raw: RawChange) -> Origin:
+    source = {name: forms.plain(raw.source.get(name)) for name in _ORIGIN_FIELDS}
     for name in ("connector", "name", "db", "schema", "table"):
         if not isinstance(source[name], str | None):
-            raise DebeziumMalformed(f"{written.path}.source.{name}", "expected text")
+            raise DebeziumMalformed(f"{raw.path}.source.{name}", "expected text")
     snapshot = source["snapshot"]
     return Origin(
         connector=source["connector"] or "",
@@ -278,13 +277,13 @@ def _table_of(operation: SourceOperation, origin: Origin, config: DebeziumConfig
     return name
 
 
-def _timestamp_ms_of(written: Written) -> int:
+def _timestamp_ms_of(raw: RawChange) -> int:
     """Return when the change was committed; 0, which means the time of receipt, if unknown."""
     for name, per_ms in (("ts_us", 1_000), ("ts_ms", 1), ("ts_ns", 1_000_000)):
-        ticks = _as_integer(own.plain(written.source.get(name)))
+        ticks = _as_integer(forms.plain(raw.source.get(name)))
         if ticks is not None:
             return _as_timestamp_ms(ticks // per_ms)
-    return _as_timestamp_ms(own.plain(written.timestamp_ms))
+    return _as_timestamp_ms(forms.plain(raw.timestamp_ms))
 
 
 def _as_timestamp_ms(value: Any) -> int:
@@ -292,12 +291,12 @@ def _as_timestamp_ms(value: Any) -> int:
     return ms if ms is not None and TIMESTAMP_MIN_MS <= ms <= TIMESTAMP_MAX_MS else 0
 
 
-def _metadata_of(written: Written, **more: Any) -> msgspec.Raw:
+def _metadata_of(raw: RawChange, **more: Any) -> msgspec.Raw:
     """Return the source's metadata of a change as JSON, without nulls."""
     document: dict[str, Any] = {
-        "op": written.op,
-        "source": {name: value for name, value in written.source.items() if value != NULL and name != "version"},
-        "transaction": {name: value for name, value in written.transaction.items() if value != NULL},
+        "op": raw.op,
+        "source": {name: value for name, value in raw.source.items() if value != NULL and name != "version"},
+        "transaction": {name: value for name, value in raw.transaction.items() if value != NULL},
         **more,
     }
     return msgspec.Raw(_encode({name: value for name, value in document.items() if value}))

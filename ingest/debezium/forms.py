@@ -58,7 +58,7 @@ _decode_any = msgspec.json.Decoder().decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class RawChange:
     """A change in any of the forms, its values undecoded."""
 
     path: str
@@ -88,12 +88,12 @@ def is_unwrapped(fields: Mapping[str, msgspec.Raw], header_fields: Mapping[str, 
     return any(name in fields or name in header_fields for name in names)
 
 
-def read_envelope(fields: dict[str, msgspec.Raw], schema: ValueSchema, path: str) -> Written:
+def read_envelope(fields: dict[str, msgspec.Raw], schema: ValueSchema, path: str) -> RawChange:
     """Read a full envelope.
 
     Raises: DebeziumMalformed.
     """
-    return Written(
+    return RawChange(
         path=path,
         op=_text(fields["op"], f"{path}.op"),
         source=_object(fields["source"], f"{path}.source"),
@@ -106,7 +106,7 @@ def read_envelope(fields: dict[str, msgspec.Raw], schema: ValueSchema, path: str
     )
 
 
-def read_cloud_event(fields: dict[str, msgspec.Raw], path: str) -> Written:
+def read_cloud_event(fields: dict[str, msgspec.Raw], path: str) -> RawChange:
     """Read a CloudEvent, whose values outside `data` are all text.
 
     Raises: DebeziumMalformed.
@@ -120,7 +120,7 @@ def read_cloud_event(fields: dict[str, msgspec.Raw], path: str) -> Written:
         if name != "op" and name not in _CLOUD_TRANSACTION
     }
     transaction = {known: extensions[name] for name, known in _CLOUD_TRANSACTION.items() if name in extensions}
-    return Written(
+    return RawChange(
         path=path,
         op=_text(extensions["op"], f"{path}.{_EXTENSION}op"),
         source=source,
@@ -134,7 +134,7 @@ def read_cloud_event(fields: dict[str, msgspec.Raw], path: str) -> Written:
 
 def read_unwrapped(
     fields: dict[str, msgspec.Raw], schema: ValueSchema, path: str, *, header_fields: Mapping[str, msgspec.Raw]
-) -> Written:
+) -> RawChange:
     """Read an unwrapped row: its own fields, and the rest, which is the row.
 
     Raises: DebeziumMalformed.
@@ -151,7 +151,7 @@ def read_unwrapped(
     }
     op = _unwrapped_op(own, path)
     row = msgspec.Raw(_encode({name: value for name, value in fields.items() if not _is_own(name)}))
-    return Written(
+    return RawChange(
         path=path,
         op=op,
         source=source,

@@ -210,7 +210,8 @@ def converter_of(schema: TypeSchema) -> Converter | None:
         case "map":
             return _of_parts(schema.values, _read_map)
         case "struct":
-            return _struct_converter(schema)
+            converters = converters_of(schema.fields)
+            return _lenient(partial(_read_struct, converters=converters)) if converters else None
     return None
 
 
@@ -332,19 +333,10 @@ def _read_map(value: bytes, converter: Converter) -> Reading:
 def _read_parts(parts: Iterable[msgspec.Raw], whole: bytes, converter: Converter) -> list[Reading]:
     readings, chars = [], 0
     for part in parts:
-        readings.append(_read_part(part, converter))
+        readings.append(Reading(b"null", regular=True) if part == NULL else converter(bytes(part)))
         chars += len(readings[-1].json)
         _check_growth(chars, whole)
     return readings
-
-
-def _read_part(part: msgspec.Raw, converter: Converter) -> Reading:
-    return Reading(b"null", regular=True) if part == NULL else converter(bytes(part))
-
-
-def _struct_converter(schema: TypeSchema) -> Converter | None:
-    converters = converters_of(schema.fields)
-    return _lenient(partial(_read_struct, converters=converters)) if converters else None
 
 
 def _read_struct(value: bytes, converters: dict[str, Converter]) -> Reading:
@@ -489,7 +481,6 @@ SCHEMAS_MAX = 512
 SCHEMA_MAX_BYTES = 64 * 1024
 
 _WRAPPING = {"schema", "payload"}
-_NULL = b"null"
 
 _decode_schema = msgspec.json.Decoder(TypeSchema).decode
 
@@ -520,16 +511,14 @@ def split_schema(json: bytes | msgspec.Raw, path: str) -> tuple[msgspec.Raw, Val
     fields = decode_object(json, path)
     if fields.keys() != _WRAPPING:
         return value, NO_SCHEMA
-    return fields["payload"], _parsed_schema(bytes(fields["schema"]), f"{path}.schema")
-
-
-def _parsed_schema(schema: bytes, path: str) -> ValueSchema:
-    if schema == _NULL:
-        return NO_SCHEMA
+    if fields["schema"] == NULL:
+        return fields["payload"], NO_SCHEMA
+    schema = bytes(fields["schema"])
     try:
-        return _cached_schema(schema) if len(schema) <= SCHEMA_MAX_BYTES else _parse_schema(schema)
+        parse = _cached_schema if len(schema) <= SCHEMA_MAX_BYTES else _parse_schema
+        return fields["payload"], parse(schema)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise DebeziumMalformed(path, "expected a schema of Kafka Connect") from None
+        raise DebeziumMalformed(f"{path}.schema", "expected a schema of Kafka Connect") from None
 
 
 def _parse_schema(schema: bytes) -> ValueSchema:

@@ -19,7 +19,6 @@ import asyncio
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Protocol
 
 from aiohttp import StreamReader, web
 
@@ -49,27 +48,7 @@ def too_large(max_bytes: int) -> ProtocolError:
     return ProtocolError(NackReason.PAYLOAD_TOO_LARGE.value, f"body: expected at most {max_bytes} bytes")
 
 
-class Decompressor(Protocol):
-    """Decodes the pieces of a body."""
-
-    @property
-    def expands(self) -> bool:
-        """Return whether a piece may become larger."""
-
-    def feed(self, piece: bytes) -> bytes:
-        """Decode the next piece.
-
-        Raises: ProtocolError.
-        """
-
-    def finish(self) -> None:
-        """Check that the body is complete.
-
-        Raises: ProtocolError.
-        """
-
-
-def open_decompressor(coding: str, *, max_bytes: int) -> Decompressor:
+def open_decompressor(coding: str, *, max_bytes: int) -> Identity | Inflater:
     """Return a decompressor for this Content-Encoding that yields at most `max_bytes`.
 
     Raises: ProtocolError if the coding is unknown.
@@ -83,7 +62,7 @@ def open_decompressor(coding: str, *, max_bytes: int) -> Decompressor:
 
 
 class Identity:
-    """Counts a body that is not compressed; HTTP itself marks its end."""
+    """Counts a body that is not compressed, so that none of its pieces expands; HTTP itself marks its end."""
 
     expands = False
 
@@ -143,13 +122,9 @@ class Inflater:
             if self._members >= (MEMBERS_MAX if self._is_gzip else 1):
                 raise self._malformed("expected nothing behind the end of the compressed data")
             self._members += 1
-            self._stream = zlib.decompressobj(self._wbits_of(piece))
+            deflate_wbits = _ZLIB_WBITS if piece[0] & _METHOD_MASK == _METHOD_DEFLATE else _BARE_WBITS
+            self._stream = zlib.decompressobj(_GZIP_WBITS if self._is_gzip else deflate_wbits)
         return self._stream
-
-    def _wbits_of(self, piece: bytes) -> int:
-        if self._is_gzip:
-            return _GZIP_WBITS
-        return _ZLIB_WBITS if piece[0] & _METHOD_MASK == _METHOD_DEFLATE else _BARE_WBITS
 
     def finish(self) -> None:
         """Check that the body is complete.
@@ -192,7 +167,7 @@ async def _read_allowance(content: StreamReader) -> list[bytes]:
     return pieces
 
 
-async def _read_rest(content: StreamReader, pieces: list[bytes], decompressor: Decompressor) -> bytes:
+async def _read_rest(content: StreamReader, pieces: list[bytes], decompressor: Identity | Inflater) -> bytes:
     decoded = [decompressor.feed(piece) for piece in pieces]
     while piece := await content.readany():
         decoded.append(decompressor.feed(piece))

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
-import orjson
 from aiohttp import web
 
 from lakefeed.contract.changes import INT64_MAX, Position, SourceId
@@ -26,7 +25,7 @@ from lakefeed.ingest.debezium.events import DebeziumMalformed
 from lakefeed.ingest.debezium.forms import read_context
 from lakefeed.ingest.errors import ProtocolError
 from lakefeed.ingest.http.bodies import TIMEOUT, read_body
-from lakefeed.ingest.http.gate import Busy, RequestGate, RequestLease
+from lakefeed.ingest.http.gate import Busy, RequestGate, RequestLease, json_response
 from lakefeed.ingest.intake.debezium import DebeziumIntake, DebeziumReceipt
 from lakefeed.ingest.intake.intake import Intake
 from lakefeed.ingest.intake.rows import RowIntake, Rows, has_rows
@@ -93,7 +92,8 @@ async def _respond(accept: _Accept, request: web.Request) -> web.Response:
         response = await accept(request, parts)
     except ProtocolError as error:
         parts.metrics.counts.nacks[error.reason] += 1
-        response = error_response(error)
+        retry_after_s = error.retry_after_s if isinstance(error, Busy) else None
+        response = refused_response(error.reason, str(error), retry=error.retry, retry_after_s=retry_after_s)
     except DebeziumMalformed as error:
         parts.metrics.counts.nacks[NackReason.INVALID_FORMAT.value] += 1
         response = refused_response(NackReason.INVALID_FORMAT.value, str(error))
@@ -132,7 +132,7 @@ async def _accept_batch(request: web.Request, body: bytes, *, parts: HttpIngest,
     if wait_s := parts.gate.rates.admit(offer.source, len(body), time.time()):
         parts.intake.block_behind(offer)
         raise _over_rate(wait_s)
-    verdict = await _until_accepted(lease, lambda: _offer(parts.intake, offer))
+    verdict = await _until_accepted(lease, lambda: parts.intake.offer_and_wait(offer))
     return _verdict_response(parts, verdict, source=offer.source, received=received)
 
 
@@ -156,10 +156,6 @@ def _decode_batch(body: bytes) -> BatchHead:
         if str(error).startswith("type: "):
             raise invalid("type: expected cdc_batch") from None
         raise
-
-
-async def _offer(intake: Intake, offer: Offer) -> Verdict:
-    return await (await intake.offer(offer))
 
 
 async def _accept_rows(request: web.Request, body: bytes, *, parts: HttpIngest, lease: RequestLease) -> web.Response:
@@ -221,7 +217,8 @@ def _whole_number(request: web.Request, name: str) -> int | None:
 
 
 async def _accept_debezium(request: web.Request, parts: HttpIngest) -> web.Response:
-    source = _debezium_source(request)
+    named = request.query.get("source") or read_context(request.headers).logical_name
+    source = _checked_source(named or DEFAULT_DEBEZIUM_SOURCE)
     receipt: DebeziumReceipt | None = None
 
     async def accept() -> Verdict:
@@ -237,18 +234,11 @@ async def _accept_debezium(request: web.Request, parts: HttpIngest) -> web.Respo
         parts.gate.rates.correct(source, len(body) - announced_bytes, time.time())
         verdict = await _until_accepted(lease, accept, retried=_RETRIED_FOR_DEBEZIUM)
     if isinstance(verdict, Refused):
-        parts.metrics.counts.nacks[verdict.reason.value] += 1
-        return refusal_response(verdict)
+        return _refuse(parts, verdict)
     assert receipt is not None
     received = receipt.fresh + receipt.repeated
     parts.gate.count_accepted(source, changes=receipt.fresh)
     return accepted_response(received, accepted=receipt.fresh, is_duplicate=0 < received == receipt.repeated)
-
-
-def _debezium_source(request: web.Request) -> SourceId:
-    """Return the source: from the URL, else the connector's logical name, else the default."""
-    named = request.query.get("source") or read_context(request.headers).logical_name
-    return _checked_source(named or DEFAULT_DEBEZIUM_SOURCE)
 
 
 # -- both
@@ -282,8 +272,7 @@ async def _until_accepted(
 
 def _verdict_response(parts: HttpIngest, verdict: Verdict, *, source: SourceId, received: int) -> web.Response:
     if isinstance(verdict, Refused):
-        parts.metrics.counts.nacks[verdict.reason.value] += 1
-        return refusal_response(verdict)
+        return _refuse(parts, verdict)
     durable = parts.intake.durable_position(source)
     accepted = verdict.changes if isinstance(verdict, Durable) else 0
     parts.gate.count_accepted(source, changes=accepted)
@@ -310,7 +299,7 @@ def accepted_response(
     }
     if last_durable is not None:
         document["lastDurableSequence"] = last_durable
-    return _json(document, 200)
+    return json_response(document)
 
 
 # All other reasons are 400: the request itself is wrong.
@@ -332,24 +321,15 @@ def refused_response(
 ) -> web.Response:
     """Return the response to a refused request."""
     document = {"success": False, "reason": reason, "error": message, "shouldRetry": retry}
-    response = _json(document, STATUS_OF_REASON.get(reason, 400))
+    response = json_response(document, STATUS_OF_REASON.get(reason, 400))
     if retry_after_s is not None:
         response.headers["Retry-After"] = str(retry_after_s)
     return response
 
 
-def error_response(error: ProtocolError) -> web.Response:
-    """Return the response to a request that is malformed, or that there is no room for."""
-    retry_after_s = error.retry_after_s if isinstance(error, Busy) else None
-    return refused_response(error.reason, str(error), retry=error.retry, retry_after_s=retry_after_s)
-
-
-def refusal_response(verdict: Refused) -> web.Response:
-    """Return the response to a request that the intake refused."""
+def _refuse(parts: HttpIngest, verdict: Refused) -> web.Response:
+    """Count a request that the intake refused, and return the response."""
+    parts.metrics.counts.nacks[verdict.reason.value] += 1
     delay_ms = verdict.retry_delay_ms
     retry_after_s = math.ceil(delay_ms / 1_000) if delay_ms is not None else None
     return refused_response(verdict.reason.value, verdict.message, retry=verdict.retry, retry_after_s=retry_after_s)
-
-
-def _json(document: Mapping[str, Any], status: int) -> web.Response:
-    return web.Response(body=orjson.dumps(document), status=status, content_type="application/json")

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import orjson
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
@@ -17,7 +16,7 @@ from lakefeed.contract.changes import SourceId
 from lakefeed.ingest.admission.auth import Auth
 from lakefeed.ingest.admission.limits import SharedLimits
 from lakefeed.ingest.config import IngestConfig, ServerConfig
-from lakefeed.ingest.http.gate import RequestGate, require_token
+from lakefeed.ingest.http.gate import RequestGate, json_response, require_token
 from lakefeed.ingest.intake.debezium import DebeziumIntake
 from lakefeed.ingest.intake.intake import Intake
 from lakefeed.ingest.metrics import IngestMetrics
@@ -71,7 +70,7 @@ def build_control_plane(parts: Parts) -> web.Application:
 
 
 async def _index(request: web.Request) -> web.Response:
-    return _json(
+    return json_response(
         {
             "service": "lakefeed",
             "version": request.app[PARTS].version,
@@ -90,9 +89,8 @@ async def _index(request: web.Request) -> web.Response:
     )
 
 
-async def _live(request: web.Request) -> web.Response:
-    del request
-    return _json({"status": "live"})
+async def _live(_request: web.Request) -> web.Response:
+    return json_response({"status": "live"})
 
 
 async def _ready(request: web.Request) -> web.Response:
@@ -102,9 +100,9 @@ async def _ready(request: web.Request) -> web.Response:
     if parts.intake.problems(now=now) or parts.feed.status.is_stalled(
         now=now, stalled_after_s=parts.config.stalled_after_s
     ):
-        return _json({"status": "not ready", "problems": problems}, 503)
+        return json_response({"status": "not ready", "problems": problems}, 503)
     # One bad table must not take the whole service out of a load balancer.
-    return _json({"status": "degraded" if problems else "ready", "problems": problems})
+    return json_response({"status": "degraded" if problems else "ready", "problems": problems})
 
 
 def _problems(parts: Parts) -> list[str]:
@@ -128,27 +126,27 @@ async def _flush(request: web.Request) -> web.Response:
             report = await parts.feed.flush(table)
     except TimeoutError:
         problems = parts.feed.status.problems(now=time.monotonic(), stalled_after_s=0)
-        return _json(
+        return json_response(
             {"success": False, "error": "not committed in time; the flush continues", "problems": problems}, 504
         )
     # After the flush, because a new table's first changes may have been durable and not yet read from the log.
     if table is not None and not parts.feed.status.knows(table):
-        return _json({"success": False, "error": f"no such table here: table={table}"}, 404)
-    return _json(report.to_json(), 503 if report.problems else 200)
+        return json_response({"success": False, "error": f"no such table here: table={table}"}, 404)
+    return json_response(report.to_json(), 503 if report.problems else 200)
 
 
 async def _explain_flush(request: web.Request) -> web.Response:
     table = request.query.get("table", "")
     explained = request.app[PARTS].feed.status.explain_flush(table, now=time.monotonic())
     if explained is None:
-        return _json({"success": False, "error": f"no such table here: table={table}"}, 404)
-    return _json(explained)
+        return json_response({"success": False, "error": f"no such table here: table={table}"}, 404)
+    return json_response(explained)
 
 
 async def _status(request: web.Request) -> web.Response:
     parts = request.app[PARTS]
     consumers = await parts.consumers.describe()
-    return _json(build_status(parts, consumers=consumers, now=time.time()))
+    return json_response(build_status(parts, consumers=consumers, now=time.time()))
 
 
 def build_status(parts: Parts, *, consumers: Sequence[Mapping[str, Any]], now: float) -> dict[str, Any]:
@@ -267,7 +265,3 @@ def _connection(connection: ClientConnection) -> dict[str, Any]:
         "batchesReceived": connection.batches,
         "eventsReceived": connection.changes,
     }
-
-
-def _json(document: Mapping[str, Any], status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(document), status=status, content_type="application/json")

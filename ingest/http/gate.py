@@ -12,10 +12,10 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import orjson
 from aiohttp import web
@@ -41,9 +41,6 @@ PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-# -- token check
-
-
 def require_token(auth: Auth) -> Middleware:
     """Return the middleware that keeps the principal in the request, or answers 401."""
 
@@ -59,17 +56,19 @@ def require_token(auth: Auth) -> Middleware:
 
 
 def _unauthorized(request: web.Request, refusal: Unauthenticated) -> web.Response:
+    document: dict[str, Any] = {"success": False, "reason": "unauthorized", "error": refusal.message}
     if request.path.startswith(CATALOG_PREFIX):  # in Iceberg's form
-        body = orjson.dumps({"error": {"message": refusal.message, "type": "NotAuthorizedException", "code": 401}})
-    else:
-        body = orjson.dumps({"success": False, "reason": "unauthorized", "error": refusal.message})
+        document = {"error": {"message": refusal.message, "type": "NotAuthorizedException", "code": 401}}
+    response = json_response(document, 401)
     # RFC 6750, section 3: the challenge to a request without a token has no error code.
     challenge = 'Bearer realm="lakefeed"' + (', error="invalid_token"' if refusal is TOKEN_INVALID else "")
-    headers = {"WWW-Authenticate": challenge}
-    return web.Response(body=body, status=401, headers=headers, content_type="application/json")
+    response.headers["WWW-Authenticate"] = challenge
+    return response
 
 
-# -- leases
+def json_response(document: Mapping[str, Any], status: int = 200) -> web.Response:
+    """Return a response with a JSON body."""
+    return web.Response(body=orjson.dumps(document), status=status, content_type="application/json")
 
 
 class Busy(ProtocolError):

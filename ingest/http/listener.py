@@ -11,13 +11,13 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from aiohttp import StreamReader, web
 
 from lakefeed.ingest.admission.budget import ALLOWANCE_BYTES
 from lakefeed.ingest.errors import ProtocolError
 from lakefeed.ingest.http.bodies import open_decompressor
+from lakefeed.ingest.http.gate import Handler
 from lakefeed.ingest.protocol.offers import NackReason
 
 # What aiohttp buffers of a body before it stops reading: twice the allowance, and one read of asyncio.
@@ -31,8 +31,6 @@ KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 60, 15, 4
 
 # Connections that the kernel queues until we accept them.
 LISTEN_BACKLOG = 1024
-
-_Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,31 +63,23 @@ async def serve_http(
         shutdown_timeout=limits.shutdown_s,
     )
     await runner.setup()
+    protocols = runner.server
+    assert protocols is not None, "the runner is set up"
+
+    def connect() -> asyncio.Protocol:
+        if len(protocols.connections) < limits.connections_max:
+            return protocols()
+        on_rejected()
+        return _Abort()
+
     server = None
     try:
-        connect = _ProtocolFactory(runner, limits.connections_max, on_rejected)
         server = await asyncio.get_running_loop().create_server(connect, sock=listener, backlog=LISTEN_BACKLOG)
         yield
     finally:
         if server is not None:
             server.close()
         await runner.cleanup()
-
-
-class _ProtocolFactory:
-    """Creates the protocol of each new connection."""
-
-    def __init__(self, runner: web.AppRunner, connections_max: int, on_rejected: Callable[[], None]) -> None:
-        assert runner.server is not None, "the runner is set up"
-        self._server = runner.server
-        self._connections_max = connections_max
-        self._on_rejected = on_rejected
-
-    def __call__(self) -> asyncio.Protocol:
-        if len(self._server.connections) < self._connections_max:
-            return self._server()
-        self._on_rejected()
-        return _Abort()
 
 
 class _Abort(asyncio.Protocol):
@@ -116,7 +106,7 @@ def _decompressing(own_body_routes: Collection[str], max_bytes: int) -> Callable
     """
 
     @web.middleware
-    async def decompress(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    async def decompress(request: web.Request, handler: Handler) -> web.StreamResponse:
         coding = ",".join(request.headers.getall("Content-Encoding", []))
         if coding and request.path not in own_body_routes:
             # aiohttp has no public way to replace a body; it works as long as `content` was not read.

@@ -134,7 +134,9 @@ class DebeziumIntake:
         plan = state.positions.plan(events, digest=digest_of(body), run_id=read_context(headers).run_id)
         if plan.is_retry:
             return self._count_retry(events)
-        reports = _observe(state.tally, events, plan)
+        repeated = set(plan.repeated)
+        observed = (state.tally.observe(event, repeat=index in repeated) for index, event in enumerate(events))
+        reports = [report for report in observed if report is not None]
         adapter_state = _encode(_State(plan.after, state.tally)).decode()
         offer = _offer_of(source, events, plan, first=first, adapter_state=adapter_state, received_at_us=now_us)
         if self._intake.tracks_transactions:
@@ -191,12 +193,6 @@ class DebeziumIntake:
         }
         self.doubts.append(doubt)
         logger.warning("transaction_in_doubt", extra=doubt)
-
-
-def _observe(tally: TransactionTally, events: Sequence[DebeziumEvent], plan: Plan) -> list[Report]:
-    repeated = set(plan.repeated)
-    reports = (tally.observe(event, repeat=index in repeated) for index, event in enumerate(events))
-    return [report for report in reports if report is not None]
 
 
 def _offer_of(

@@ -213,6 +213,10 @@ class Intake:
         self._arrived.set()
         return verdict
 
+    async def offer_and_wait(self, offer: Offer) -> Verdict:
+        """Queue an offer and return its verdict. If this is cancelled, the offer may or may not become durable."""
+        return await (await self.offer(offer))
+
     def _refuse_at_once(self, offer: Offer, lookup_failure: Refused | None) -> Refused | None:
         """Return why an offer cannot be queued, if so. Otherwise its tables count as known from now on."""
         if self._ended:

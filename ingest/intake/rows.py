@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import re
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -70,18 +70,18 @@ def wrap_rows(
     """
     batch, sequence = bytearray(_BATCH_HEAD), first_sequence
     middle = b',"operation":"INSERT","table":%b,"rowId":' % _encode(table)
-    for line in islice(_lines(body), rows_max):
+    lines = (line for line in _LINE.finditer(body) if not line.group().isspace())
+    for line in islice(lines, rows_max):
         _check_size(line, row_max_bytes)
         batch += b'{"sequence":%d%b%b,"after":%b},' % (sequence, middle, _encode(_row_id_of(line, key)), line.group())
         sequence += 1
     batch[-1 if sequence > first_sequence else len(batch) :] = _BATCH_END
     wrapped = bytes(batch)
-    _check_nesting(wrapped)
+    try:
+        decode_deeper(_read_over, wrapped)  # the writer decodes the rows inside their batch
+    except RecursionError:
+        raise invalid("a value is nested too deeply") from None
     return WrappedRows(wrapped, sequence - first_sequence)
-
-
-def _lines(body: bytes) -> Iterator[re.Match[bytes]]:
-    return (line for line in _LINE.finditer(body) if not line.group().isspace())
 
 
 def _check_size(line: re.Match[bytes], max_bytes: int) -> None:
@@ -113,14 +113,6 @@ def _text_of(value: msgspec.Raw) -> str:
 
 def _line_number(line: re.Match[bytes]) -> str:
     return f"line {len(line.string[: line.start()].splitlines()) + 1}"
-
-
-def _check_nesting(batch: bytes) -> None:
-    """Raise for nesting that the writer, which decodes the rows inside their batch, could not decode."""
-    try:
-        decode_deeper(_read_over, batch)
-    except RecursionError:
-        raise invalid("a value is nested too deeply") from None
 
 
 def next_position(intake: Intake, source: SourceId, *, count: int, now_us: int) -> Position:
@@ -177,7 +169,7 @@ class RowIntake:
         Raises: ProtocolError.
         """
         await self._intake.wait_for_room()
-        return await self._offer(self.offer_of(rows, Position(rows.epoch or 0, first_sequence)))
+        return await self._intake.offer_and_wait(self.offer_of(rows, Position(rows.epoch or 0, first_sequence)))
 
     async def accept(self, rows: Rows) -> Verdict:
         """Make rows durable that have no numbers. If they are refused, all but `left` of them may be durable.
@@ -190,7 +182,7 @@ class RowIntake:
                 return refused
             for _ in range(NUMBERINGS_MAX):
                 await self._intake.wait_for_room()
-                verdict = await self._offer(self._numbered(rows))
+                verdict = await self._intake.offer_and_wait(self._numbered(rows))
                 if isinstance(verdict, Durable):
                     rows.accepted += verdict.changes
                 if isinstance(verdict, Refused) or not rows.left:
@@ -202,9 +194,6 @@ class RowIntake:
         count = len(rows.body) if rows.left is None else rows.left
         position = next_position(self._intake, rows.source, count=count, now_us=self._now_us())
         return self.offer_of(rows, position if rows.epoch is None else Position(rows.epoch, position.sequence))
-
-    async def _offer(self, offer: Offer) -> Verdict:
-        return await (await self._intake.offer(offer))
 
     def offer_of(self, rows: Rows, first: Position) -> Offer:
         """Return an offer of the rows that are left.

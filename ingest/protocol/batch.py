@@ -121,18 +121,14 @@ def _check_events(batch: BatchHead, tables: frozenset[str]) -> list[int]:
     if batch.last_event_sequence not in (None, sequences[-1]):
         raise invalid(f"lastEventSequence: expected {sequences[-1]}, that of the last event")
     for table in tables:
-        _check_table_name(batch, table)
+        if not _is_table_name(table):
+            index = next(i for i, event in enumerate(events) if event.table == table)
+            raise invalid(f"events[{index}].table: {_NAME_RULE}")
     return sequences
 
 
-def _check_table_name(batch: BatchHead, table: str) -> None:
-    """Raise for a table name that no catalog can hold: its rows would be acked and never written."""
-    if not _is_table_name(table):
-        index = next(i for i, event in enumerate(batch.events) if event.table == table)
-        raise invalid(f"events[{index}].table: {_NAME_RULE}")
-
-
 def _is_table_name(table: str) -> bool:
+    """Return whether a catalog can hold a table of this name. If not, its rows would be acked and never written."""
     parts = table.split(".")
     is_quarantine = parts[-1] == quarantine.TABLE
     return len(table) <= NAME_MAX_CHARS and not is_quarantine and all(_NAME_PART.fullmatch(part) for part in parts)

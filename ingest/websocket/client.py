@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from lakefeed.contract.changes import Position, SourceId
+from lakefeed.contract.changes import Position
 from lakefeed.ingest.admission.auth import Principal, Unauthenticated
 from lakefeed.ingest.intake.intake import Intake
 from lakefeed.ingest.metrics import IngestMetrics
@@ -249,7 +249,7 @@ class BatchReplies:
     def take_receipt(self, connection: ClientConnection) -> Ack | None:
         """Return a receipt for a client's newly committed batches; None if there are none."""
         connection.owes_receipt = False
-        source: SourceId | None = connection.session.source
+        source = connection.session.source
         committed = self._feed.status.committed_position(source) if source is not None else None
         batch = connection.receipts.take_due(committed)
         if source is None or batch is None or committed is None:

@@ -27,7 +27,7 @@ from websockets.http11 import Request, Response
 from websockets.protocol import State
 
 from lakefeed.ingest.admission.addresses import Network, client_address, masked
-from lakefeed.ingest.admission.auth import Auth, Principal, Unauthenticated
+from lakefeed.ingest.admission.auth import Auth, Unauthenticated
 from lakefeed.ingest.admission.limits import (
     CRITICAL_ABOVE,
     TOO_MANY_CONNECTIONS,
@@ -94,7 +94,9 @@ class Handshake:
             return client.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "closed\n")
         now = time.time()
         slot = self._slot_of(client, request.headers)
-        client.principal = self._authenticate(request.headers)
+        offered = [text.strip() for text in _header(request.headers, "Sec-WebSocket-Protocol").split(",")]
+        authorization = _header(request.headers, "Authorization") or None
+        client.principal = self._auth.admit_websocket(PATH, authorization, offered)
         if isinstance(client.principal, Unauthenticated):
             slot.source = ""  # it must not use up the connections of the source that it names
         rejected = self._slots.acquire(slot, now)
@@ -104,11 +106,6 @@ class Handshake:
         client.slot = slot
         client.on_lost = lambda: self._slots.release(slot)
         return None
-
-    def _authenticate(self, headers: Headers) -> Principal | Unauthenticated:
-        authorization = _header(headers, "Authorization") or None
-        offered = [text.strip() for text in _header(headers, "Sec-WebSocket-Protocol").split(",")]
-        return self._auth.admit_websocket(PATH, authorization, offered)
 
     def on_response(self, client: ServerConnection, request: Request, response: Response) -> None:
         """Add the rate-limit headers for an accepted client."""

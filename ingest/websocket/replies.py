@@ -9,8 +9,6 @@ from typing import Any
 
 from lakefeed.contract.changes import Position
 from lakefeed.ingest.admission.limits import Allowance
-from lakefeed.ingest.config import IngestConfig
-from lakefeed.ingest.debezium.events import DebeziumMalformed
 from lakefeed.ingest.errors import ProtocolError
 from lakefeed.ingest.protocol.messages import (
     Ack,
@@ -26,7 +24,7 @@ from lakefeed.ingest.protocol.messages import (
     RateLimit,
     Status,
 )
-from lakefeed.ingest.protocol.offers import Duplicate, Durable, NackReason, Refused
+from lakefeed.ingest.protocol.offers import Duplicate, Durable, Refused
 
 # Above this share of the log's budget acks ask clients to slow down, before the log is full.
 SLOW_DOWN_UTILIZATION = 0.8
@@ -39,30 +37,24 @@ ENCODINGS = ["json", "arrow"]
 
 
 @dataclass(frozen=True, slots=True)
-class DueBatch:
-    """A batch that is committed, as are those with lower numbers."""
+class WaitingBatch:
+    """A durable batch and where it ends. Its receipt also covers all batches with lower numbers."""
 
-    number: int
-    correlation_id: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
     number: int
     position: Position
     correlation_id: str | None
 
-    def merged(self, earlier: _Waiting) -> _Waiting:
+    def merged(self, earlier: WaitingBatch) -> WaitingBatch:
         """Return one entry for both: committed once both are, with the higher number."""
         higher = max(self, earlier, key=lambda waiting: waiting.number)
-        return _Waiting(higher.number, max(self.position, earlier.position), higher.correlation_id)
+        return WaitingBatch(higher.number, max(self.position, earlier.position), higher.correlation_id)
 
 
 @dataclass(slots=True)
 class Receipts:
     """The batches of one connection that wait for a commit, in the order of their acks and of their numbers."""
 
-    _waiting: deque[_Waiting] = field(default_factory=deque)
+    _waiting: deque[WaitingBatch] = field(default_factory=deque)
 
     def expect(self, number: int, position: Position, correlation_id: str | None = None) -> None:
         """Remember a durable batch and where it ends, and the correlation id if the receipt is its only reply.
@@ -70,19 +62,18 @@ class Receipts:
         A batch that was resent after others with higher numbers is merged with those: a receipt covers all numbers up
         to its own, so none of them may be sent before it.
         """
-        batch = _Waiting(number, position, correlation_id)
+        batch = WaitingBatch(number, position, correlation_id)
         while self._waiting and self._waiting[-1].number >= number:
             batch = batch.merged(self._waiting.pop())
         if len(self._waiting) >= WAITING_MAX_BATCHES:
             batch = batch.merged(self._waiting.pop())
         self._waiting.append(batch)
 
-    def take_due(self, committed: Position | None) -> DueBatch | None:
+    def take_due(self, committed: Position | None) -> WaitingBatch | None:
         """Remove the batches that are committed, and return the one with the highest number."""
-        due: DueBatch | None = None
+        due: WaitingBatch | None = None
         while committed is not None and self._waiting and self._waiting[0].position <= committed:
-            batch = self._waiting.popleft()
-            due = DueBatch(batch.number, batch.correlation_id)
+            due = self._waiting.popleft()
         return due
 
     def clear(self) -> None:
@@ -134,11 +125,6 @@ def status(
         last_committed_sequence=_sequence_in(committed, message.epoch),
         correlation_id=message.correlation_id,
     )
-
-
-def limits(config: IngestConfig) -> Limits:
-    """Return the size limits."""
-    return Limits(max_message_size=config.frame_max_bytes, max_event_size=config.event_max_bytes)
 
 
 def ack(
@@ -193,7 +179,7 @@ def _regression_details(verdict: Duplicate, changes: int, backlog: Backlog) -> A
     )
 
 
-def receipt(batch: DueBatch, *, committed: Position, tables: Mapping[str, int], now: float) -> Ack:
+def receipt(batch: WaitingBatch, *, committed: Position, tables: Mapping[str, int], now: float) -> Ack:
     """Return the receipt: everything up to a batch is committed, in these snapshots."""
     return Ack(
         timestamp=_ms(now),
@@ -252,21 +238,6 @@ def protocol_nack(error: ProtocolError, *, now: float) -> Nack:
         received_size=error.actual_size,
         correlation_id=error.correlation_id,
     )
-
-
-def malformed_debezium(error: DebeziumMalformed, number: int) -> ProtocolError:
-    """Return the error for a batch whose Debezium events cannot be read."""
-    return ProtocolError(NackReason.INVALID_FORMAT.value, str(error), sequence_number=number)
-
-
-def stale_epoch(epoch: int, known: int) -> ProtocolError:
-    """Return the error for a source that connects with an epoch that is over."""
-    return ProtocolError(NackReason.INVALID_SEQUENCE.value, f"epoch: expected at least {known}, got {epoch}")
-
-
-def too_many_flushes(limit: int) -> ProtocolError:
-    """Return the error for a flush while earlier ones of this connection are running."""
-    return ProtocolError(NackReason.INVALID_FORMAT.value, f"flush_request: {limit} are already running; wait for them")
 
 
 def _sequence_in(position: Position | None, epoch: int) -> int | None:

@@ -28,7 +28,7 @@ from lakefeed.ingest.errors import ProtocolError
 from lakefeed.ingest.intake.debezium import DebeziumIntake
 from lakefeed.ingest.intake.intake import Intake
 from lakefeed.ingest.metrics import IngestMetrics
-from lakefeed.ingest.protocol.batch import AnyBatch, head_of
+from lakefeed.ingest.protocol.batch import AnyBatch, head_of, invalid
 from lakefeed.ingest.protocol.messages import (
     Ack,
     Connect,
@@ -36,13 +36,14 @@ from lakefeed.ingest.protocol.messages import (
     Disconnect,
     FlushRequest,
     Heartbeat,
+    Limits,
     Nack,
     ServerMessage,
     decode_message,
     encode_message,
     open_arrow_frame,
 )
-from lakefeed.ingest.protocol.offers import Duplicate, Durable, Refused, Verdict
+from lakefeed.ingest.protocol.offers import Duplicate, Durable, NackReason, Refused, Verdict
 from lakefeed.ingest.protocol.session import Session, State
 from lakefeed.ingest.websocket import replies
 from lakefeed.ingest.websocket.client import BacklogMonitor, BatchReplies, ClientConnection, PendingAck, SequenceHistory
@@ -243,7 +244,10 @@ class DataPlane:
             await self._intake.wait_for_room()
         message: AnyMessage | None = None
         try:
-            message = self._decode(frame)
+            if is_arrow_frame(frame):
+                message = open_arrow_frame(frame, frame_max_bytes=self._config.frame_max_bytes)
+            else:
+                message = decode_message(frame)
             reply = await self._on_message(message, frame, connection, tasks)
         except ProtocolError as error:
             reply = self._on_protocol_error(error, message, connection)
@@ -251,11 +255,6 @@ class DataPlane:
             await connection.replies.put(reply)
         if connection.owes_receipt:  # without another reply the sender would not check
             self._maybe_send_receipt(connection)
-
-    def _decode(self, frame: bytes) -> AnyMessage:
-        if is_arrow_frame(frame):
-            return open_arrow_frame(frame, frame_max_bytes=self._config.frame_max_bytes)
-        return decode_message(frame)
 
     async def _on_message(
         self, message: AnyMessage, frame: bytes, connection: ClientConnection, tasks: asyncio.TaskGroup
@@ -330,17 +329,13 @@ class DataPlane:
         verdict = await self._intake.offer(offer) if offer is not None else None
         if verdict is not None:
             connection.newest_verdict = verdict
-            self._release_after(verdict, connection)
+            # The bytes count against the budget until the batch is durable or refused.
+            charged_bytes, connection.charged_bytes = connection.charged_bytes, 0
+            verdict.add_done_callback(lambda _: connection.gate.socket.release(charged_bytes))
             if offer is not None and offer.declared:
                 _forget_declared_after(verdict, offer.declared, connection.session)
         position = Position(offer.epoch, offer.last_sequence) if offer is not None else None
         return PendingAck(number, changes, head.correlation_id, received_at, verdict, position)
-
-    def _release_after(self, verdict: asyncio.Future[Verdict], connection: ClientConnection) -> None:
-        """Hold a batch's bytes against the budget until it is durable or refused."""
-        socket, charged_bytes = connection.gate.socket, connection.charged_bytes
-        connection.charged_bytes = 0
-        verdict.add_done_callback(lambda _: socket.release(charged_bytes))
 
     async def _on_debezium(
         self, batch: DebeziumBatch, connection: ClientConnection, received_at: float
@@ -352,7 +347,7 @@ class DataPlane:
         try:
             receipt = await self._debezium.accept(source, b"[" + b",".join(batch.events) + b"]", batch.headers)
         except DebeziumMalformed as error:
-            raise replies.malformed_debezium(error, number) from error
+            raise ProtocolError(NackReason.INVALID_FORMAT.value, str(error), sequence_number=number) from error
         connection.batches += 1
         connection.changes += len(batch.events)
         verdict = receipt.verdict if receipt.verdict is not None else Duplicate(0)
@@ -368,7 +363,8 @@ class DataPlane:
             return replies.refusal_nack(refused, 0, message.correlation_id, now=time.time())
         known = self._intake.durable_position(SourceId(message.source_do_id))
         if known is not None and message.epoch < known.epoch:
-            raise replies.stale_epoch(message.epoch, known.epoch)
+            rule = f"epoch: expected at least {known.epoch}, got {message.epoch}"
+            raise ProtocolError(NackReason.INVALID_SEQUENCE.value, rule)
         source = connection.session.on_connect(message)
         for other in self._connections:
             if other.session.source == source:
@@ -380,23 +376,20 @@ class DataPlane:
             message,
             durable=durable,
             committed=self._feed.status.committed_position(source),
-            service=self._describe(),
-            limits=replies.limits(self._config),
+            service=replies.Service(
+                state=self.state,
+                buffer=self.backlog.stats(),
+                connected_sources=len({c.session.source for c in self._connections if c.session.source}),
+                last_flush_ms=self.last_flush_time_ms,
+                next_flush_ms=self.backlog.next_flush_time_ms(),
+            ),
+            limits=Limits(max_message_size=self._config.frame_max_bytes, max_event_size=self._config.event_max_bytes),
             now=time.time(),
-        )
-
-    def _describe(self) -> replies.Service:
-        return replies.Service(
-            state=self.state,
-            buffer=self.backlog.stats(),
-            connected_sources=len({c.session.source for c in self._connections if c.session.source}),
-            last_flush_ms=self.last_flush_time_ms,
-            next_flush_ms=self.backlog.next_flush_time_ms(),
         )
 
     def _start_flush(self, message: FlushRequest, connection: ClientConnection, tasks: asyncio.TaskGroup) -> None:
         if len(connection.flushes) >= FLUSHES_PER_CONNECTION:
-            raise replies.too_many_flushes(FLUSHES_PER_CONNECTION)
+            raise invalid(f"flush_request: {FLUSHES_PER_CONNECTION} are already running; wait for them")
         task = tasks.create_task(self._flush(message, connection), name="ws-flush")
         connection.flushes.add(task)
         task.add_done_callback(connection.flushes.discard)

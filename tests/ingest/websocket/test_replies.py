@@ -146,11 +146,6 @@ def test_broken_message_without_a_number_is_answered_with_zero():
     assert replies.protocol_nack(ProtocolError("invalid_format", "x"), now=NOW).sequence_number == 0
 
 
-def test_epoch_that_is_over_is_not_worth_sending_again():
-    answer = replies.protocol_nack(replies.stale_epoch(1, 2), now=NOW)
-    assert (answer.reason, answer.should_retry) == ("invalid_sequence", False)
-
-
 def test_pong_and_flush_response_carry_what_was_asked():
     pong = replies.pong(Heartbeat(timestamp=5, correlation_id="h"), now=NOW)
     assert (pong.timestamp, pong.server_time, pong.correlation_id) == (5, NOW_MS, "h")

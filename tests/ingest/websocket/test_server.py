@@ -56,7 +56,7 @@ async def test_new_epoch_has_no_resume_point_and_an_epoch_that_is_over_is_refuse
         assert (answer["epoch"], "lastDurableSequence" in answer) == (2, False)
         assert (await client.batch(1))["status"] == "ok"
         answer = await client.ask("connect", sourceDoId="shop", epoch=1)
-        assert (answer["type"], answer["reason"]) == ("nack", "invalid_sequence")
+        assert (answer["type"], answer["reason"], answer["shouldRetry"]) == ("nack", "invalid_sequence", False)
         assert answer["errorMessage"] == "epoch: expected at least 2, got 1"
         assert (await client.batch(2))["status"] == "ok", "the refused connect has changed nothing"
 
