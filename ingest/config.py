@@ -78,7 +78,7 @@ class AuthConfig(Settings):
     )
 
     def check(self) -> None:
-        """Check that clients can send the tokens, and that nobody can guess them."""
+        """Check that clients can send the tokens, and that the tokens are hard to guess."""
         for number, token in enumerate(self.tokens, start=1):
             try:
                 check_token(token, number)

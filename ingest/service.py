@@ -294,7 +294,7 @@ def build_request_gate(config: IngestConfig, limits: SharedLimits) -> RequestGat
 
 
 def _show_limits(metrics: IngestMetrics, limits: SharedLimits, gate: RequestGate) -> None:
-    """Let Prometheus read the gauges of the limits when it scrapes."""
+    """Connect the gauges of the limits to their sources; Prometheus reads them when it scrapes."""
     metrics.peak_connections.set_function(lambda: limits.slots.peak)
     metrics.held_bytes.set_function(lambda: limits.budget.used_bytes)
     metrics.paused_connections.set_function(lambda: limits.budget.waiting_readers)

@@ -1,44 +1,22 @@
-"""Building blocks for asyncio: backoff, retries, single flight, keyed locks, bounded parallel calls.
-
-Standard library only: `Backoff` is also used by the pipeline on clusters.
-"""
+"""Building blocks for asyncio: retries, single flight, keyed locks, bounded parallel calls."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from lakefeed.backoff import Backoff
 from lakefeed.contract.errors import TooManyWaiting
 
 S = TypeVar("S")
 T = TypeVar("T")
 
-# 2**30 times any pause is beyond every maximum, and further powers would only get slower to compute.
-_DOUBLINGS_MAX = 30
-
 _REQUEST_TIMEOUT = 408
 _TOO_MANY_REQUESTS = 429
 _FIRST_SERVER_ERROR = 500
-
-
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """Exponential backoff: the pause doubles with every failed attempt, from `first_s` up to `max_s`."""
-
-    first_s: float
-    max_s: float
-
-    def limit_s(self, attempt: int) -> float:
-        """Return the longest pause after the attempt with this number, 1 for the first."""
-        return min(self.max_s, self.first_s * 2.0 ** min(attempt - 1, _DOUBLINGS_MAX))
-
-    def jittered_s(self, attempt: int) -> float:
-        """Return a random pause up to the limit, so that clients that failed together do not return together."""
-        return random.uniform(0, self.limit_s(attempt))  # noqa: S311 - spreads load, guards nothing
 
 
 # -- retries of storage requests

@@ -1,7 +1,7 @@
 """Log lines: one JSON object per line, or `event key=value` on a terminal.
 
 An event's fields are the `extra` of the logging call. Standard library only: the drivers of Spark clusters import this
-module. A line takes about 20 microseconds; no line is written per change or batch.
+module. A JSON line with five fields takes about 15 microseconds of CPU time.
 """
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ class _Loading:
             inner = value.items() if is_group and isinstance(value, Mapping) else ()
             for name, values in [(f"{first}.{each}", one) for each, one in inner] if is_group else [(first, value)]:
                 if not isinstance(values, Mapping):
-                    # Prefer keys of this bare name: somebody forgot the section.
+                    # Prefer keys of this bare name: the section was probably forgotten.
                     near = [key for key in self._types if key.endswith(f".{name}")] or self._types
                     raise SettingsError(f"setting outside a section: file={where} key={name}{_nearest(name, near)}")
                 if name not in SECTIONS:

@@ -35,7 +35,13 @@ PURE = (
 
 # What the pipeline takes along to clusters, where it has the standard library and Spark.
 STANDARD_LIBRARY_ONLY = (
-    *("lakefeed/contract", "lakefeed/settings.py", "lakefeed/logs.py", "lakefeed/aio.py", "lakefeed/storage/config.py"),
+    *(
+        "lakefeed/contract",
+        "lakefeed/settings.py",
+        "lakefeed/logs.py",
+        "lakefeed/backoff.py",
+        "lakefeed/storage/config.py",
+    ),
 )
 
 # Files, sockets, processes, threads, clocks and randomness, by the name that reaches them.

@@ -55,8 +55,8 @@ from lakefeed.writer.files.row_hash import hash_rows
 from lakefeed.writer.files.scan import (
     READ_ROW,
     Extent,
-    FileRows,
     LiveFile,
+    ScannedFile,
     load_added,
     load_contents,
     load_removed,
@@ -191,7 +191,7 @@ class Verifier:
 
     async def _read(
         self, files: Sequence[LiveFile], scanned: Scanned, *, uncounted: Set[int]
-    ) -> AsyncIterator[tuple[LiveFile, FileRows]]:
+    ) -> AsyncIterator[tuple[LiveFile, ScannedFile]]:
         """Read files in order, and the next one while the caller handles one. An unreadable file is a finding."""
         ahead = asyncio.create_task(self._store.read(files[0].location)) if files else None
         try:

@@ -15,19 +15,18 @@ import enum
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from lakefeed.backoff import Backoff
 from lakefeed.ingest.admission.addresses import Address, is_private, subnet_of
 from lakefeed.ingest.admission.budget import ReadBudget
 from lakefeed.ingest.protocol.offers import NackReason, Refused, Verdict
 
 Key = TypeVar("Key", str, Address)
 
-# Backoff of a client that has to wait: 100 ms, doubled each time it returns too early.
-BACKOFF_FIRST_MS = 100
-BACKOFF_MAX_DOUBLINGS = 10
-BACKOFF_MAX_MS = 30_000
+# Backoff of a client that has to wait; the pause doubles each time the client returns too early.
+BACKOFF = Backoff(first_s=0.1, max_s=30.0)
 
 # When to retry a connection for which another one has to end first.
 CONNECTION_RETRY_AFTER_S = 5
@@ -343,7 +342,7 @@ class MessageLimiter:
     _size_violations: int = 0
     _full_at: float = math.inf
     _full_until: float = 0.0
-    _doublings: int = -1
+    _attempts: int = 0
     _retry_at: float = 0.0
 
     def __post_init__(self) -> None:
@@ -393,7 +392,7 @@ class MessageLimiter:
         self._messages.take(1)
         if source is not None:
             source.take(size_bytes)
-        self._doublings = -1
+        self._attempts = 0
         return None
 
     def shed(self, level: LoadLevel, now: float) -> Refused | None:
@@ -409,9 +408,9 @@ class MessageLimiter:
     def _back_off(self, message: str, wait_s: float, now: float, reason: NackReason) -> Refused:
         """Refuse with a delay. Messages that were in flight at the first refusal get the same moment to return."""
         if now >= self._retry_at:
-            self._doublings = min(self._doublings + 1, BACKOFF_MAX_DOUBLINGS)
-            backoff_ms = min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS * 2**self._doublings * self.jitter())
-            self._retry_at = now + max(backoff_ms / 1_000, min(wait_s, BACKOFF_MAX_MS / 1_000))
+            self._attempts += 1
+            jittered = replace(BACKOFF, first_s=BACKOFF.first_s * self.jitter())
+            self._retry_at = now + max(jittered.limit_s(self._attempts), min(wait_s, BACKOFF.max_s))
         return Refused(reason, message, retry=True, retry_delay_ms=max(1, round((self._retry_at - now) * 1_000)))
 
 
@@ -457,7 +456,7 @@ def not_authenticated(message: str) -> Closing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleTimeouts:
-    """How long the server waits for a client; 0 is for ever."""
+    """How long the server waits for a client; 0 means no limit."""
 
     heartbeat_s: float
     message_s: float

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import msgspec
 from aiohttp import web
 
+from lakefeed.backoff import Backoff
 from lakefeed.contract.changes import INT64_MAX, Position, SourceId
 from lakefeed.ingest.config import IngestConfig
 from lakefeed.ingest.debezium.events import DebeziumMalformed
@@ -43,8 +44,7 @@ ROUTES = (CDC, DEBEZIUM)
 WAIT_MAX_S = 45.0
 
 # Pause between two attempts while the log is full: short at first, then longer, because each reads the request again.
-FULL_PAUSE_S = 0.25
-FULL_PAUSE_MAX_S = 2.0
+FULL_BACKOFF = Backoff(first_s=0.25, max_s=2.0)
 
 # Refusals that are retried here. For Debezium also a failed log, and a catalog that does not answer: an operator will
 # repair these, and Debezium Server would end after some errors in a row.
@@ -258,16 +258,16 @@ async def _until_accepted(
 
     Stops when the client is gone: what it sent before must not overtake what it sends after a restart.
     """
-    pause_s = FULL_PAUSE_S
+    attempt = 0
     while True:
         verdict = await accept()
         is_retried = isinstance(verdict, Refused) and verdict.reason in retried and verdict.retry
         if not is_retried or lease.is_late:
             return verdict
-        await asyncio.sleep(pause_s)
+        attempt += 1
+        await asyncio.sleep(FULL_BACKOFF.limit_s(attempt))
         if lease.is_client_gone:
             return verdict
-        pause_s = min(2 * pause_s, FULL_PAUSE_MAX_S)
 
 
 def _verdict_response(parts: HttpIngest, verdict: Verdict, *, source: SourceId, received: int) -> web.Response:

@@ -254,7 +254,7 @@ class Intake:
             self._room.set()
 
     def close(self) -> None:
-        """Let `run` end once every offer has its verdict."""
+        """End `run` once every offer has its verdict."""
         self._closing = True
         self._arrived.set()
 

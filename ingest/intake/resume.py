@@ -1,7 +1,7 @@
 """Resume positions of sources that this node's log does not know, read from the tables.
 
 A source may have been on another node, or on this one before its log was lost. The tables then know more than the log:
-up to where everything of the source is committed, and which epochs are over. The source is told to resume there. That
+up to where everything of the source is committed, and which epochs are over. The source resumes there. That
 position is not a mark: whatever the source sends is logged, and each table skips what it has. A change that only the
 lost log had is therefore accepted when it comes again, even if later changes are committed.
 """

@@ -23,7 +23,7 @@ from lakefeed.contract.properties import MAIN_BRANCH
 
 TAG_PREFIX = "lakefeed_consumer_"
 
-# A weekend. Every commit pays for the snapshots that a consumer keeps, so an absent one must not keep them for ever.
+# A weekend. Every commit pays for the snapshots that a consumer keeps, so an absent one must not keep them all.
 MAX_AGE_DEFAULT = timedelta(days=3)
 # Spark's RETAIN counts whole minutes.
 MAX_AGE_LEAST = timedelta(minutes=1)

@@ -10,7 +10,7 @@
     generations    the generation of the service that last committed under a node id: the fencing token
     complete       low watermark of a source over all tables: every change up to it is committed, in whichever table
 
-The property is the total, the summary is the part of one flush. A watermark that held once holds for ever, so of
+The property is the total, the summary is the part of one flush. A watermark that held once always holds, so of
 several tables the highest counts, and a source may resume from it on any node. Tables that earlier versions committed
 last have neither `generations` nor `complete`.
 """

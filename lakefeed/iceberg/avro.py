@@ -244,7 +244,7 @@ def _partition_field(field_id: int, name: str, type_: str) -> AvroSchema:
 
 
 def _partition_type(field_id: int, type_: str) -> Any:
-    # Avro knows fixed types by name and defines each name once, hence the field id in it.
+    # Avro refers to fixed types by name and defines each name once, so the field id is part of the name.
     if type_ in _PRIMITIVES:
         return _PRIMITIVES[type_]
     if type_ == "uuid":

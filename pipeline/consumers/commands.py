@@ -68,7 +68,7 @@ def _kept_text(consumer: Mapping[str, Any]) -> str:
     if consumer["isPassedOver"]:
         return "expired"
     kept_s = consumer["keptForSeconds"]
-    return "for ever" if kept_s is None else f"{kept_s / 3600:.1f}"
+    return "no limit" if kept_s is None else f"{kept_s / 3600:.1f}"
 
 
 def _describe(spark: SparkSession, names: Sequence[TableIdentifier]) -> list[dict[str, Any]]:

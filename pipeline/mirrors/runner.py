@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lakefeed.backoff import Backoff
 from lakefeed.contract.errors import LakefeedError
 from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.mirrors.follower import Follower, FollowOptions
@@ -33,8 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-RETRY_FIRST_S = 5.0
-RETRY_MAX_S = 300.0
+BACKOFF = Backoff(first_s=5.0, max_s=300.0)
 # How often the threads are checked; nothing waits for it.
 _POLL_S = 0.5
 
@@ -87,7 +87,7 @@ class MirrorRun:
         return self.failures
 
     def _keep(self, table: TableIdentifier, once: bool) -> None:
-        delay_s = RETRY_FIRST_S
+        attempt = 1
         settings = self._config.settings_of(str(table))
         names = mirror_names(table, settings, self._catalog)
         while not self._stopping.is_set():
@@ -98,8 +98,8 @@ class MirrorRun:
                 self._report(table, error)
                 if once or isinstance(error, ConcurrentMirror):
                     return
-                self._stopping.wait(delay_s)
-                delay_s = min(RETRY_MAX_S, delay_s * 2) if not follower.has_merged else RETRY_FIRST_S
+                self._stopping.wait(BACKOFF.limit_s(attempt))
+                attempt = 1 if follower.has_merged else attempt + 1
             else:
                 if once:
                     return

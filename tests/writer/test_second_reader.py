@@ -16,7 +16,7 @@ import pytest
 
 from lakefeed.contract.verification import Kind, Report
 from lakefeed.writer import second_reader, verify
-from lakefeed.writer.files.scan import Contents, load_contents
+from lakefeed.writer.files.scan import SnapshotFiles, load_contents
 from lakefeed.writer.second_reader import find_disagreements, partition_text
 from tests.writer import lakes
 from tests.writer.conftest import Lake
@@ -54,7 +54,7 @@ async def test_both_readers_agree_on_s3(s3_lake: Lake) -> None:
 
 
 async def test_a_file_that_our_reader_skips_is_found(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def skip_the_last(*args: Any, **options: Any) -> Contents:
+    async def skip_the_last(*args: Any, **options: Any) -> SnapshotFiles:
         contents = await load_contents(*args, **options)
         return replace(contents, files=contents.files[:-1])
 
@@ -78,7 +78,7 @@ async def test_a_file_that_an_edited_manifest_list_hides_from_our_reader_is_foun
 async def test_other_rows_or_partitions_are_found(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], text: str
 ) -> None:
-    async def change_the_first(*args: Any, **options: Any) -> Contents:
+    async def change_the_first(*args: Any, **options: Any) -> SnapshotFiles:
         contents = await load_contents(*args, **options)
         first, *others = contents.files
         if "rows" in change:

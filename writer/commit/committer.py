@@ -1,13 +1,13 @@
-"""Commits flushes to tables over the REST catalog. Owns the order of writes, retries and looking again.
+"""Committer: commits flushes to tables through the REST catalog, each exactly once, with retries.
 
-A commit goes through these steps; a crash after each one leaves:
+What a crash after each step of a commit leaves:
 
-    1. manifest and manifest list are written     files that nothing refers to; orphan removal takes them
-    2. the catalog takes the request              the rows, with the progress marker: one atomic act
-    3. the answer reaches us                      nothing more to do
+    1. manifest and manifest list are written     files that nothing refers to, until orphan removal deletes them
+    2. the catalog accepts the request            the rows and the progress marker, committed atomically
+    3. the response arrives                       nothing more to do
 
-No file is ever deleted here: a request whose outcome we do not know may have made a snapshot of it. Old snapshots and
-what only they used go by another way, between flushes (expiry.py).
+The committer deletes no file of an attempt: if the outcome of the request is unknown, a snapshot may refer to it. Old
+snapshots and the files that only they use are deleted between flushes (expiry.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from lakefeed.aio import Backoff, or_raise
+from lakefeed.aio import or_raise
+from lakefeed.backoff import Backoff
 from lakefeed.contract.changes import TableName
 from lakefeed.contract.errors import (
     CatalogError,
@@ -63,15 +64,15 @@ from lakefeed.writer.rows.table_settings import TableSettings
 
 _log = logging.getLogger(__name__)
 
-# Tries of one commit: with the pauses below about half a minute, after which the caller has better things to do.
+# Attempts of one commit: about half a minute with the pauses. After that the table's own retry state decides.
 ATTEMPTS_MAX = 10
 BACKOFF = Backoff(first_s=0.1, max_s=5.0)
 
-# Rows must not wait for tidiness: what is not done by then is done next time, or left to orphan removal.
+# Flushes wait while snapshots expire. What is not done by then is done next time, or left to orphan removal.
 EXPIRY_MAX_S = 30.0
 
-_CODEC_NAMES = {"none": "uncompressed"}  # where Iceberg has another word than we
-_SNAPSHOT_ID_BITS = 63  # a positive long, as all writers use
+_CODEC_NAMES = {"none": "uncompressed"}  # Iceberg's names where they differ from ours
+_SNAPSHOT_ID_BITS = 63  # a positive long, as in other Iceberg writers
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class CommitResult:
 
 @dataclass(slots=True)
 class _Pending:
-    """A flush on its way, and what it has come to. Its files were written for `base`; `state` is the table by now."""
+    """A flush that is being committed. Its files were written for `base`; `state` is the table as last loaded."""
 
     base: TableState
     state: TableState
@@ -94,7 +95,7 @@ class _Pending:
 
 
 class Committer:
-    """Commits to the tables of one catalog. It keeps no state of its own: any number of tables may use it at once."""
+    """Commits to the tables of one catalog. It has no state of its own: any number of tables may use it at once."""
 
     def __init__(
         self,
@@ -108,21 +109,20 @@ class Committer:
         self._store = store
         self._fence = fence
         self._clock = clock
-        self._random = random.SystemRandom()
 
     async def load(self, name: TableName) -> TableState:
         """Load a table.
 
         Raises:
-            TableMissing: there is none of this name.
+            TableMissing: no table has this name.
         """
         return table_state_from(name, (await self._catalog.load_table(name)).document)
 
     async def load_or_create(self, name: TableName, schema: Schema, settings: TableSettings) -> TableState:
-        """Load a table, or create it with these columns; go on with the columns of the state, which has field ids.
+        """Load a table, or create it with these columns. The returned state has the field ids of the catalog.
 
         Raises:
-            PartitionRejected: it cannot be partitioned as configured by the columns that have come so far.
+            PartitionRejected: the columns known so far do not fit the configured partitioning.
         """
         try:
             return await self.load(name)
@@ -134,7 +134,7 @@ class Committer:
             created = await self._catalog.create_table(
                 name, schema=schema, spec=layout.spec, order=layout.order, properties=properties
             )
-        except (CommitConflict, CommitUnknown):  # somebody else was first, or we were and never heard of it
+        except (CommitConflict, CommitUnknown):  # another writer created it, or the response to us was lost
             return await self.load(name)
         return table_state_from(name, created.document)
 
@@ -142,40 +142,40 @@ class Committer:
         """Change a table's layout as planned.
 
         Raises:
-            CommitConflict: the table changed meanwhile: load it and plan again.
+            CommitConflict: the table has changed; load it and plan again.
         """
         return table_state_from(state.name, parse_table(await self._catalog.commit_table(state.name, request)).document)
 
     async def commit_schema(self, state: TableState, schema: Schema) -> TableState:
-        """Make `schema` the table's current one.
+        """Commit `schema` as the table's current schema.
 
         Raises:
-            CommitConflict: the columns changed meanwhile: load, evolve again from there.
+            CommitConflict: the columns have changed; load the table and evolve its columns again.
         """
         try:
-            answer = await self._catalog.commit_table(state.name, plan_schema(state, schema))
+            response = await self._catalog.commit_table(state.name, plan_schema(state, schema))
         except CommitUnknown:
             fresh = await self.load(state.name)
             if fresh.uuid == state.uuid and fresh.schema.columns == schema.columns:
                 return fresh
             raise
-        return table_state_from(state.name, parse_table(answer).document)
+        return table_state_from(state.name, parse_table(response).document)
 
     async def commit(
         self, state: TableState, flush: Flush, *, on_retry: Callable[[str], object] = lambda _: None
     ) -> CommitResult:
         """Commit a flush exactly once. After any error it may be committed: call again with the same flush.
 
-        Cancelling leaves it committed or not; the next commit of the same flush finds out. `on_retry` hears why a try
-        has failed that is followed by another.
+        Cancelling leaves it committed or not; the next commit of the same flush finds out. `on_retry` is called with
+        the reason before each further attempt.
 
         Raises:
             Fenced: a later service commits under our node id.
-            RowsAlreadyCommitted: some of its rows are in the table; carries the marks.
+            RowsAlreadyCommitted: some of its rows are in the table; the error has the marks.
             TableMissing, TableReplaced: the table is gone.
-            ColumnsChanged: columns of its files are gone; write the rows again for those that there are.
-            CommitConflict, CommitUnknown, CatalogUnavailable: no luck within the attempts; try again later.
-            CatalogError: refused, and nothing that we know of the table is to blame.
+            ColumnsChanged: columns of its files were dropped; write the rows again for the current columns.
+            CommitConflict, CommitUnknown, CatalogUnavailable: all attempts failed; try again later.
+            CatalogError: the catalog refuses the request although the table has not changed.
             StorageError: manifests could not be written; try again later.
         """
         [result] = await self.commit_all([(state, flush)], on_retry=on_retry)
@@ -183,7 +183,7 @@ class Committer:
 
     @property
     def has_transactions(self) -> bool:
-        """Tell whether the catalog commits to several tables at once."""
+        """Return whether the catalog can commit to several tables atomically."""
         return self._catalog.has_transactions
 
     async def commit_all(
@@ -193,34 +193,38 @@ class Committer:
         on_retry: Callable[[str], object] = lambda _: None,
         attempts_max: int | None = None,
     ) -> list[CommitResult]:
-        """Commit flushes of different tables exactly once, and together: readers see all of them or none.
+        """Commit flushes of different tables exactly once and atomically: readers see all of them or none.
 
-        What `commit` says of one flush holds for all; an error may be of any of the tables. Two tables and more need
-        a catalog that has transactions.
+        Errors are those of `commit`, of any of the tables. More than one table needs a catalog with transactions.
         """
         pendings = [self._prepare(state, flush) for state, flush in flushes]
-        # Marks that stand at our rows are ours, if an earlier call did commit, or another node's.
-        must_look = any(state.progress.is_ahead_of(flush.spans) for state, flush in flushes)
+        # Marks past our rows are ours, if an earlier call has committed, or another node's.
+        must_check = any(state.progress.is_ahead_of(flush.spans) for state, flush in flushes)
         failure: CatalogError | None = None
         for number in range(attempts_max or ATTEMPTS_MAX):
-            await self._pause(number)
+            if number:
+                await asyncio.sleep(BACKOFF.jittered_s(number))
             try:
-                if must_look:
-                    await self._look_at_all(pendings)
-                    must_look = False
+                if must_check:
+                    await self._check_all(pendings)
+                    must_check = False
                 await self._try_commit([pending for pending in pendings if pending.result is None])
                 return [pending.result for pending in pendings if pending.result is not None]
             except CatalogUnavailable as error:
-                failure = failure or error  # an outcome that was unknown stays so
+                failure = failure or error  # an unknown outcome remains unknown
             except ColumnsChanged:
                 raise
             except CommitRefused as error:
-                if not await self._look_at_all(pendings):  # it would be refused again
+                if not await self._check_all(pendings):  # nothing has changed: it would be refused again
                     raise
                 failure = error
             except (CommitConflict, CommitUnknown) as error:
-                failure, must_look = error, True
-            _log.warning("commit_retried", extra={"reason": str(failure), **_facts(pendings)})
+                failure, must_check = error, True
+            facts = {
+                "table": ",".join(str(pending.state.name) for pending in pendings),
+                "flush": ",".join(pending.flush.id for pending in pendings),
+            }
+            _log.warning("commit_retried", extra={"reason": str(failure), **facts})
             on_retry(str(failure))
         assert failure is not None
         raise failure
@@ -228,13 +232,13 @@ class Committer:
     def _prepare(self, state: TableState, flush: Flush) -> _Pending:
         assert flush.files, "a flush without rows is not committed"
         check_fence(state.progress, node=flush.node, generation=self._generation)
-        snapshot_id = self._random.getrandbits(_SNAPSHOT_ID_BITS)
+        snapshot_id = random.SystemRandom().getrandbits(_SNAPSHOT_ID_BITS)
         return _Pending(state, state, flush, prepare_manifest(state, flush, snapshot_id=snapshot_id))
 
     async def maybe_expire(self, state: TableState) -> TableState:
-        """Remove old snapshots if it is time to; the state after it. A failure is logged and waits for the next time.
+        """Expire old snapshots if they are due, and return the state after it. Failures are logged, not raised.
 
-        Called between flushes: the next one waits for it, but not for long.
+        Called between flushes; the next flush waits for at most EXPIRY_MAX_S.
         """
         if not is_due(state):
             return state
@@ -242,7 +246,7 @@ class Committer:
             async with asyncio.timeout(EXPIRY_MAX_S):
                 return await expire_snapshots(self._catalog, self._store, state, now_ms=self._now_ms())
         except (WriterError, TimeoutError) as error:
-            _log.warning("expiry_put_off", extra={"table": str(state.name), "reason": str(error) or "timed out"})
+            _log.warning("expiry_postponed", extra={"table": str(state.name), "reason": str(error) or "timed out"})
             return state
 
     @property
@@ -253,45 +257,41 @@ class Committer:
         return int(self._clock() * 1000)
 
     async def _try_commit(self, pendings: Sequence[_Pending]) -> None:
-        if not pendings:  # all of them had landed
+        if not pendings:  # all of them are committed
             return
         plans = [await self._plan(pending) for pending in pendings]
         writes = [write_metadata(self._store, plan, p.manifest) for plan, p in zip(plans, pendings, strict=True)]
         for written in await asyncio.gather(*writes, return_exceptions=True):
             or_raise(written)
-        await self._send(plans)
+        if len(plans) == 1:
+            [plan] = plans
+            await self._catalog.commit_table(plan.next_state.name, plan.request, needs_response=False)
+        else:
+            await self._catalog.commit_transaction({plan.next_state.name: plan.request for plan in plans})
         for pending, plan in zip(pendings, plans, strict=True):
             pending.result = CommitResult(pending.manifest.snapshot_id, plan.next_state)
 
     async def _plan(self, pending: _Pending) -> AppendPlan:
         snapshot_id = pending.manifest.snapshot_id
         pending.state = await load_manifests(self._store, pending.state)
-        merged = await maybe_merge(self._store, pending.state, snapshot_id=snapshot_id)
+        state, manifests_replaced = await maybe_merge(self._store, pending.state, snapshot_id=snapshot_id)
         return plan_append(
-            merged.state,
+            state,
             pending.flush,
             manifest=pending.manifest.described,
             snapshot_id=snapshot_id,
             list_location=new_list_location(pending.state, snapshot_id),
             now_ms=self._now_ms(),
-            manifests_replaced=merged.replaced,
+            manifests_replaced=manifests_replaced,
             generation=self._generation,
         )
 
-    async def _send(self, plans: Sequence[AppendPlan]) -> None:
-        if len(plans) == 1:
-            [plan] = plans
-            await self._catalog.commit_table(plan.next_state.name, plan.request, needs_answer=False)
-        else:
-            await self._catalog.commit_transaction({plan.next_state.name: plan.request for plan in plans})
+    async def _check_all(self, pendings: Sequence[_Pending]) -> bool:
+        """Check the outcome of flushes; return whether any of their tables differs from what was known."""
+        return any([await self._check(pending) for pending in pendings])
 
-    async def _look_at_all(self, pendings: Sequence[_Pending]) -> bool:
-        """Look what became of flushes; tell whether there is anything that we did not know."""
-        news = [await self._look(pending) for pending in pendings]
-        return any(news)
-
-    async def _look(self, pending: _Pending) -> bool:
-        """Load the table and see what became of the flush: its result, or a fresh state to build on."""
+    async def _check(self, pending: _Pending) -> bool:
+        """Load the table and set the flush's result, or the state to build the next attempt on."""
         state, flush = pending.state, pending.flush
         document = (await self._catalog.load_table(state.name)).document
         fresh = table_state_from(state.name, document)
@@ -303,27 +303,15 @@ class Committer:
             return True
         check_fence(fresh.progress, node=flush.node, generation=self._generation)
         if outcome is Outcome.OVERTAKEN:
-            message = f"rows are in the table: table={state.name} flush={flush.id}"
+            message = f"rows are already in the table: table={state.name} flush={flush.id}"
             raise RowsAlreadyCommitted(message, table=state.name, marks=fresh.progress.marks_in(flush.spans))
-        unmoved = fresh.snapshot_id == state.snapshot_id
-        pending.state = replace(fresh, manifests=state.manifests) if unmoved else fresh
+        is_same_snapshot = fresh.snapshot_id == state.snapshot_id
+        pending.state = replace(fresh, manifests=state.manifests) if is_same_snapshot else fresh
         return replace(fresh, manifests=None) != replace(state, manifests=None)
-
-    async def _pause(self, number: int) -> None:
-        """Wait before another try, at random, so that writers who met once do not meet again."""
-        if number:
-            await asyncio.sleep(self._random.uniform(0, BACKOFF.limit_s(number)))
-
-
-def _facts(pendings: Sequence[_Pending]) -> dict[str, str]:
-    return {
-        "table": ",".join(str(pending.state.name) for pending in pendings),
-        "flush": ",".join(pending.flush.id for pending in pendings),
-    }
 
 
 def table_properties(config: WriterConfig) -> dict[str, str]:
-    """Give the properties of a new change table."""
+    """Return the properties of a new change table."""
     return {
         "format-version": str(config.format_version),
         "lakefeed.append-only": "true",

@@ -8,7 +8,7 @@ Every start takes a generation, a number above all that its node id had before. 
     a namespace's property    `lakefeed.node.<id>` of the default namespace, looked at every few seconds, so that the
                               earlier service stops even while no table that it writes has anything new
 
-What both committed until then is in the tables once: that is what the sources' marks are for, whoever commits.
+What both committed until then is in the tables once: the sources' marks prevent duplicates of any writer.
 
 The property has no compare-and-swap. Two that start at the same moment both write; a service that finds a lower number
 than its own writes again, one that finds a higher number stops, and so the highest remains.
@@ -25,7 +25,7 @@ import random
 import time
 from collections.abc import Callable
 
-from lakefeed.aio import Backoff
+from lakefeed.backoff import Backoff
 from lakefeed.contract.errors import CatalogError, CatalogUnavailable, CommitUnknown, Fenced, TableMissing
 from lakefeed.contract.progress import Progress
 from lakefeed.writer.commit.rest_catalog import CatalogClient
@@ -37,8 +37,8 @@ NODE_PROPERTY_PREFIX = "lakefeed.node."
 # How long two services may run under one id without meeting in a table; each look is one small request.
 CHECK_INTERVAL_S = 5.0
 
-# Generations are microseconds: above all former ones without asking anybody, where clocks are about right. The random
-# part keeps two apart that start at the same moment, or that both found the same number ahead of their clocks.
+# Generations are microseconds: where clocks are about right, they are above all former ones without a request. The
+# random part separates two services that start at the same moment, or that both found a number ahead of their clocks.
 _MICROSECONDS = 1_000_000
 _RANDOM_BITS = 16
 
@@ -101,7 +101,7 @@ class Fence:
             try:
                 await self.check()
             except CatalogError as error:
-                # Without the catalog nobody can commit either, and with it the tables know.
+                # Without the catalog no service can commit, and with it the tables' markers are the fence.
                 _log.debug("node_not_checked", extra={"node": self.node, "reason": str(error)})
 
     async def check(self) -> None:
@@ -123,7 +123,7 @@ class Fence:
     async def _registered_at_start(self) -> int:
         try:
             return await self._registered()
-        except TableMissing:  # so the client calls whatever is not there
+        except TableMissing:  # the client's error for every 404
             await self._catalog.ensure_namespace(self._namespace)
             return 0
 

@@ -1,14 +1,15 @@
-"""Merging of small manifests, so that a snapshot's list stays short however often we commit. Owns no files.
+"""Manifests of a commit: written before the request to the catalog, and merged so that lists stay short.
 
-Every commit adds one manifest. Manifests are merged in two tiers, each when it has gathered as many as the table's
+Every commit adds one manifest. Manifests are merged in two tiers, each when it has as many as the table's
 `commit.manifest.min-count-to-merge`:
 
     fresh (one flush each)  --100-->  merged  --100-->  merged, until half of `commit.manifest.target-size-bytes`
 
-The next commit puts one manifest that holds all their entries in their place. A list is so at most about 200 entries
-long, and one more per several MiB of entries: a million commits make it about 300.
+The next commit replaces them with one manifest that has all their entries. A list therefore has at most about 200
+manifests, and one more per several MiB of entries: about 300 after a million commits. Only our own manifests are
+merged, recognised by their file name: those of other writers may have fields that we do not know.
 
-Only manifests of our own are merged, known by their file name: of others we cannot know all fields.
+Nothing refers to the written files until a commit does, so a failure leaves files for orphan removal.
 """
 
 from __future__ import annotations
@@ -43,18 +44,19 @@ from lakefeed.storage.store import ObjectStore
 from lakefeed.writer.commit.plan import AppendPlan, Flush
 from lakefeed.writer.commit.state import TableState, metadata_location
 
-# --- writer.iceberg.manifest_merge ------------------------------------------------------------------------------------
-
+_log = logging.getLogger(__name__)
 
 OWN_MANIFEST_PREFIX = "lakefeed-"
 
-# Both are Iceberg's own defaults.
+# Small files, read at most once in a hundred commits. Enough at once to hide the latency of a remote store.
+MERGE_PARALLEL_READS = 16
+# Iceberg's own defaults.
 MIN_COUNT_DEFAULT = 100
 TARGET_BYTES_DEFAULT = 8 * 1024 * 1024
 
 
 def plan_merge(current: ManifestList, shape: TableShape, properties: Mapping[str, str]) -> tuple[ManifestFile, ...]:
-    """Choose the manifests that the next commit merges; none while they are few."""
+    """Return the manifests that the next commit merges; none while they are few."""
     if not is_enabled(properties, MERGE_ENABLED):
         return ()
     wanted = max(2, read_number(properties, MERGE_MIN_COUNT, MIN_COUNT_DEFAULT))
@@ -62,17 +64,9 @@ def plan_merge(current: ManifestList, shape: TableShape, properties: Mapping[str
     small = [m for m in current.manifests if _is_mergeable(m, shape) and 2 * m["manifest_length"] < target_bytes]
     fresh = [manifest for manifest in small if not manifest["existing_files_count"]]
     merged = [manifest for manifest in small if manifest["existing_files_count"]]
-    for tier in (fresh, merged):
-        if len(tier) >= wanted:
-            return _oldest(tier, target_bytes)
-    return ()
-
-
-def _oldest(tier: Sequence[ManifestFile], target_bytes: int) -> tuple[ManifestFile, ...]:
-    """Take the oldest that fit into one manifest: they lie close together in time, and so in their partitions.
-
-    Each is below half of the target, so that there are two at least.
-    """
+    tier = next((each for each in (fresh, merged) if len(each) >= wanted), [])
+    # The oldest that fit into one manifest: they are close in time, and so in their partitions. Each is below half of
+    # the target, so there are at least two.
     first, left_bytes = len(tier), target_bytes
     while first and tier[first - 1]["manifest_length"] <= left_bytes:
         first -= 1
@@ -92,14 +86,14 @@ def _is_mergeable(manifest: ManifestFile, shape: TableShape) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MergedManifest:
-    """A manifest that holds the entries of several, and the summary of its partitions."""
+    """A manifest with the entries of several, and the summary of its partitions."""
 
     encoded: bytes
     partitions: Sequence[Mapping[str, Any]]
 
 
 def merge_entries(bodies: Sequence[bytes], manifests: Sequence[ManifestFile], shape: TableShape) -> MergedManifest:
-    """Encode one manifest that holds the entries of several.
+    """Encode one manifest with the entries of several.
 
     Raises:
         ManifestUnreadable: one of them is damaged.
@@ -125,7 +119,7 @@ def apply_merge(
     location: str,
     new: MergedManifest,
 ) -> ManifestList:
-    """Put one manifest, stored at `location`, in the place of those that it merges."""
+    """Return the list with one manifest, stored at `location`, in place of those that it merges."""
     one = {
         "manifest_path": location,
         "manifest_length": len(new.encoded),
@@ -147,22 +141,9 @@ def apply_merge(
     return ManifestList((one, *kept), current.extra_fields)
 
 
-# --- writer.manifest_files --------------------------------------------------------------------------------------------
-#
-# Manifests and manifest lists in the store: what a commit reads and writes before it asks the catalog.
-#
-# Nothing refers to what is written here until a commit does. What fails leaves files that nothing refers to.
-
-
-_log = logging.getLogger(__name__)
-
-# Small files, read once in a hundred commits or less often: enough at once to hide a far store's delay.
-MERGE_PARALLEL_READS = 16
-
-
 @dataclass(slots=True)
 class FreshManifest:
-    """A flush's own manifest: it fits every attempt to commit the flush, so it is encoded and written once."""
+    """A flush's own manifest. All attempts to commit the flush use it, so it is encoded and written once."""
 
     snapshot_id: int
     described: ManifestFile
@@ -170,16 +151,8 @@ class FreshManifest:
     is_durable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Merged:
-    """A state whose manifests may have been merged, and how many of them were."""
-
-    state: TableState
-    replaced: int = 0
-
-
 def prepare_manifest(state: TableState, flush: Flush, *, snapshot_id: int) -> FreshManifest:
-    """Encode the manifest of a flush; nothing is written yet."""
+    """Encode the manifest of a flush without writing it."""
     encoded = encode_manifest(flush.files, shape=state.shape, snapshot_id=snapshot_id)
     described = describe_manifest(
         flush.files,
@@ -192,36 +165,43 @@ def prepare_manifest(state: TableState, flush: Flush, *, snapshot_id: int) -> Fr
 
 
 def new_list_location(state: TableState, snapshot_id: int) -> str:
-    """Place a manifest list, anew with each attempt: the list of an earlier one may be in use."""
+    """Return a new location for a manifest list; the list of an earlier attempt may be in use."""
     return metadata_location(state, f"snap-{snapshot_id}-{uuid.uuid4()}.avro")
 
 
 async def load_manifests(store: ObjectStore, state: TableState) -> TableState:
-    """Read the manifests of the current snapshot, unless they are known.
+    """Return the state with the manifests of its snapshot, read unless they are known.
 
     Raises:
-        StorageError: they cannot be read, or are damaged.
+        StorageError: the list cannot be read, or is damaged.
     """
     if state.manifests is not None:
         return state
     assert state.manifest_list is not None
-    found = decode_manifest_list(await store.read(state.manifest_list), state.manifest_list)
-    return replace(state, manifests=found)
+    data = await store.read(state.manifest_list)
+    return replace(state, manifests=decode_manifest_list(data, state.manifest_list))
 
 
-async def maybe_merge(store: ObjectStore, state: TableState, *, snapshot_id: int) -> Merged:
-    """Merge small manifests if there are many; one that cannot be read now only puts it off."""
+async def maybe_merge(store: ObjectStore, state: TableState, *, snapshot_id: int) -> tuple[TableState, int]:
+    """Merge small manifests if there are many. Return the state after it, and how many manifests were replaced.
+
+    If a file cannot be read or written, the merge is postponed to the next commit.
+    """
     assert state.manifests is not None
     chosen = plan_merge(state.manifests, state.shape, state.properties)
     if not chosen:
-        return Merged(state)
+        return state, 0
     location = metadata_location(state, _new_manifest_name())
     try:
-        new = await _merge_manifests(store, chosen, state.shape)
+        bodies = await map_parallel(
+            lambda manifest: store.read(manifest["manifest_path"]), chosen, at_once=MERGE_PARALLEL_READS
+        )
+        # In a thread: there can be tens of thousands of entries.
+        new = await asyncio.to_thread(merge_entries, bodies, chosen, state.shape)
         await store.write(location, new.encoded)
     except StorageError as error:
-        _log.warning("merge_put_off", extra={"table": str(state.name), "reason": str(error)})
-        return Merged(state)
+        _log.warning("manifest_merge_postponed", extra={"table": str(state.name), "reason": str(error)})
+        return state, 0
     merged = apply_merge(
         state.manifests,
         chosen,
@@ -231,22 +211,14 @@ async def maybe_merge(store: ObjectStore, state: TableState, *, snapshot_id: int
         location=location,
         new=new,
     )
-    return Merged(replace(state, manifests=merged), replaced=len(chosen))
-
-
-async def _merge_manifests(store: ObjectStore, manifests: Sequence[ManifestFile], shape: TableShape) -> MergedManifest:
-    """Read manifests and encode their entries as one, in a thread: there can be tens of thousands of entries."""
-    bodies = await map_parallel(
-        lambda manifest: store.read(manifest["manifest_path"]), manifests, at_once=MERGE_PARALLEL_READS
-    )
-    return await asyncio.to_thread(merge_entries, bodies, manifests, shape)
+    return replace(state, manifests=merged), len(chosen)
 
 
 async def write_metadata(store: ObjectStore, plan: AppendPlan, manifest: FreshManifest) -> None:
-    """Write list and manifest side by side.
+    """Write the manifest list and, unless it is durable, the manifest, in parallel.
 
     Raises:
-        StorageError: one of them may not be there.
+        StorageError: one of them may not have been written.
     """
     location = plan.next_state.manifest_list
     assert location is not None

@@ -1,19 +1,28 @@
-"""What to commit, what it requires, and how to read each outcome. Owns requests as documents; sending is committer's.
+"""Commit planning: requests to the catalog, what they require, and the outcome of an attempt. Pure.
 
-    new columns:   add-schema, set-current-schema            if the schema and the last field id are as we know them
-    rows:          add-snapshot, set-snapshot-ref main,
-                   set-properties lakefeed.progress, .totals if main is still at the snapshot that we build on, and the
-                                                             schema is the one that the files are written for
+    new columns:   add-schema, set-current-schema            requires the schema and last field id of our state
+    rows:          add-snapshot, set-snapshot-ref main,      requires main at the snapshot that we build on, and the
+                   set-properties lakefeed.progress, .totals schema that the files are written for
+    layout:        add-spec, add-sort-order, ...             requires the spec and sort order of our state
 
-After a conflict, or when the outcome is unknown, the table itself says what happened:
+After a conflict, or when the outcome is unknown, the table itself shows what happened:
 
-    our flush id is in its snapshots      LANDED      done, whoever answered what
-    a source's mark is at our rows        OVERTAKEN   those rows are in the table: the caller drops them
-    a column of our files is gone         ColumnsChanged: the rows have to be written again
-    none of these                         RETRY       build on the fresh state
+    our flush id is in its snapshots      LANDED           done, whatever the response was
+    a source's mark is past our rows      OVERTAKEN        those rows are in the table: the caller drops them
+    a column of our files was dropped     ColumnsChanged   the rows have to be written again
+    none of these                         RETRY            build on the fresh state
 
-A request still under way when we look can land later; it then meets the same requirement as our next attempt, and of
-the two only one can win.
+A request that is still running when the table is loaded can land later. It has the same requirement as our next
+attempt, so only one of the two can succeed.
+
+Layout follows the settings. A table records, as properties, the settings that its layout was last made from:
+
+    lakefeed.partition,    equal to the setting       no change, even if another engine altered the layout since
+    lakefeed.sort          differs from the setting   the setting was changed: evolve
+                           missing                    not our table: no change, unless its own section configures it
+
+So a layout that an engine altered on purpose is not reverted at the next start. Evolving rewrites no file: existing
+files keep their spec and order, and readers combine both.
 """
 
 from __future__ import annotations
@@ -33,7 +42,6 @@ from lakefeed.contract.progress import (
     NODE_KEY,
     PROGRESS_PROPERTY,
     SOURCES_KEY,
-    Progress,
     spans_to_text,
 )
 from lakefeed.contract.properties import MAIN_BRANCH
@@ -63,14 +71,14 @@ from lakefeed.writer.commit.state import TableState
 from lakefeed.writer.rows.merge import contains_all_written
 from lakefeed.writer.rows.table_settings import TableSettings
 
-# --- writer.commit_plan -----------------------------------------------------------------------------------------------
-
-
-# Iceberg's own key. Expiry goes by it: only where manifests were replaced can old ones be left over.
+# Iceberg's own key. Expiry uses it: only where manifests were replaced can unused ones remain.
 MANIFESTS_REPLACED_KEY = "manifests-replaced"
 
 _DELETE_TOTALS = ("total-delete-files", "total-position-deletes", "total-equality-deletes")
-_LATEST = -1  # in set-current-schema: the schema that the same request adds
+_LATEST = -1  # the schema, spec or order that the same request adds
+
+PARTITION_PROPERTY = "lakefeed.partition"
+SORT_PROPERTY = "lakefeed.sort"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +86,9 @@ class Flush:
     """Data files to commit together, with the log range [from, to) and the sources' spans that they cover.
 
     The files are durable, and were written for the columns and partitions of the state they are committed with.
-    `properties` become the table's in the same act. The ledger says what rows are in the files; a flush without one
-    leaves the table's totals incomplete. `complete` is up to where sources are in all of their tables with this flush.
+    `properties` are set on the table in the same commit. The ledger describes the rows of the files; a flush without
+    one leaves the table's totals incomplete. `complete` has the sources' low watermarks over all of their tables,
+    this flush included.
     """
 
     id: str
@@ -112,7 +121,7 @@ class AppendPlan:
 
 
 class Outcome(enum.Enum):
-    """What a freshly loaded table says of a flush; drawn in the module's head."""
+    """What a freshly loaded table shows about a flush (see the module's header)."""
 
     LANDED = "landed"
     OVERTAKEN = "overtaken"
@@ -130,22 +139,31 @@ def plan_append(
     manifests_replaced: int = 0,
     generation: int = 0,
 ) -> AppendPlan:
-    """Plan to commit a flush on top of a state whose manifests are loaded, some of them merged into one just now."""
+    """Plan the commit of a flush on a state whose manifests are loaded; `manifests_replaced` were just merged."""
     assert state.manifests is not None, "the committer loads them first"
     sequence_number = state.last_sequence_number + 1
     manifests = apply_manifest(state.manifests, manifest, sequence_number=sequence_number)
     next_row_id = state.next_row_id
     if state.format_version >= FORMAT_WITH_ROW_IDS:
         manifests, next_row_id = apply_row_ids(manifests, state.next_row_id)
-    progress = _progress_after(state, flush, generation)
-    changed = {**flush.properties, PROGRESS_PROPERTY: progress.to_text(), TOTALS_PROPERTY: _totals_after(state, flush)}
+    progress = state.progress.advance(
+        node=flush.node,
+        log_to=flush.log_to,
+        sources={source: span.last for source, span in flush.spans.items()},
+        generation=generation,
+        complete=flush.complete,
+    )
+    totals = next_totals(
+        state.properties.get(TOTALS_PROPERTY), is_new_table=state.snapshot_id is None, ledger=flush.ledger
+    )
+    changed = {**flush.properties, PROGRESS_PROPERTY: progress.to_text(), TOTALS_PROPERTY: totals}
     summary = _summary(state, flush)
     if manifests_replaced:
         summary[MANIFESTS_REPLACED_KEY] = str(manifests_replaced)
     next_state = replace(
         state,
         last_sequence_number=sequence_number,
-        # A table's time does not run backwards, even if this machine's clock does.
+        # A table's timestamps must not decrease, even if this machine's clock does.
         last_updated_ms=max(now_ms, state.last_updated_ms),
         next_row_id=next_row_id,
         properties={**state.properties, **changed},
@@ -161,28 +179,16 @@ def plan_append(
     return AppendPlan(manifests, header, _append_request(state, next_state, changed), next_state)
 
 
-def _progress_after(state: TableState, flush: Flush, generation: int) -> Progress:
-    lasts = {source: span.last for source, span in flush.spans.items()}
-    return state.progress.advance(
-        node=flush.node, log_to=flush.log_to, sources=lasts, generation=generation, complete=flush.complete
-    )
-
-
-def _totals_after(state: TableState, flush: Flush) -> str:
-    before = state.properties.get(TOTALS_PROPERTY)
-    return next_totals(before, is_new_table=state.snapshot_id is None, ledger=flush.ledger)
-
-
 def _append_request(state: TableState, after: TableState, changed: Mapping[str, str]) -> Request:
     requirements = (
         {"type": "assert-table-uuid", "uuid": state.uuid},
         {"type": "assert-ref-snapshot-id", "ref": MAIN_BRANCH, "snapshot-id": state.snapshot_id},
-        # Whoever drops a column does not move main: its values would go into files under an id that nobody shows.
+        # Dropping a column does not move main: without this, its values would be written under an unknown field id.
         {"type": "assert-current-schema-id", "current-schema-id": state.schema.schema_id},
     )
     updates = (
         {"action": "add-snapshot", "snapshot": _snapshot(state, after)},
-        # The branch keeps its own retention: what the reference said before is said again.
+        # Repeats the reference's other fields, so that the branch keeps its own retention.
         {"action": "set-snapshot-ref", "ref-name": MAIN_BRANCH, **after.main_ref},
         {"action": "set-properties", "updates": changed},
     )
@@ -230,13 +236,13 @@ def _summary(state: TableState, flush: Flush) -> dict[str, str]:
 
 
 def _total(state: TableState, name: str, added: int) -> dict[str, str]:
-    """Add to a total; a snapshot whose writer left it out leaves it unknown for all after it."""
+    """Return a total after this flush, or nothing if the snapshot before does not have it."""
     before = state.summary.get(name, "0" if state.snapshot_id is None else None)
     return {} if before is None else {name: str(int(before) + added)}
 
 
 def plan_schema(state: TableState, schema: Schema) -> Request:
-    """Plan to make `schema` current; its new fields have ids above the table's last one."""
+    """Plan the commit of a new current schema, whose new fields have ids above the table's last one."""
     requirements = (
         {"type": "assert-table-uuid", "uuid": state.uuid},
         {"type": "assert-current-schema-id", "current-schema-id": state.schema.schema_id},
@@ -250,25 +256,25 @@ def plan_schema(state: TableState, schema: Schema) -> Request:
 
 
 def read_outcome(base: TableState, fresh: TableState, document: Mapping[str, Any], flush: Flush) -> Outcome:
-    """Say what became of a flush, from a table loaded after the attempt; its files are written for the base's schema.
+    """Return the outcome of a flush from a table loaded after the attempt; `base` is what its files were written for.
 
     Raises:
-        TableReplaced: the name belongs to another table now.
-        ColumnsChanged: the table shows the files' values no more.
+        TableReplaced: another table has this name now.
+        ColumnsChanged: a column of the files was dropped.
     """
     if fresh.uuid != base.uuid:
-        raise TableReplaced(f"table was replaced: table={base.name} uuid={base.uuid} found={fresh.uuid}")
+        raise TableReplaced(f"another table has this name now: table={base.name} uuid={base.uuid} found={fresh.uuid}")
     if find_flush(document, flush.id) is not None:
         return Outcome.LANDED
     if fresh.progress.is_ahead_of(flush.spans):
         return Outcome.OVERTAKEN
     if not contains_all_written(fresh.schema.columns, StructType(written_fields(base.schema.columns))):
-        raise ColumnsChanged(f"columns were changed: table={base.name} flush={flush.id}", table=base.name)
+        raise ColumnsChanged(f"columns of the flush were dropped: table={base.name} flush={flush.id}", table=base.name)
     return Outcome.RETRY
 
 
 def find_flush(document: Mapping[str, Any], flush_id: str) -> int | None:
-    """Find the snapshot that committed a flush."""
+    """Return the snapshot that committed a flush, or None."""
     for snapshot in reversed(document.get("snapshots") or []):
         if (snapshot.get("summary") or {}).get(FLUSH_ID_KEY) == flush_id:
             found: int = snapshot["snapshot-id"]
@@ -276,29 +282,12 @@ def find_flush(document: Mapping[str, Any], flush_id: str) -> int | None:
     return None
 
 
-# --- writer.layout_plan -----------------------------------------------------------------------------------------------
-#
-# How a table's partitions, sort order and properties follow its settings. Owns the request; committer sends it.
-#
-# A table remembers, as properties, the settings that its layout was last made from:
-#
-#     lakefeed.partition, lakefeed.sort      equal to the setting      nothing to do, whatever others made of it since
-#                                            other than the setting    the setting was changed: evolve
-#                                            missing                   somebody else's table: left alone, unless a
-# section
-#                                                                      of the configuration speaks of it
-#
-# So a layout that an engine has altered on purpose is not altered back at the next start. Evolving writes nothing anew:
-# files that are there keep their spec and order, and readers join both.
-
-
-PARTITION_PROPERTY = "lakefeed.partition"
-SORT_PROPERTY = "lakefeed.sort"
+# -- layout
 
 
 @dataclass(frozen=True, slots=True)
 class NewLayout:
-    """What a table is created with."""
+    """The layout and properties of a table to be created."""
 
     spec: PartitionSpec
     order: SortOrder
@@ -307,7 +296,7 @@ class NewLayout:
 
 @dataclass(slots=True)
 class LayoutPlan:
-    """What to commit, if anything, and why a setting cannot be followed."""
+    """The change of a table's layout, if any, and the settings that cannot be applied."""
 
     requirements: list[Mapping[str, Any]] = field(default_factory=list)
     updates: list[Mapping[str, Any]] = field(default_factory=list)
@@ -316,11 +305,11 @@ class LayoutPlan:
 
     @property
     def problem(self) -> str | None:
-        """Say why settings cannot be followed, or None."""
+        """Return why settings cannot be applied, or None."""
         return "; ".join(self.problems) or None
 
     def request_for(self, state: TableState) -> Request | None:
-        """Build the request, or None if there is nothing to commit."""
+        """Return the request, or None if nothing changes."""
         if not self.updates and not self.properties:
             return None
         requirements = ({"type": "assert-table-uuid", "uuid": state.uuid}, *self.requirements)
@@ -329,10 +318,10 @@ class LayoutPlan:
 
 
 def plan_new_layout(schema: Schema, settings: TableSettings) -> NewLayout:
-    """Decide how a new table is laid out. A sort order whose columns have not come yet waits for them.
+    """Plan the layout of a new table. A sort order whose columns do not exist yet is applied when they do.
 
     Raises:
-        PartitionRejected: a partition's column has not come yet, or has another type.
+        PartitionRejected: a partition's column does not exist yet, or has an unsuitable type.
     """
     config = settings.config
     properties = {PARTITION_PROPERTY: config.partition, **settings.properties}
@@ -341,12 +330,12 @@ def plan_new_layout(schema: Schema, settings: TableSettings) -> NewLayout:
         order = parse_sort(config.sort, schema)
         properties[SORT_PROPERTY] = config.sort
     except SortRejected:
-        properties[SORT_PROPERTY] = ""  # another than the setting: each flush looks whether it can be followed now
+        properties[SORT_PROPERTY] = ""  # differs from the setting, so each flush tries to apply it
     return NewLayout(parse_partition(config.partition, schema), order, properties)
 
 
 def plan_layout(state: TableState, settings: TableSettings) -> LayoutPlan:
-    """Decide how a table's layout has to change; one that cannot be changed as wished is left as it is."""
+    """Plan how a table's layout follows its settings; what cannot be applied stays as it is."""
     plan = LayoutPlan()
     if _has_changed(state, settings, key="partition", property_name=PARTITION_PROPERTY):
         _plan_partition(plan, state, settings.config.partition)
@@ -358,10 +347,8 @@ def plan_layout(state: TableState, settings: TableSettings) -> LayoutPlan:
 
 
 def _has_changed(state: TableState, settings: TableSettings, *, key: str, property_name: str) -> bool:
-    followed = state.properties.get(property_name)
-    if followed is None:
-        return key in settings.given
-    return bool(followed != getattr(settings.config, key))
+    applied = state.properties.get(property_name)
+    return key in settings.given if applied is None else bool(applied != getattr(settings.config, key))
 
 
 def _plan_partition(plan: LayoutPlan, state: TableState, text: str) -> None:

@@ -74,7 +74,7 @@ async def load_resume_positions(catalog: CatalogClient) -> dict[SourceId, Positi
 
     async def load_progress(name: TableName) -> Progress:
         try:
-            properties = await catalog.load_table_properties(name)
+            properties = (await catalog.load_refs(name)).document.get("properties") or {}
             return progress_from_text(properties.get(PROGRESS_PROPERTY))
         except TableMissing:  # dropped meanwhile
             return Progress()

@@ -1,7 +1,7 @@
-"""What the writer knows of a table between two commits. Owns how table metadata is read, and where files go.
+"""Table state: a table's metadata between two commits, read from its document; and the locations of new files.
 
-A state is a value: each commit yields the next one without asking the catalog again, and the manifests of the current
-snapshot stay with it, so that a commit in a row of own commits reads nothing.
+A state is a value. Each commit yields the next state without another request to the catalog. The state keeps the
+manifests of its snapshot, so successive commits of one writer read nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lakefeed.iceberg.layout import (
 from lakefeed.iceberg.manifests import ManifestList, TableShape
 from lakefeed.iceberg.types import Schema, schema_from_json
 
-OLDEST_FORMAT = 2  # format 1 has no sequence numbers; such a table is upgraded by its owner, not by us
+OLDEST_FORMAT = 2  # format 1 has no sequence numbers; the owner of such a table has to upgrade it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class TableState:
 
     @property
     def shape(self) -> TableShape:
-        """What manifests say of the table."""
+        """Return what manifests record about the table."""
         return TableShape(self.schema, self.spec, self.format_version)
 
 
@@ -66,18 +66,23 @@ def table_state_from(name: TableName, document: Mapping[str, Any]) -> TableState
     """Read a table's metadata document.
 
     Raises:
-        CatalogError: the table is of a format that we do not write.
+        CatalogError: the table has a format version that is not supported.
         ProgressUnreadable: its progress marker is damaged.
     """
-    check_format(name, document["format-version"])
+    format_version = document["format-version"]
+    if not OLDEST_FORMAT <= format_version <= FORMAT_WITH_ROW_IDS:
+        raise CatalogError(f"table format is not supported, upgrade the table: table={name} format={format_version}")
     properties = document.get("properties") or {}
     main_ref = (document.get("refs") or {}).get(MAIN_BRANCH) or {"type": "branch"}
-    snapshot = _current_snapshot(document, main_ref)
+    snapshot_id = main_ref.get("snapshot-id")
+    snapshot = None if snapshot_id is None else _by_id(document["snapshots"], "snapshot-id", snapshot_id)
+    orders = document.get("sort-orders")  # optional: early writers left it out
+    order = order_from_json(_by_id(orders, "order-id", document["default-sort-order-id"])) if orders else UNSORTED
     return TableState(
         name=name,
         uuid=document["table-uuid"],
         location=document["location"].rstrip("/"),
-        format_version=document["format-version"],
+        format_version=format_version,
         schema=schema_from_json(_by_id(document["schemas"], "schema-id", document["current-schema-id"])),
         spec=spec_from_json(_by_id(document["partition-specs"], "spec-id", document["default-spec-id"])),
         last_column_id=document["last-column-id"],
@@ -87,48 +92,30 @@ def table_state_from(name: TableName, document: Mapping[str, Any]) -> TableState
         next_row_id=document.get("next-row-id") or 0,
         properties=properties,
         progress=progress_from_text(properties.get(PROGRESS_PROPERTY)),
-        snapshot_id=snapshot["snapshot-id"] if snapshot else None,
+        snapshot_id=snapshot_id,
         manifest_list=snapshot["manifest-list"] if snapshot else None,
         summary=snapshot.get("summary", {}) if snapshot else {},
         main_ref=main_ref,
         snapshot_count=len(document.get("snapshots") or ()),
         manifests=None if snapshot else ManifestList(),
-        sort_order=_default_order(document),
+        sort_order=order,
         specs=tuple(spec_from_json(each) for each in document["partition-specs"]),
     )
 
 
-def _default_order(document: Mapping[str, Any]) -> SortOrder:
-    orders = document.get("sort-orders")  # none in metadata of the first writers
-    return order_from_json(_by_id(orders, "order-id", document["default-sort-order-id"])) if orders else UNSORTED
-
-
-def check_format(name: TableName, format_version: int) -> None:
-    """Refuse a table whose format we do not write."""
-    if not OLDEST_FORMAT <= format_version <= FORMAT_WITH_ROW_IDS:
-        raise CatalogError(f"table is of a format that is not written here: table={name} format={format_version}")
-
-
-def _current_snapshot(document: Mapping[str, Any], main_ref: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    snapshot_id = main_ref.get("snapshot-id")
-    if snapshot_id is None:
-        return None
-    return _by_id(document["snapshots"], "snapshot-id", snapshot_id)
-
-
 def _by_id(documents: list[dict[str, Any]], key: str, wanted: int) -> dict[str, Any]:
-    # From the end: what is current was added late.
+    # From the end: the current one was added late.
     return next(document for document in reversed(documents) if document[key] == wanted)
 
 
 def data_location(state: TableState, partition: Partition, file_name: str) -> str:
-    """Place a data file, under the table's own rule if it has one."""
+    """Return the location of a data file; the table's `write.data.path` has precedence."""
     root = state.properties.get("write.data.path", f"{state.location}/data").rstrip("/")
     path = partition_path(partition, state.spec, state.schema)
     return f"{root}/{path}/{file_name}" if path else f"{root}/{file_name}"
 
 
 def metadata_location(state: TableState, file_name: str) -> str:
-    """Place a manifest or a manifest list, under the table's own rule if it has one."""
+    """Return the location of a manifest or manifest list; the table's `write.metadata.path` has precedence."""
     root = state.properties.get("write.metadata.path", f"{state.location}/metadata").rstrip("/")
     return f"{root}/{file_name}"

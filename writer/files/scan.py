@@ -1,10 +1,10 @@
-"""Reading a table's rows back, for commands that look at what was written. Owns finding its files and their columns.
+"""Table scan: a table's data files and their rows, read back for verification and quarantine commands.
 
-    snapshot -> manifest list -> manifests -> data files, oldest first, but for those whose bounds say "not here"
+    snapshot -> manifest list -> manifests -> data files -> rows
 
-The change tables are append-only, so a row that is in a file is in the table. A table with delete files, which only
-somebody else can have made, is refused rather than read wrongly. Columns go by field id, as files outlive names; one
-that a file does not have is null.
+Change tables are append-only, so a row of a data file is a row of the table. Only another writer can add delete files;
+`find_files` refuses a table that has some. Columns are matched by field id, because names change; a column that a file
+does not have is null.
 """
 
 from __future__ import annotations
@@ -31,16 +31,35 @@ from lakefeed.storage.store import ObjectStore
 from lakefeed.writer.commit.state import TableState
 from lakefeed.writer.files.row_hash import tally_rows
 
-# --- writer.table_scan ------------------------------------------------------------------------------------------------
-
-
-# Manifests are small and many: enough at once to hide a far store's delay.
+# Manifests are small and many: enough at once to hide the latency of a remote store.
 PARALLEL_READS = 16
+# Rows decoded at once: bounds memory for files of any size.
+BATCH_ROWS = 131_072
+
+# Column of the row ids of READ operations; null for other changes, which have a sequence of their own.
+READ_ROW = "read_row"
+
+_LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
+_NO_SNAPSHOT = -1  # as Iceberg writes it
+
+_KEY_TYPES = pa.schema(
+    [
+        (cdc.SOURCE, pa.string()),
+        (cdc.SEQUENCE, pa.int64()),
+        (cdc.INGESTED_AT, pa.timestamp("us", tz="UTC")),
+        (READ_ROW, pa.string()),
+    ]
+)
+# The columns that the keys are computed from.
+_KEY_SOURCES = (cdc.SOURCE, cdc.SEQUENCE, cdc.INGESTED_AT, cdc.OPERATION, cdc.ROW_ID)
+
+
+# -- files by column bounds
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A data file of a table, in the order of its commits."""
+    """A data file of a table and the sequence number of its commit."""
 
     sequence_number: int
     location: str
@@ -50,9 +69,9 @@ class StoredFile:
 async def find_files(
     state: TableState, store: ObjectStore, *, within: Mapping[str, tuple[Any, Any]] | None = None
 ) -> list[StoredFile]:
-    """Find the data files that may hold rows whose columns lie within these bounds, the oldest first.
+    """Find the data files that may have rows whose columns are within these bounds, the oldest first.
 
-    Bounds are given as Iceberg stores values: longs as numbers, moments in microseconds, text as text.
+    Bounds are values as Iceberg stores them: longs as numbers, timestamps in microseconds, text as text.
 
     Raises:
         CatalogError: the table has delete files.
@@ -62,29 +81,22 @@ async def find_files(
     manifests = list_manifests(await store.read(state.manifest_list), state.manifest_list)
     if any(manifest.holds_deletes for manifest in manifests):
         raise CatalogError(f"table has delete files, which are not read here: table={state.name}")
-    slots = asyncio.Semaphore(PARALLEL_READS)
+    ranges = [_ColumnRange.of(state, name, *bounds) for name, bounds in (within or {}).items()]
 
-    async def read(manifest: Manifest) -> list[StoredFile]:
-        async with slots:
-            data = await store.read(manifest.location)
+    async def load(manifest: Manifest) -> list[StoredFile]:
         return [
             StoredFile(entry.sequence_number, entry.file["file_path"], entry.file["record_count"])
-            for entry in read_entries(data, manifest)
-            if entry.status is not Status.DELETED and all(each.may_be_in(entry.file) for each in wanted)
+            for entry in read_entries(await store.read(manifest.location), manifest)
+            if entry.status is not Status.DELETED and all(each.may_be_in(entry.file) for each in ranges)
         ]
 
-    wanted = [_Wanted.of(state, name, *bounds) for name, bounds in (within or {}).items()]
-    found = await asyncio.gather(*(read(manifest) for manifest in manifests), return_exceptions=True)
-    failed = next((each for each in found if isinstance(each, BaseException)), None)
-    if failed is not None:
-        raise failed
-    files = [file for each in found if not isinstance(each, BaseException) for file in each]
-    return sorted(files, key=lambda file: (file.sequence_number, file.location))
+    parts = await map_parallel(load, manifests, at_once=PARALLEL_READS)
+    return sorted((file for part in parts for file in part), key=lambda file: (file.sequence_number, file.location))
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """The values that a reader looks for in one column."""
+class _ColumnRange:
+    """The values of one column that a reader looks for."""
 
     field_id: int
     type: str
@@ -92,9 +104,9 @@ class _Wanted:
     highest: Any
 
     @classmethod
-    def of(cls, state: TableState, name: str, lowest: Any, highest: Any) -> _Wanted:
+    def of(cls, state: TableState, name: str, lowest: Any, highest: Any) -> _ColumnRange:
         field = _field(state, name)
-        assert isinstance(field.type, str), "bounds are of columns without parts"
+        assert isinstance(field.type, str), "bounds exist for primitive types only"
         return cls(field.id, field.type, lowest, highest)
 
     def may_be_in(self, data_file: Mapping[str, Any]) -> bool:
@@ -106,7 +118,7 @@ class _Wanted:
 
 
 async def read_columns(file: StoredFile, state: TableState, store: ObjectStore, *, names: Sequence[str]) -> pa.Table:
-    """Read columns of a file as the table has them now."""
+    """Read columns of a file under the table's current names and types."""
     data = await store.read(file.location)
     fields = [_field(state, name) for name in names]
     return await asyncio.to_thread(_decode, data, fields)
@@ -121,7 +133,7 @@ def _field(state: TableState, name: str) -> Field:
 
 def _decode(data: bytes, fields: Sequence[Field]) -> pa.Table:
     with pq.ParquetFile(pa.BufferReader(data)) as file:
-        names = {_field_id(stored): stored.name for stored in file.schema_arrow}
+        names = {id_: field.name for field in file.schema_arrow if (id_ := _field_id(field)) is not None}
         count = file.metadata.num_rows
         rows = file.read(columns=[names[field.id] for field in fields if field.id in names])
     columns = [
@@ -138,31 +150,21 @@ def _field_id(field: pa.Field) -> int | None:
     return None if text is None else int(text)
 
 
-# The row id of rows that were READ; null of changes, which have a sequence of their own.
-READ_ROW = "read_row"
+# -- files of a snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The sequences that a file may hold, and how many rows."""
+    """The range of sequences that a file may have, and its number of rows."""
 
     lowest: int
     highest: int
     rows: int
 
 
-# --- writer.verification.live_files -----------------------------------------------------------------------------------
-#
-# The data files of snapshots, with the snapshot that added each. Owns how manifests are read for that.
-
-
-_LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
-_NO_SNAPSHOT = -1  # as Iceberg writes it
-
-
 @dataclass(frozen=True, slots=True)
 class LiveFile:
-    """A data file that is part of a table."""
+    """A data file of a snapshot, with the snapshot that added it."""
 
     location: str
     snapshot_id: int
@@ -171,20 +173,20 @@ class LiveFile:
 
     @property
     def rows(self) -> int:
-        """How many rows it has, by its manifest."""
+        """Return the number of rows according to its manifest."""
         return self.extent.rows
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
-    """What a snapshot's manifests name: data files, and how many delete files."""
+class SnapshotFiles:
+    """The data files of a snapshot, and its number of delete files."""
 
     files: Sequence[LiveFile]
     delete_files: int
 
 
-async def load_contents(store: ObjectStore, manifest_list: str, *, sequence_id: int) -> Contents:
-    """Read which files are part of a snapshot; `sequence_id` is the field whose bounds are kept.
+async def load_contents(store: ObjectStore, manifest_list: str, *, sequence_id: int) -> SnapshotFiles:
+    """Load the files of a snapshot; `sequence_id` is the field whose bounds become the extents.
 
     Raises:
         WriterError: a manifest cannot be read.
@@ -192,17 +194,17 @@ async def load_contents(store: ObjectStore, manifest_list: str, *, sequence_id: 
     manifests = list_manifests(await store.read(manifest_list), manifest_list)
     entries = await _load_entries(store, [each for each in manifests if not each.holds_deletes])
     files = [_live_file(entry, sequence_id) for entry in entries if entry.status is not Status.DELETED]
-    return Contents(files, sum(each.files_count or 0 for each in manifests if each.holds_deletes))
+    return SnapshotFiles(files, sum(each.files_count or 0 for each in manifests if each.holds_deletes))
 
 
 async def load_added(store: ObjectStore, manifest_list: str, *, snapshot_id: int) -> set[str]:
-    """Read which files a snapshot added, from its own manifests."""
+    """Load the locations of the files that a snapshot added, from its own manifests."""
     entries = await _load_own(store, manifest_list, snapshot_id)
     return {entry.file["file_path"] for entry in entries if entry.status is not Status.DELETED}
 
 
 async def load_removed(store: ObjectStore, manifest_list: str, *, snapshot_id: int) -> set[str]:
-    """Read which files a snapshot says that it removed."""
+    """Load the locations of the files that a snapshot removed, from its own manifests."""
     entries = await _load_own(store, manifest_list, snapshot_id)
     return {entry.file["file_path"] for entry in entries if entry.status is Status.DELETED}
 
@@ -232,44 +234,27 @@ def _live_file(entry: Entry, sequence_id: int) -> LiveFile:
     return LiveFile(entry.file["file_path"], snapshot_id, extent, tuple(entry.file["partition"].values()))
 
 
-# --- writer.verification.file_rows ------------------------------------------------------------------------------------
-#
-# Reads the rows of a data file back as ledgers count them. Owns which of its columns are which, by their field ids.
-
-
-# Rows decoded at once: bounds memory for files of any size.
-BATCH_ROWS = 131_072
-
-_KEY_TYPES = pa.schema(
-    [
-        (cdc.SOURCE, pa.string()),
-        (cdc.SEQUENCE, pa.int64()),
-        (cdc.INGESTED_AT, pa.timestamp("us", tz="UTC")),
-        (READ_ROW, pa.string()),
-    ]
-)
-# What the keys are made from.
-_KEY_SOURCES = (cdc.SOURCE, cdc.SEQUENCE, cdc.INGESTED_AT, cdc.OPERATION, cdc.ROW_ID)
+# -- rows of a file
 
 
 class FileUnreadable(WriterError):
-    """A data file is no Parquet file of this table, or is damaged."""
+    """A data file is not a Parquet file of this table, or is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
-class FileRows:
-    """What a file holds: rows by source, if it is to be counted, and what tells one change from another."""
+class ScannedFile:
+    """The rows of a file: their number, ledger facts by source if they were counted, and the keys of changes."""
 
     rows: int
     facts: Mapping[SourceId, RowFacts]
     keys: pa.Table
 
 
-def read_rows(data: bytes, names: Mapping[int, str], *, is_counted: bool) -> FileRows:
-    """Read a file whole; `names` has the table's columns by their ids. CPU work: callers run it in a thread.
+def read_rows(data: bytes, names: Mapping[int, str], *, is_counted: bool) -> ScannedFile:
+    """Read all rows of a file; `names` has the table's columns by field id. CPU work: callers run it in a thread.
 
     Raises:
-        FileUnreadable: it cannot be read as a file of this table.
+        FileUnreadable: it is not a file of this table, or is damaged.
     """
     try:
         with pq.ParquetFile(pa.BufferReader(data)) as file:
@@ -281,13 +266,12 @@ def read_rows(data: bytes, names: Mapping[int, str], *, is_counted: bool) -> Fil
 
 
 def _known_fields(schema: pa.Schema, names: Mapping[int, str]) -> dict[str, pa.Field]:
-    """Map the file's columns to fields under the names that the table has for them now; others keep theirs."""
-    known = {}
-    for field in schema:
-        text = (field.metadata or {}).get(FIELD_ID_KEY)
-        if text is not None:
-            known[field.name] = field.with_name(names.get(int(text), field.name))
-    return known
+    """Map the file's columns to fields with the table's current names; dropped columns keep theirs."""
+    return {
+        field.name: field.with_name(names.get(field_id, field.name))
+        for field in schema
+        if (field_id := _field_id(field)) is not None
+    }
 
 
 def _batches(file: pq.ParquetFile, fields: Mapping[str, pa.Field]) -> Iterator[pa.Table]:
@@ -295,7 +279,7 @@ def _batches(file: pq.ParquetFile, fields: Mapping[str, pa.Field]) -> Iterator[p
         yield pa.table([batch.column(name) for name in fields], schema=pa.schema(list(fields.values())))
 
 
-def _count(batches: Iterator[pa.Table], fields: Sequence[pa.Field], *, is_counted: bool) -> FileRows:
+def _count(batches: Iterator[pa.Table], fields: Sequence[pa.Field], *, is_counted: bool) -> ScannedFile:
     parts, keys, rows = [], [_KEY_TYPES.empty_table()], 0
     for batch in batches:
         rows += batch.num_rows
@@ -303,7 +287,7 @@ def _count(batches: Iterator[pa.Table], fields: Sequence[pa.Field], *, is_counte
             parts.append(tally_rows(batch, fields))
         if all(name in batch.column_names for name in _KEY_SOURCES):
             keys.append(_keys_of(batch))
-    return FileRows(rows, join_facts(parts), pa.concat_tables(keys))
+    return ScannedFile(rows, join_facts(parts), pa.concat_tables(keys))
 
 
 def _keys_of(batch: pa.Table) -> pa.Table:

@@ -6,7 +6,7 @@
     4. record in the quarantine that they were replayed
 
 A crash after step 3 is found by step 1 when the command runs again. Replays number their commits like a source numbers
-its changes, under the mark `replay`: of two at once, one is told that the table has moved on, and starts over. Sources,
+its changes, under the mark `replay`: of two at once, one finds that the table has moved on, and starts over. Sources,
 sequences, operations and times stay as they were, and the marks of the sources are not moved. A service that reads its
 log again leaves these changes out by the quarantine's marks (tables/quarantine.py).
 

@@ -251,8 +251,8 @@ async def append_rows(
 ) -> CommitResult:
     """Commit rows that were decoded to these columns, beside a service that may be committing to the table too.
 
-    Unlike a flush this is never planned again here: if the table has moved on, the caller is told. Cancelling leaves
-    the rows committed or not; the table's marks tell which.
+    Unlike a flush this is never planned again here: if the table has moved on, the caller gets the error. Cancelling
+    leaves the rows committed or not; the table's marks show which.
 
     Raises: RowsAlreadyCommitted if the marks have moved past the spans; WriterError if it may not be committed.
     """

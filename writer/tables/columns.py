@@ -111,7 +111,7 @@ class TableColumns:
         return before is None or before.schema.columns != state.schema.columns
 
     def forget(self) -> None:
-        """Let the next flush load the table again."""
+        """Forget the table's state, so that the next flush loads it again."""
         self.state = None
 
     async def follow(self, state: TableState) -> None:

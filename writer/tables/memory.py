@@ -173,7 +173,7 @@ class MemoryPressure:
     # -- the log
 
     def drain_log(self) -> None:
-        """Let a paused table drain its oldest rows to quarantine where paused tables would fill the log."""
+        """Drain the oldest rows of a paused table to quarantine where paused tables would fill the log."""
         own = {name: table for name, table in self._tables.items() if not is_quarantine(table.name)}
         # In an outage of catalog or store, which affects all tables, the log fills as intended.
         paused = {name: each for name, each in own.items() if each.state.is_paused and each.retry.is_local}

@@ -174,7 +174,7 @@ class FlushRounds:
     # -- for the rounds under way
 
     def split(self, members: Sequence[_Member]) -> None:
-        """Let tables leave their round, each into one of its own."""
+        """Move tables out of their round, each into one of its own."""
         self.note_split(SplitReason.TABLE_LEFT, [member.table for member in members])
         for member in members:
             self._start([member])
@@ -240,7 +240,7 @@ class _Round:
             await self._on_refused(error)
 
     async def _prepare(self) -> list[_Member]:
-        """Let each table write its files, unless it has; return those that failed and still have their rows."""
+        """Write the files of tables that have none yet; return the tables that failed and still have their rows."""
         preparing = (member.flush.prepare() for member in self._members)
         failed = []
         for member, outcome in zip(
@@ -270,7 +270,7 @@ class _Round:
             await self._delay()
 
     def _leave(self, leaving: Sequence[_Member]) -> None:
-        """Let tables continue alone. Rows that were evicted are not flushed here: they are read again."""
+        """Continue tables alone. Rows that were evicted are not flushed here: they are read again."""
         leaving = [member for member in leaving if member.is_current]
         if leaving:
             self._members = [member for member in self._members if member not in leaving]

@@ -51,6 +51,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
+from lakefeed.backoff import Backoff
+
 
 class Reading(enum.Enum):
     """Where the table's changes come from."""
@@ -222,8 +224,7 @@ def _next(transitions: Transitions[State], state: State, event: Event) -> State:
     return following
 
 
-RETRY_FIRST_S = 0.2
-RETRY_MAX_S = 15.0
+BACKOFF = Backoff(first_s=0.2, max_s=15.0)
 
 # Failures in a row that pause a table: with the delays above, about a second.
 PAUSED_AFTER_ATTEMPTS = 3
@@ -255,9 +256,7 @@ class RetryState:
         self.attempts += 1
         self.reason = reason
         self.since = now if self.since is None else self.since
-        # The exponent is bounded, so that a year of failures does not end in a number too large for a float.
-        delay_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(self.attempts - 1, 16))
-        self.retry_at = now + delay_s * (1 + jitter) / 2
+        self.retry_at = now + BACKOFF.limit_s(self.attempts) * (1 + jitter) / 2
         return Event.FAILED_AT_LIMIT if self.attempts >= PAUSED_AFTER_ATTEMPTS else Event.FAILED
 
     def clear(self) -> None:

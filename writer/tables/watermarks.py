@@ -27,7 +27,7 @@ class SourceWatermarks:
         self._tables: list[Pending] = []
 
     def add_table(self, pending: Pending) -> None:
-        """Let a table's uncommitted rows hold the watermarks back."""
+        """Add a table whose uncommitted rows hold the watermarks back."""
         self._tables.append(pending)
 
     def note_delivered(self, spans: Mapping[SourceId, Span]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from lakefeed.ingest.admission.addresses import parse_address
 from lakefeed.ingest.admission.limits import (
-    BACKOFF_MAX_MS,
+    BACKOFF,
     SOURCE_BUCKETS_MAX,
     ConnectionLimits,
     ConnectionSlot,
@@ -228,7 +228,7 @@ def test_delay_doubles_each_time_a_client_returns_too_early_up_to_a_cap():
         delays.append(limiter.shed(LoadLevel.CRITICAL, now).retry_delay_ms)
         now += (delays[-1] + 1) / 1_000
     assert delays[:4] == [100, 200, 400, 800]
-    assert delays[-2:] == [BACKOFF_MAX_MS, BACKOFF_MAX_MS]
+    assert delays[-2:] == [1_000 * BACKOFF.max_s] * 2
 
 
 def test_delay_is_at_least_what_the_limit_needs():

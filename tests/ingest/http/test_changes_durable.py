@@ -73,7 +73,7 @@ async def test_batch_whose_client_is_gone_is_not_tried_again(tmp_path):
         gone.cancel()
         await turns()
         await client.at_work.log.trim(client.at_work.log.durable_end)
-        await asyncio.sleep(2 * changes.FULL_PAUSE_S)  # as long as a try would have taken
+        await asyncio.sleep(2 * changes.FULL_BACKOFF.first_s)  # as long as a try would have taken
         assert client.sequences() == []
         assert (await client.batch(1)).status == 200
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from lakefeed.backoff import Backoff
 from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.mirrors import runner
 from lakefeed.pipeline.mirrors.follower import FollowOptions
@@ -30,7 +31,7 @@ def start(monkeypatch: pytest.MonkeyPatch, *runs: Callable[[MirrorRun, Callable[
             left.pop(0)(run, self._merge)
 
     monkeypatch.setattr(runner, "Follower", Scripted)
-    monkeypatch.setattr(runner, "RETRY_FIRST_S", 0.0)
+    monkeypatch.setattr(runner, "BACKOFF", Backoff(0.0, 0.0))
     run = MirrorRun(None, "lake", [TABLE], MirrorConfig())  # type: ignore[arg-type]
     run._keep(TABLE, once=False)
     assert not left

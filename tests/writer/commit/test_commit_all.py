@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from lakefeed.aio import Backoff
+from lakefeed.backoff import Backoff
 from lakefeed.contract.changes import Position, SourceId, Span, TableName
 from lakefeed.contract.errors import ColumnsChanged, CommitConflict, RowsAlreadyCommitted, TableMissing
 from lakefeed.writer.commit.committer import ATTEMPTS_MAX

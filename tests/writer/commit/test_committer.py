@@ -7,7 +7,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from lakefeed.aio import Backoff
+from lakefeed.backoff import Backoff
 from lakefeed.contract.changes import Position, SourceId, Span
 from lakefeed.contract.errors import (
     CommitConflict,
@@ -110,7 +110,7 @@ async def test_many_commits_leave_a_short_list_of_manifests(bench, monkeypatch, 
         assert catalog.load_table("default.users").scan(snapshot_id=first.snapshot_id).to_arrow().num_rows == 10
 
 
-async def test_a_merge_that_cannot_read_is_put_off_and_the_rows_are_committed(bench, monkeypatch):
+async def test_a_merge_that_cannot_read_is_postponed_and_the_rows_are_committed(bench, monkeypatch):
     monkeypatch.setattr("lakefeed.writer.commit.manifests.MIN_COUNT_DEFAULT", 2)
     state = await bench.create()
     for first in (1, 11):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lakefeed.aio import Backoff
+from lakefeed.backoff import Backoff
 from lakefeed.contract.errors import StorageError
 from lakefeed.storage.local import local_path
 from tests.fakes import CatalogFault

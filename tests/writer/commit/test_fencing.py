@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from lakefeed.aio import Backoff
+from lakefeed.backoff import Backoff
 from lakefeed.contract.changes import Position
 from lakefeed.contract.errors import CatalogUnavailable, CommitUnknown, Fenced
 from lakefeed.contract.progress import Progress

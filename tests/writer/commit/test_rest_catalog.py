@@ -86,7 +86,7 @@ async def test_a_page_instead_of_the_catalogs_answer_commits_nothing_though_it_s
 
     async with serve(maintenance) as url, open_catalog(url) as catalog:
         with pytest.raises(CommitUnknown, match="not JSON"):
-            await catalog.commit_table(ORDERS, NO_CHANGE, needs_answer=False)
+            await catalog.commit_table(ORDERS, NO_CHANGE, needs_response=False)
         with pytest.raises(CommitUnknown, match="not JSON"):
             await catalog.commit_transaction({ORDERS: NO_CHANGE})
         with pytest.raises(CatalogUnavailable, match="not JSON"):
@@ -105,7 +105,7 @@ async def test_a_redirect_is_refused_because_the_commit_would_become_a_load(stat
 
     async with serve(redirect) as url, open_catalog(url) as catalog:
         with pytest.raises(CatalogError, match=r"redirects.*location=/moved ") as refused:
-            await catalog.commit_table(ORDERS, NO_CHANGE, needs_answer=False)
+            await catalog.commit_table(ORDERS, NO_CHANGE, needs_response=False)
         with pytest.raises(CatalogError, match="redirects"):
             await catalog.load_table(ORDERS)
     assert refused.type is CatalogError
@@ -275,5 +275,5 @@ async def test_whoever_does_not_need_the_answer_to_a_commit_says_so():
 
     async with serve(record) as url, open_catalog(url) as catalog:
         await catalog.commit_table(ORDERS, NO_CHANGE)
-        await catalog.commit_table(ORDERS, NO_CHANGE, needs_answer=False)
+        await catalog.commit_table(ORDERS, NO_CHANGE, needs_response=False)
     assert seen == [None, "return=minimal"]

@@ -11,7 +11,7 @@ from decimal import Decimal
 import pytest
 from pyiceberg.types import DecimalType, StringType
 
-from lakefeed.aio import Backoff
+from lakefeed.backoff import Backoff
 from lakefeed.contract.changes import Position, SourceId, Span
 from lakefeed.contract.errors import CommitConflict, CommitUnknown, RowsAlreadyCommitted
 from lakefeed.iceberg.manifests import ListHeader, encode_manifest_list
@@ -37,7 +37,7 @@ async def compact(bench, monkeypatch):
     snapshot_id, number = uuid.uuid4().int >> 65, state.last_sequence_number + 1
     with monkeypatch.context() as patch:
         patch.setattr("lakefeed.writer.commit.manifests.MIN_COUNT_DEFAULT", 2)
-        merged = (await maybe_merge(bench.store, state, snapshot_id=snapshot_id)).state
+        merged, _ = await maybe_merge(bench.store, state, snapshot_id=snapshot_id)
     location = metadata_location(state, f"snap-{snapshot_id}-1-{uuid.uuid4()}.avro")
     header = ListHeader(snapshot_id, state.snapshot_id, number, state.format_version)
     await bench.store.write(location, encode_manifest_list(merged.manifests, header))

@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from lakefeed.aio import Backoff
+from lakefeed.backoff import Backoff
 from lakefeed.contract.errors import CatalogError, CommitRefused
 from lakefeed.iceberg.avro import FORMAT_WITH_ROW_IDS
 from lakefeed.storage.store import open_store
@@ -23,8 +23,7 @@ from tests.writer.feeding import read_columns, read_sequences, running_feed, sho
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch):
     monkeypatch.setattr("lakefeed.writer.commit.committer.BACKOFF", Backoff(0.01, 0.01))
-    monkeypatch.setattr("lakefeed.writer.tables.state.RETRY_FIRST_S", 0.02)
-    monkeypatch.setattr("lakefeed.writer.tables.state.RETRY_MAX_S", 0.05)
+    monkeypatch.setattr("lakefeed.writer.tables.state.BACKOFF", Backoff(0.02, 0.05))
 
 
 @contextlib.asynccontextmanager

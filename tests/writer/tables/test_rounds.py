@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyiceberg.types import StringType
 
-from lakefeed.aio import Backoff
+from lakefeed.backoff import Backoff
 from lakefeed.contract.changes import Position
 from lakefeed.writer.rows.groups import JsonGroup
 from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
@@ -39,8 +39,7 @@ def _short_pauses(monkeypatch):
 
 
 def _short_retries(monkeypatch):
-    monkeypatch.setattr("lakefeed.writer.tables.state.RETRY_FIRST_S", 0.02)
-    monkeypatch.setattr("lakefeed.writer.tables.state.RETRY_MAX_S", 0.05)
+    monkeypatch.setattr("lakefeed.writer.tables.state.BACKOFF", Backoff(0.02, 0.05))
 
 
 def splits(running: Running) -> dict[str, float]:
@@ -155,8 +154,7 @@ async def test_table_that_is_paused_by_a_change_of_its_columns_has_no_second_flu
         await log_audited(running, 2)
         make_json(local_lake, LEDGER, "note")
         # Only those who ask for a flush make it try again, so that the change comes between two failures.
-        monkeypatch.setattr("lakefeed.writer.tables.state.RETRY_FIRST_S", 3600.0)
-        monkeypatch.setattr("lakefeed.writer.tables.state.RETRY_MAX_S", 3600.0)
+        monkeypatch.setattr("lakefeed.writer.tables.state.BACKOFF", Backoff(3600.0, 3600.0))
         running.store.broken = lambda location: "/ledger-" in location
         ledger = running.feed.tables[LEDGER]
         async with asyncio.TaskGroup() as asking:

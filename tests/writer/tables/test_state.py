@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from lakefeed.writer.tables.state import (
+    BACKOFF,
     FLUSH,
     HEALTH,
     PAUSED_AFTER_ATTEMPTS,
     READING,
-    RETRY_MAX_S,
     Event,
     FlushPhase,
     Health,
@@ -176,7 +176,7 @@ def test_one_failure_is_retried_and_several_in_a_row_pause_the_table():
 def test_delays_grow_to_a_limit_however_long_it_lasts():
     delays = [failing(*[0] * count)[0].retry_at - (count - 1) for count in (1, 2, 3, 20, 2_000)]
     assert delays == sorted(delays)
-    assert delays[-1] <= RETRY_MAX_S
+    assert delays[-1] <= BACKOFF.max_s
 
 
 def test_success_clears_all_failures():

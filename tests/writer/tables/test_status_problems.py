@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lakefeed.aio import Backoff
+from lakefeed.backoff import Backoff
 from lakefeed.writer.commit import committer, expiry
 from tests.fakes import CatalogFault, FlakyCatalog
 from tests.writer.conftest import Lake
