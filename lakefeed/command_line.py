@@ -41,7 +41,6 @@ TOKEN_VARIABLE = "LAKEFEED_TOKEN"  # noqa: S105 - the name of a variable, not it
 PLAIN_WIDTH = 200
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-Decorator = Callable[[_F], _F]
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 token_option = click.option(

@@ -1,4 +1,4 @@
-"""Local verification scan: reads a table's files in this process and delivers facts. contract/verification.py judges.
+"""Local verification scan: reads a table's files in this process, for contract/verification.py to compare.
 
 Every live file is read once, in the order of its lowest sequence, and counted by the snapshot that added it. A file is
 held whole, and the next one is read ahead while one is counted; rows are decoded in batches. Nothing is written.
@@ -40,9 +40,9 @@ from lakefeed.contract.verification import (
     Range,
     Report,
     Scanned,
+    compare,
     file_miscounted,
     file_unreadable,
-    judge,
     plan,
 )
 from lakefeed.iceberg.arrow import FIELD_ID_KEY
@@ -67,7 +67,6 @@ from lakefeed.writer.second_reader import find_disagreements
 
 # Rows of overlapping files, about 30 bytes each; up to twice as many are held.
 HELD_MAX_ROWS = 8_000_000
-KEY_COLUMNS = (cdc.SOURCE, cdc.SEQUENCE, cdc.INGESTED_AT, READ_ROW)
 
 _READ_ROW_FIELD = pa.field(READ_ROW, pa.string(), metadata={FIELD_ID_KEY: b"1"})
 _SURPLUS = "surplus"
@@ -160,7 +159,7 @@ class Verifier:
 
         Raises: WriterError if metadata cannot be read. What is wrong with data files is a finding.
         """
-        return judge(planned.plan, await self._scan(planned))
+        return compare(planned.plan, await self._scan(planned))
 
     async def _scan(self, planned: FilePlan) -> Scanned:
         scanned = Scanned(delete_files=planned.delete_files, findings=list(planned.readers))

@@ -3,7 +3,7 @@
     changes        operation, position, span, table name; the `_cdc_` columns; usable column names
     progress       the marker that every commit moves: how far sources and nodes are committed
     ledger         counts and checksums per snapshot, and the markers of backfills
-    verification   judges a table by its ledgers
+    verification   compares a table with its ledgers
     consumers      streaming readers as tags, and how long these are kept
     properties     table properties; names and marks of the quarantine
     errors         errors, by what the caller does next

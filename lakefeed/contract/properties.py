@@ -155,11 +155,6 @@ def is_own_mark(source: SourceId) -> bool:
     return _SEPARATOR in source
 
 
-def source_of_mark(source: SourceId) -> SourceId:
-    """Return the source of a mark; a source's own name is its mark."""
-    return SourceId(source.partition(_SEPARATOR)[0])
-
-
 def change_id(source: SourceId, *, epoch: int, sequence: int, table: TableName) -> str:
     """Return the id of a change in the quarantine. It is always the same, so writing a change twice is found."""
     text = _SEPARATOR.join((source, str(epoch), str(sequence), str(table)))

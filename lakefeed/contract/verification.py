@@ -1,6 +1,6 @@
 """Verification of a table: what is compared, what a scan must deliver, and what the differences mean. Pure.
 
-    metadata -- plan() --> Plan -- a scan of the files --> Scanned -- judge() --> Report
+    metadata -- plan() --> Plan -- a scan of the files --> Scanned -- compare() --> Report
 
     1. records      the ledgers of a source follow one another, its mark is not behind them, totals are their sum
     2. files        a scan reads the live files and counts their rows by the snapshot that added them
@@ -170,7 +170,7 @@ class Plan:
 
     @property
     def foreign_ids(self) -> set[int]:
-        """Return the snapshots with rows of other writers, which nothing was recorded of."""
+        """Return the snapshots of other writers, whose rows no ledger records."""
         return {each.snapshot_id for each in self.history if each.is_append and not each.is_own}
 
     @property
@@ -314,7 +314,7 @@ def _shown(position: Position | None) -> str:
     return "none" if position is None else f"{position.epoch}:{position.sequence}"
 
 
-# -- judge: the files
+# -- compare: the files
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +361,7 @@ def file_unreadable(location: str, reason: str, *, snapshot_id: int | None = Non
     return Finding(Kind.UNREADABLE, reason, snapshot_id, file=location)
 
 
-def judge(planned: Plan, scanned: Scanned) -> Report:
+def compare(planned: Plan, scanned: Scanned) -> Report:
     """Compare what a scan found with what the table recorded."""
     head = planned.head
     report = Report(planned.table, head.snapshot_id if head else None, rows=scanned.rows, files=scanned.files)
@@ -378,13 +378,13 @@ def judge(planned: Plan, scanned: Scanned) -> Report:
     short_ids = {each.snapshot_id for each in planned.short_of_rows(scanned.live_rows)}
     for snapshot in planned.snapshots:
         is_short = snapshot.snapshot_id in short_ids
-        report.snapshots[snapshot.snapshot_id] = _judge_snapshot(snapshot, scanned, report, is_short=is_short)
+        report.snapshots[snapshot.snapshot_id] = _compare_snapshot(snapshot, scanned, report, is_short=is_short)
     report.facts = join_facts(facts for each, facts in scanned.facts.items() if each not in planned.foreign_ids)
-    _judge_totals(planned, report, has_hidden_columns=scanned.has_hidden_columns)
+    _compare_totals(planned, report, has_hidden_columns=scanned.has_hidden_columns)
     return report
 
 
-def _judge_snapshot(snapshot: SnapshotRecord, scanned: Scanned, report: Report, *, is_short: bool) -> State:
+def _compare_snapshot(snapshot: SnapshotRecord, scanned: Scanned, report: Report, *, is_short: bool) -> State:
     if not snapshot.is_own or not snapshot.is_append:
         return State.REWRITE if snapshot.is_rewrite else State.FOREIGN
     if snapshot.ledger is None:
@@ -407,7 +407,7 @@ def _judge_snapshot(snapshot: SnapshotRecord, scanned: Scanned, report: Report, 
     return state
 
 
-def _judge_totals(planned: Plan, report: Report, *, has_hidden_columns: bool) -> None:
+def _compare_totals(planned: Plan, report: Report, *, has_hidden_columns: bool) -> None:
     """Compare all rows with the totals of the table, or note why they cannot be compared."""
     backfilled = count_backfilled(
         planned.properties,
@@ -528,8 +528,13 @@ def report_document(report: Report) -> dict[str, Any]:
         },
         "notes": report.notes,
         "findings": [
-            {"kind": each.kind.value, "text": each.text, "snapshotId": each.snapshot_id}
-            | {"source": each.source, "file": each.file}
+            {
+                "kind": each.kind.value,
+                "text": each.text,
+                "snapshotId": each.snapshot_id,
+                "source": each.source,
+                "file": each.file,
+            }
             for each in report.findings
         ],
     }

@@ -1,9 +1,9 @@
-"""Spark verification scan: reads a change table's files in Spark and delivers facts. contract/verification.py judges.
+"""Spark verification scan: reads a change table's files in Spark, for contract/verification.py to compare.
 
     row_hash      the hash of a row, as docs/verification.md defines it; writer/files/row_hash.py has it for Arrow
     tally_rows    rows counted as ledgers count them
     plan_reads    which version of the table shows the rows of which files whole
-    verify_table  plan, scan, judge
+    verify_table  plan, scan, compare
 
 This is for tables that one machine would read too long; the report is that of `lakefeed verify` without Spark. Nothing
 is written. A file that cannot be read ends the scan: the report then names that file and Spark's error.
@@ -31,9 +31,9 @@ from lakefeed.contract.verification import (
     Range,
     Report,
     Scanned,
+    compare,
     file_miscounted,
     file_unreadable,
-    judge,
     plan,
 )
 from lakefeed.pipeline.spark.failures import is_spark_error, message_of
@@ -93,7 +93,7 @@ def verify_table(
     document = load_metadata(spark, table)
     on_step("comparing records")
     chosen = plan(str(name), document, wanted)
-    return judge(chosen, _Scan(spark, table, document, chosen, on_step=on_step).run())
+    return compare(chosen, _Scan(spark, table, document, chosen, on_step=on_step).run())
 
 
 class _Scan:

@@ -8,9 +8,10 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
+from lakefeed.contract import changes as cdc
 from lakefeed.writer import verify
-from lakefeed.writer.files.scan import Extent
-from lakefeed.writer.verify import KEY_COLUMNS, DuplicateSearch, count_parts
+from lakefeed.writer.files.scan import READ_ROW, Extent
+from lakefeed.writer.verify import DuplicateSearch, count_parts
 
 # Source, sequence, moment of receipt, and of rows that were only read their id.
 Row = tuple[str, int, int] | tuple[str, int, int, str]
@@ -18,10 +19,13 @@ Row = tuple[str, int, int] | tuple[str, int, int, str]
 
 def keys(rows: list[Row]) -> pa.Table:
     columns = zip(*((*row, None)[:4] for row in rows), strict=True)
-    types = (pa.string(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.string())
-    return pa.table(
-        {name: pa.array(each, type_) for name, each, type_ in zip(KEY_COLUMNS, columns, types, strict=True)}
-    )
+    types = {
+        cdc.SOURCE: pa.string(),
+        cdc.SEQUENCE: pa.int64(),
+        cdc.INGESTED_AT: pa.timestamp("us", tz="UTC"),
+        READ_ROW: pa.string(),
+    }
+    return pa.table({name: pa.array(each, type_) for (name, type_), each in zip(types.items(), columns, strict=True)})
 
 
 def search(files: list[list[Row]], *, one_epoch: set[str], parts: int = 1) -> dict[str, int]:

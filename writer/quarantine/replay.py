@@ -402,8 +402,8 @@ class RecordReplay:
         marks = await self._marks(table)
         moved = moved_marks(await self._marks(quarantine_of(table)), table)
         return all(
-            any(mark is not None and mark >= last for mark in (marks.get(source), moved.get(source)))
-            for source, (_, last) in group.positions().items()
+            any(mark is not None and mark >= span.last for mark in (marks.get(source), moved.get(source)))
+            for source, span in group.spans().items()
         )
 
     async def _marks(self, table: TableName) -> Mapping[SourceId, Position]:

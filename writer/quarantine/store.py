@@ -48,7 +48,6 @@ from lakefeed.writer.config import IcebergConfig, WriterConfig
 from lakefeed.writer.files.scan import StoredFile, find_files, read_columns
 from lakefeed.writer.files.write import write_files
 from lakefeed.writer.metrics import WriterMetrics
-from lakefeed.writer.rows.runs import spans_of
 from lakefeed.writer.rows.table_settings import TableSections
 from lakefeed.writer.tables.columns import TableColumns
 from lakefeed.writer.tables.context import TableContext
@@ -344,7 +343,7 @@ class Quarantine:
             assert not fitted.refused, "these rows are our own"
             try:
                 rows = [decoded for _, decoded in fitted.kept]
-                await append_rows(rows, columns, self._context, spans=spans_of(group))
+                await append_rows(rows, columns, self._context, spans=group.spans())
             except (RowsAlreadyCommitted, CommitConflict):
                 continue  # another command was first: number the rows after its own
             return

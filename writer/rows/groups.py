@@ -8,7 +8,7 @@ these once per run of changes, and everything else in one list or array per colu
     sequences  41 42 43 | 7 8 | 44 45        images  {"id":9} {"id":4} ...
     runs       shop-1@0 | s-2 | shop-1@0     (start, stop, source, epoch, received_at_us, offset)
 
-There is one class of groups per encoding of frames, registered in `GROUPERS`:
+There is one class of groups per encoding of frames:
 
     JSON_BATCH     JsonGroup    rows stay JSON text; json_strict.py decodes them, else json_exact.py fits them
     ARROW_STREAM   ArrowGroup   rows stay in the frames' own bytes; arrow.py fits them. Frames that follow each other
@@ -30,7 +30,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import ClassVar, Protocol, Self, TypeAlias, TypeVar
+from typing import ClassVar, Self, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -40,7 +40,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from lakefeed.contract import changes as names
-from lakefeed.contract.changes import Position, SourceId
+from lakefeed.contract.changes import Position, SourceId, Span
 from lakefeed.contract.errors import WriterError
 from lakefeed.iceberg.arrow import to_arrow_schema
 from lakefeed.iceberg.types import Schema, StructType
@@ -185,13 +185,13 @@ class Group(ABC):
         """The log offset of the last frame in this group."""
         return self.runs[-1].offset
 
-    def positions(self) -> dict[SourceId, tuple[Position, Position]]:
+    def spans(self) -> dict[SourceId, Span]:
         """Return the first and the last position of each source."""
-        ends: dict[SourceId, tuple[Position, Position]] = {}
+        spans: dict[SourceId, Span] = {}
         for run in self.runs:
-            first, last = self._position(run, run.start), self._position(run, run.stop - 1)
-            ends[run.source] = (ends[run.source][0] if run.source in ends else first, last)
-        return ends
+            own = Span(self._position(run, run.start), self._position(run, run.stop - 1))
+            spans[run.source] = spans[run.source].joined(own) if run.source in spans else own
+        return spans
 
     def after(self, marks: Mapping[SourceId, Position]) -> Self:
         """Return the changes above their source's mark; the group itself if that is all of them."""
@@ -228,7 +228,7 @@ class Group(ABC):
         build: _ColumnBuilders = {
             **self._brought_columns(),
             names.SOURCE: self._sources,
-            names.INGESTED_AT: lambda: _timestamps(self._by_run([run.received_at_us for run in self.runs])),
+            names.INGESTED_AT: lambda: _timestamps(self.by_run([run.received_at_us for run in self.runs])),
             names.RESCUED: lambda: pa.nulls(len(self)) if rescued is None else pa.array(rescued, pa.string()),
             names.EPOCH: self._epochs,
         }
@@ -263,24 +263,24 @@ class Group(ABC):
         table = self._assemble(rows.columns, rows.own, rows.rescued)
         return Fitted(rows.columns, rows.last_field_id, table, rows.changes)
 
-    def _by_run(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+    def by_run(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """Repeat a value of each run for each of its changes."""
         return np.repeat(np.array(values, np.int64), [run.stop - run.start for run in self.runs])
 
     def _sources(self) -> pa.Array:
         sources = pa.array([run.source for run in self.runs], pa.string())
-        return sources.take(pa.array(self._by_run(range(len(self.runs)))))
+        return sources.take(pa.array(self.by_run(range(len(self.runs)))))
 
     def _epochs(self) -> pa.Array:
         """Return the epoch of each change; null is the first one, 0, in which nearly every source stays."""
         if not any(run.epoch for run in self.runs):
             return pa.nulls(len(self), pa.int64())
-        epochs = self._by_run([run.epoch for run in self.runs])
+        epochs = self.by_run([run.epoch for run in self.runs])
         return pa.array(epochs, mask=epochs == 0)
 
     def _or_receipt(self, times_us: npt.NDArray[np.int64]) -> pa.Array:
         """Return the times of changes; 0 is the time of receipt."""
-        return _timestamps(np.where(times_us == 0, self._by_run([run.received_at_us for run in self.runs]), times_us))
+        return _timestamps(np.where(times_us == 0, self.by_run([run.received_at_us for run in self.runs]), times_us))
 
     def _position(self, run: Run, row: int) -> Position:
         return Position(run.epoch, self.sequence_at(row))
@@ -317,15 +317,6 @@ def _keep_runs(runs: Sequence[Run], kept: Sequence[tuple[int, int]]) -> tuple[tu
     return tuple(left), spans
 
 
-class Grouper(Protocol):
-    """Groups the frames of one encoding by table."""
-
-    def __call__(
-        self, frames: Sequence[NumberedFrame], *, keep_before: bool, name_of: Callable[[str], str]
-    ) -> list[Group]:
-        """Return groups without what admission had taken before; each table's groups are in log order."""
-
-
 def group_frames(
     frames: Sequence[NumberedFrame], *, keep_before: bool = False, name_of: Callable[[str], str] = str
 ) -> list[Group]:
@@ -335,24 +326,22 @@ def group_frames(
 
     Raises: BatchMalformed for a body that admission cannot have let through.
     """
+
+    def is_arrow(numbered: NumberedFrame) -> bool:
+        return numbered[1].encoding is Encoding.ARROW_STREAM
+
+    of_arrow = group_arrow([each for each in frames if is_arrow(each)], name_of=name_of)
+    of_json = group_json([each for each in frames if not is_arrow(each)], keep_before=keep_before, name_of=name_of)
+    if {group.table for group in of_arrow}.isdisjoint(group.table for group in of_json):
+        return of_json + of_arrow
+    # A table has both encodings: cut the frames wherever the encoding changes. Sources rarely change theirs.
     grouped: list[Group] = []
-    tables: set[str] = set()
-    for encoding in dict.fromkeys(frame.encoding for _, frame in frames):
-        own = [each for each in frames if each[1].encoding is encoding]
-        groups = GROUPERS[encoding](own, keep_before=keep_before, name_of=name_of)
-        of_encoding = {group.table for group in groups}
-        if not tables.isdisjoint(of_encoding):
-            break
-        tables |= of_encoding
-        grouped += groups
-    else:
-        return grouped
-    # A table has several encodings: cut the frames wherever the encoding changes. Sources rarely change theirs.
-    return [
-        group
-        for encoding, stretch in itertools.groupby(frames, key=lambda each: each[1].encoding)
-        for group in GROUPERS[encoding](list(stretch), keep_before=keep_before, name_of=name_of)
-    ]
+    for in_arrow, stretch in itertools.groupby(frames, key=is_arrow):
+        if in_arrow:
+            grouped += group_arrow(list(stretch), name_of=name_of)
+        else:
+            grouped += group_json(list(stretch), keep_before=keep_before, name_of=name_of)
+    return grouped
 
 
 def _declared_of(frame: Frame, table: str, name_of: Callable[[str], str]) -> tuple[str, ...]:
@@ -616,11 +605,8 @@ class ArrowGroup(Group):
         return numbers
 
 
-def group_arrow(
-    frames: Sequence[NumberedFrame], *, keep_before: bool = True, name_of: Callable[[str], str] = str
-) -> list[Group]:
+def group_arrow(frames: Sequence[NumberedFrame], *, name_of: Callable[[str], str] = str) -> list[Group]:
     """Group the changes of Arrow frames by table, without what admission had taken before; all columns are kept."""
-    del keep_before
     open_groups: dict[str, list[ArrowGroup]] = {}
     done: list[Group] = []
     for offset, frame in frames:
@@ -674,10 +660,6 @@ def _first_above(sequences: npt.NDArray[np.int64], sequence: int) -> int:
     return int(np.searchsorted(sequences, sequence, side="right"))
 
 
-# How frames of each encoding are grouped. A new encoding is an entry here, and a class of groups.
-GROUPERS: dict[Encoding, Grouper] = {Encoding.JSON_BATCH: group_json, Encoding.ARROW_STREAM: group_arrow}
-
-
 class _RecordRow(msgspec.Struct, rename="camel"):
     encoding: str
     body: bytes  # base64 in JSON, because it may be anything
@@ -695,10 +677,10 @@ class UnreadableRecord(JsonGroup):
     reason: str = ""
     after_sequence: int = 0
 
-    def positions(self) -> dict[SourceId, tuple[Position, Position]]:
+    def spans(self) -> dict[SourceId, Span]:
         """Return the first and the last position of the record: while it waits, all of its changes do."""
-        [(source, (_, last))] = JsonGroup.positions(self).items()
-        return {source: (Position(last.epoch, min(self.after_sequence + 1, last.sequence)), last)}
+        run, last = self.runs[0], self._position(self.runs[0], 0)
+        return {run.source: Span(Position(last.epoch, min(self.after_sequence + 1, last.sequence)), last)}
 
     def strict(self, expected: Expected) -> pa.Table | None:
         """Return None: no table can take the record."""

@@ -29,7 +29,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from lakefeed.contract.changes import SourceId, Span
+from lakefeed.contract.changes import SourceId
 from lakefeed.contract.errors import WriterError
 from lakefeed.contract.properties import Reason, Refusal
 from lakefeed.iceberg.types import StructType
@@ -277,11 +277,6 @@ def split_epochs(group: _Group) -> Iterable[_Group]:
             start = run.start
             epochs = {run.source: run.epoch}
     yield group.between(start, len(group)) if start else group
-
-
-def spans_of(group: Group) -> dict[SourceId, Span]:
-    """Return which positions of which sources a group covers."""
-    return {source: Span(first, last) for source, (first, last) in group.positions().items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@
               catch_up.py ----------------^    |                             |
               (tables that are behind)         +--> quarantine.py            +--> commit/, files/
 
-    state.py, pending.py    a table's lifecycle and its uncommitted rows        flush_policy.py    when to flush
-    columns.py, fitting.py  its schema, and rows fitted into it                 memory.py          who is evicted
-    watermarks.py           what sources have committed over all tables         status.py          what others may ask
+    state.py, pending.py    a table's lifecycle and its uncommitted rows    flush_policy.py    when to flush
+    columns.py, fitting.py  its schema, and rows fitted into it             memory.py          which tables are evicted
+    watermarks.py           what sources have committed over all tables     status.py          /status, /health, metrics
 
-In: a log (wal/) and a TableContext. Out: snapshots, and the answers of `Feed.status`. A table that cannot be written
-holds up only itself. Imported by the service, by quarantine/ and by verify.py.
+In: a log (wal/) and a TableContext. Out: snapshots, and `Feed.status`. A table that cannot be written holds up only
+itself. Imported by the service, by quarantine/ and by verify.py.
 """

@@ -30,7 +30,6 @@ from lakefeed.writer.rows.runs import (
     cut_run,
     cut_whole,
     decode_run,
-    spans_of,
 )
 from lakefeed.writer.tables.catch_up import CatchUp, run_max_bytes
 from lakefeed.writer.tables.context import Applier, FeedSignals, TableContext
@@ -196,7 +195,7 @@ class Feed:
 
     def _apply(self, run: DecodedRun) -> None:
         """Offer a run. No table sees a part of it: tables that catch up become live at the offset behind a run."""
-        offered = [(decoded, spans_of(decoded.group)) for decoded in run.tables]
+        offered = [(decoded, decoded.group.spans()) for decoded in run.tables]
         for decoded, spans in offered:
             self._table(decoded.group.table).offer(decoded, spans)
         # Not before: a source's change in a table to come may lie below its last one in this table.

@@ -22,7 +22,7 @@ from lakefeed.contract.errors import WriterError
 from lakefeed.contract.properties import Reason, Refusal
 from lakefeed.writer.metrics import WriterMetrics
 from lakefeed.writer.rows.groups import Group
-from lakefeed.writer.rows.runs import Decoded, spans_of
+from lakefeed.writer.rows.runs import Decoded
 from lakefeed.writer.tables.columns import TableColumns
 from lakefeed.writer.tables.pending import Chunk
 
@@ -93,7 +93,7 @@ class RowFitter:
             raise WriterError(f"quarantine cannot take its own rows: rows={len(group)} reason={reason.text}")
         await self._quarantine.put(group, table=self._columns.name, reason=reason)
         self.quarantined_rows += len(group)
-        self._quarantined = {**self._quarantined, **{source: span.last for source, span in spans_of(group).items()}}
+        self._quarantined = {**self._quarantined, **{source: span.last for source, span in group.spans().items()}}
 
     @property
     def quarantine_problem(self) -> str | None:
@@ -115,4 +115,4 @@ def _start(group: Group) -> tuple[int, int]:
 
 
 def _chunk(group: Group, rows: pa.Table) -> Chunk:
-    return Chunk(rows=rows, log_from=group.first_offset, log_to=group.last_offset + 1, spans=spans_of(group))
+    return Chunk(rows=rows, log_from=group.first_offset, log_to=group.last_offset + 1, spans=group.spans())

@@ -419,35 +419,30 @@ class Pending:
 
     def evict_waiting(self) -> list[Waiter] | None:
         """Remove the rows that no flush has taken. None if there are none; else the callers that waited for them."""
-        since = self.oldest_at
-        parts = [(run.decoded.group.first_offset, run.spans) for run in self.received]
-        if self.buffer.rows:
-            parts.append((self.buffer.log_from, self.buffer.spans))
-        return self._evict(parts, self._waiters_of_waiting(), since) if parts else None
+        return self._evict(None)
 
     def evict_all(self) -> list[Waiter] | None:
         """Remove all rows, as `evict_waiting`; the flush under way ends as it would in a crash."""
-        since, flushing, self.flushing = self.oldest_at, self.flushing, None
+        return self._evict(self.flushing)
+
+    def _evict(self, flushing: Flushing | None) -> list[Waiter] | None:
         parts = [(run.decoded.group.first_offset, run.spans) for run in self.received]
+        waiters = [*self.waiters, *(run.waiter for run in self.received if run.waiter is not None)]
         if self.buffer.rows:
             parts.append((self.buffer.log_from, self.buffer.spans))
-        waiters = self._waiters_of_waiting()
         if flushing is not None:
             parts.append((flushing.rows.log_from, flushing.rows.spans))
             waiters += flushing.waiters
-        return self._evict(parts, waiters, since) if parts else None
-
-    def _waiters_of_waiting(self) -> list[Waiter]:
-        return [*self.waiters, *(run.waiter for run in self.received if run.waiter is not None)]
-
-    def _evict(
-        self, parts: Sequence[tuple[int, Mapping[SourceId, Span]]], waiters: list[Waiter], since: float | None
-    ) -> list[Waiter]:
+        if not parts:
+            return None
+        since = self.oldest_at
         assert since is not None, "rows have an arrival time"
         offsets = [offset for offset, _ in parts]
         if self.backlog.resume_offset is not None:
             offsets.append(self.backlog.resume_offset)
         self.backlog.evict_to(min(offsets), *(spans for _, spans in parts), since=since)
+        if flushing is not None:
+            self.flushing = None
         self.generation += 1
         self.received = Received()
         self.buffer.take()

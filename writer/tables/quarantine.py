@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from lakefeed.contract import changes as cdc
@@ -90,7 +89,7 @@ def quarantine_rows(group: Group, *, table: TableName, reason: Reason, node: str
     own = {
         properties.TABLE_NAME: pa.repeat(str(table), len(group)),
         properties.SOURCE: change[cdc.SOURCE],
-        properties.EPOCH: pa.array(_by_run(group, [run.epoch for run in group.runs])),
+        properties.EPOCH: pa.array(group.by_run([run.epoch for run in group.runs])),
         properties.SEQUENCE: change[cdc.SEQUENCE],
         properties.OPERATION: change[cdc.OPERATION],
         properties.ROW_ID: change[cdc.ROW_ID],
@@ -103,7 +102,7 @@ def quarantine_rows(group: Group, *, table: TableName, reason: Reason, node: str
         properties.REASON: pa.repeat(reason.refusal.value, len(group)),
         properties.REASON_TEXT: pa.repeat(reason.text[:REASON_TEXT_MAX_CHARS], len(group)),
         properties.NODE: pa.repeat(node, len(group)),
-        properties.LOG_OFFSET: pa.array(_by_run(group, [run.offset for run in group.runs])),
+        properties.LOG_OFFSET: pa.array(group.by_run([run.offset for run in group.runs])),
     }
     ids = list(_ids(group, table))
     recorded = _record_rows(
@@ -154,10 +153,6 @@ def _group_of(rows: pa.Table, table: TableName, runs: Sequence[Run]) -> ArrowGro
         runs=tuple(runs),
         frame_bytes=rows.nbytes,
     )
-
-
-def _by_run(group: Group, values: Sequence[int]) -> np.ndarray:
-    return np.repeat(np.array(values, np.int64), [run.stop - run.start for run in group.runs])
 
 
 def _ids(group: Group, table: TableName) -> Iterator[str]:

@@ -98,7 +98,9 @@ class FlushRounds:
         """Start a round of all tables whenever one is requested. Cancelling it leaves the rows in the log."""
         while True:
             await self.request.wait()
-            await self._wait_until(lambda: not any(map(self._is_busy, self._participants())))
+            await self._wait_until(
+                lambda: not any(table.is_flushing or table.name in self._expiring for table in self._participants())
+            )
             self.request.clear()
             if members := await self._take():
                 self._start(members)
@@ -131,9 +133,6 @@ class FlushRounds:
     def _participants(self) -> list[TableWriter]:
         """List the tables that take part in the next round, if they have rows."""
         return [table for table in self._tables.values() if table.joins_rounds]
-
-    def _is_busy(self, table: TableWriter) -> bool:
-        return table.is_flushing or table.name in self._expiring
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
         while True:
@@ -314,10 +313,8 @@ class _Round:
         if isinstance(error, CatalogUnavailable | CommitUnknown):
             try:
                 await self._context.committer.load(self._members[0].table.name)
-            except CatalogUnavailable:
-                return True
-            except WriterError:
-                return False
+            except WriterError as failure:
+                return isinstance(failure, CatalogUnavailable)
         return False
 
     async def _delay(self) -> None:
@@ -326,9 +323,10 @@ class _Round:
 
 
 def _fail(member: _Member, error: Exception) -> None:
+    reason = str(error)
     if isinstance(error, RowsUnfit):
         member.table.evict_all()
     elif not isinstance(error, WriterError):
         logger.error("table_flush_failed", extra={"table": str(member.table.name)}, exc_info=error)
-    known = isinstance(error, WriterError)
-    member.table.fail(str(error) if known else f"unexpected error: {type(error).__name__}")
+        reason = f"unexpected error: {type(error).__name__}"
+    member.table.fail(reason)

@@ -31,7 +31,7 @@ Health: whether the table can be written.
         ^               |                        |  ^ <----------------------  |
         |               |                        |        LOG_SHARE_FREED      |
         +---------------+--- FLUSH_COMMITTED, ---+-----------------------------+
-                                 DRAINED
+                                 EMPTIED
 
     RETRYING       failed once or twice; callers that wait for a flush keep waiting
     PAUSED         failed three times in a row; callers get the reason instead of waiting. The table is still retried
@@ -95,7 +95,7 @@ class Event(enum.Enum):
     FAILED_AT_LIMIT = "as many attempts in a row failed as pause a table"
     LOG_SHARE_EXCEEDED = "paused tables hold too much of the log"
     LOG_SHARE_FREED = "the log has room again, or another table drains first"
-    DRAINED = "nothing is uncommitted"
+    EMPTIED = "nothing is uncommitted"
 
 
 State = TypeVar("State", Reading, FlushPhase, Health)
@@ -108,13 +108,13 @@ READING: Transitions[Reading] = {
         Event.OPENED: Reading.LIVE,
         Event.CLOSED: Reading.OPENING,
         Event.ROWS_EVICTED: Reading.REOPENING,
-        Event.DRAINED: Reading.OPENING,
+        Event.EMPTIED: Reading.OPENING,
     },
     Reading.LIVE: {
         Event.CLOSED: Reading.OPENING,
         Event.ROWS_EVICTED: Reading.BEHIND,
         Event.FLUSH_STARTED: Reading.LIVE,
-        Event.DRAINED: Reading.LIVE,
+        Event.EMPTIED: Reading.LIVE,
     },
     Reading.BEHIND: {
         Event.CLOSED: Reading.REOPENING,
@@ -135,7 +135,7 @@ FLUSH: Transitions[FlushPhase] = {
         Event.FLUSH_STARTED: FlushPhase.WRITING,
         Event.CLOSED: FlushPhase.IDLE,
         Event.LOG_SHARE_EXCEEDED: FlushPhase.IDLE,
-        Event.DRAINED: FlushPhase.IDLE,
+        Event.EMPTIED: FlushPhase.IDLE,
     },
     FlushPhase.WRITING: {
         Event.FILES_WRITTEN: FlushPhase.COMMITTING,
@@ -156,26 +156,26 @@ HEALTH: Transitions[Health] = {
         Event.FAILED: Health.RETRYING,
         Event.FLUSH_STARTED: Health.OK,
         Event.FLUSH_COMMITTED: Health.OK,
-        Event.DRAINED: Health.OK,
+        Event.EMPTIED: Health.OK,
     },
     Health.RETRYING: {
         Event.FAILED: Health.RETRYING,
         Event.FAILED_AT_LIMIT: Health.PAUSED,
         Event.FLUSH_STARTED: Health.RETRYING,
         Event.FLUSH_COMMITTED: Health.OK,
-        Event.DRAINED: Health.OK,
+        Event.EMPTIED: Health.OK,
     },
     Health.PAUSED: {
         Event.FAILED_AT_LIMIT: Health.PAUSED,
         Event.FLUSH_STARTED: Health.PAUSED,
         Event.FLUSH_COMMITTED: Health.OK,
         Event.LOG_SHARE_EXCEEDED: Health.QUARANTINING,
-        Event.DRAINED: Health.OK,
+        Event.EMPTIED: Health.OK,
     },
     Health.QUARANTINING: {
         Event.FAILED_AT_LIMIT: Health.QUARANTINING,
         Event.LOG_SHARE_FREED: Health.PAUSED,
-        Event.DRAINED: Health.OK,
+        Event.EMPTIED: Health.OK,
     },
 }
 

@@ -1,11 +1,11 @@
-"""What others may ask of a feed: what is committed, what is pending and why. For receipts, /status, /health, metrics.
+"""Status of a feed: what is committed, what is pending and why. For receipts, /status, /health and metrics.
 
 Changes nothing. FlushReport is what /flush and `flush_response` send.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,20 +31,6 @@ class PendingTotals:
     oldest_age_s: float | None
     next_flush_in_s: float | None
     paused_tables: int
-
-
-def sum_pending(tables: Iterable[TableWriter], *, uncommitted_records: int, now: float) -> PendingTotals:
-    """Sum up all tables."""
-    every = list(tables)
-    ages = (table.oldest_age_s(now=now) for table in every)
-    flushes = (table.next_flush(now=now) for table in every)
-    return PendingTotals(
-        batches=uncommitted_records,
-        changes=sum(table.pending.rows for table in every),
-        oldest_age_s=max((age for age in ages if age is not None), default=None),
-        next_flush_in_s=min((max(0.0, flush.in_s) for flush in flushes if flush is not None), default=None),
-        paused_tables=sum(table.state.is_paused for table in every),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +68,7 @@ def _table_json(item: Flushed) -> dict[str, Any]:
 
 
 class FeedStatus:
-    """The answers of one feed."""
+    """The status of one feed."""
 
     def __init__(
         self,
@@ -128,8 +114,8 @@ class FeedStatus:
 
     def snapshots_of(self, source: SourceId) -> dict[str, int]:
         """Return the tables that hold changes of a source, each with its newest snapshot of ours."""
-        found = {name: table.snapshot_with(source) for name, table in self._tables.items()}
-        return {name: snapshot for name, snapshot in found.items() if snapshot is not None}
+        found = {name: table.columns for name, table in self._tables.items() if source in table.columns.marks}
+        return {name: each.snapshot_id for name, each in found.items() if each.snapshot_id is not None}
 
     # -- what is pending
 
@@ -158,8 +144,17 @@ class FeedStatus:
         }
 
     def pending_totals(self, *, now: float) -> PendingTotals:
-        """Return in a few numbers what is durable and not committed."""
-        return sum_pending(self._tables.values(), uncommitted_records=self._uncommitted_records, now=now)
+        """Sum up what is durable and not committed."""
+        tables = self._tables.values()
+        ages = (table.oldest_age_s(now=now) for table in tables)
+        flushes = (table.next_flush(now=now) for table in tables)
+        return PendingTotals(
+            batches=self._uncommitted_records,
+            changes=sum(table.pending.rows for table in tables),
+            oldest_age_s=max((age for age in ages if age is not None), default=None),
+            next_flush_in_s=min((max(0.0, flush.in_s) for flush in flushes if flush is not None), default=None),
+            paused_tables=sum(table.state.is_paused for table in tables),
+        )
 
     def flush_max_age_s(self) -> float:
         """Return how old a buffered change gets at most, where its table has no setting of its own."""

@@ -23,7 +23,7 @@ from lakefeed.contract.errors import WriterError
 from lakefeed.contract.properties import is_quarantine
 from lakefeed.writer.metrics import WriterMetrics
 from lakefeed.writer.rows.groups import Expected
-from lakefeed.writer.rows.runs import Decoded, spans_of
+from lakefeed.writer.rows.runs import Decoded
 from lakefeed.writer.tables.columns import TableColumns
 from lakefeed.writer.tables.context import FeedSignals, FlushRequest, TableContext
 from lakefeed.writer.tables.fitting import Fit, Quarantine, RowFitter
@@ -99,7 +99,7 @@ class TableWriter:
 
     def offer_reread(self, decoded: Decoded) -> None:
         """Receive changes from catch-up, in log order."""
-        spans = spans_of(decoded.group)
+        spans = decoded.group.spans()
         self.pending.backlog.reread(spans)
         self._receive(decoded, spans)
 
@@ -114,7 +114,7 @@ class TableWriter:
     def put(self, decoded: Decoded) -> asyncio.Future[None]:
         """Receive changes that are not the log's next ones; the future is done when they are committed."""
         committed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._receive(decoded, spans_of(decoded.group), committed)
+        self._receive(decoded, decoded.group.spans(), committed)
         return committed
 
     def _receive(self, decoded: Decoded, spans: Mapping[SourceId, Span], waiter: Waiter | None = None) -> None:
@@ -321,7 +321,7 @@ class TableWriter:
         if self.pending.needed_offset is None and self.state.health is not Health.OK:
             was_draining = self.is_draining
             self.retry.clear()
-            self.state.advance(Event.DRAINED)
+            self.state.advance(Event.EMPTIED)
             if was_draining:
                 self._end_draining()
 
@@ -459,10 +459,6 @@ class TableWriter:
         """Explain why the last flush happened, and when and why the next will."""
         explained = self.policy.explain(self.pending.buffer, now=now)
         return {"table": str(self.name), "flushing": self.is_flushing, **explained}
-
-    def snapshot_with(self, source: SourceId) -> int | None:
-        """Return the table's snapshot if it holds changes of a source."""
-        return self.columns.snapshot_id if source in self.columns.marks else None
 
     # -- rounds with other tables
 

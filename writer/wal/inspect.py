@@ -19,12 +19,13 @@ sources. So the first position of a source after a gap shows exactly which of it
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeGuard
+from typing import TypeAlias, TypeGuard
 
 import msgspec
 
@@ -82,6 +83,9 @@ class TornTail:
     offset: int
 
 
+ScanItem: TypeAlias = FoundRecord | Damage | TornTail
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentBounds:
     """What is known about a segment before its records are read.
@@ -98,7 +102,7 @@ class SegmentBounds:
     is_newest: bool
 
 
-def scan_segment(view: memoryview, bounds: SegmentBounds) -> Iterator[FoundRecord | Damage | TornTail]:
+def scan_segment(view: memoryview, bounds: SegmentBounds) -> Iterator[ScanItem]:
     """Yield every good record and mark, and what is between them, in order."""
     if bounds.salt is None:
         return _scan_unsalted(view, bounds)
@@ -106,9 +110,7 @@ def scan_segment(view: memoryview, bounds: SegmentBounds) -> Iterator[FoundRecor
     return _scan_salted(view, bounds, base_offset=bounds.base_offset, salt=bounds.salt)
 
 
-def _scan_salted(
-    view: memoryview, bounds: SegmentBounds, *, base_offset: int, salt: int
-) -> Iterator[FoundRecord | Damage | TornTail]:
+def _scan_salted(view: memoryview, bounds: SegmentBounds, *, base_offset: int, salt: int) -> Iterator[ScanItem]:
     position, offset, synced = bounds.start, base_offset, base_offset
     while bounds.until is None or offset < bounds.until:
         if found := good_record(view, position, offset=offset, synced=synced, salt=salt):
@@ -120,7 +122,10 @@ def _scan_salted(
         due = Due(offset, synced, salt)
         following = find_record(view, position, due=due, until=bounds.until)
         if following is None:
-            yield from _missing_rest(view, position, due, bounds)
+            if bounds.until is not None:
+                yield Damage(position, len(view), offset, bounds.until)
+            elif bounds.is_newest and _is_begun(view, position, due):
+                yield TornTail(position, offset)
             return
         next_offset = claimed_header(view, following, salt=salt)[1]
         if bounds.is_newest and find_record(view, following, due=Due(next_offset, next_offset, salt)) is None:
@@ -143,13 +148,6 @@ def _torn_rest(view: memoryview, position: int, due: Due) -> Iterator[Damage | T
     if synced > due.offset:
         yield Damage(position, len(view), due.offset, synced)
     yield TornTail(position, synced)
-
-
-def _missing_rest(view: memoryview, position: int, due: Due, bounds: SegmentBounds) -> Iterator[Damage | TornTail]:
-    if bounds.until is not None:
-        yield Damage(position, len(view), due.offset, bounds.until)
-    elif bounds.is_newest and due.salt is not None and _is_begun(view, position, due):
-        yield TornTail(position, due.offset)
 
 
 def _is_begun(view: memoryview, position: int, due: Due) -> bool:
@@ -364,12 +362,6 @@ class _Segment:
     exists: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Scanned:
-    view: memoryview
-    items: list[FoundRecord | Damage | TornTail]
-
-
 def ignore(_: object) -> None:
     """Do nothing with a value."""
 
@@ -431,7 +423,9 @@ class _Inspection:
         reports: list[SegmentReport] = []
         for segment, following in zip(segments, [*segments[1:], None], strict=False):
             bounds = _bounds_of(segment, following, reports[-1].end_offset if reports else None)
-            head = segment.header.head if segment.header else self._advance_head(reports)
+            # A lost head follows from the head of the segment before and the frames in it.
+            before = reports[-1].head if reports else None
+            head = segment.header.head if segment.header else self.heads.advance(before, self._frames)
             self._frames = []
             if (report := self._report(segment, bounds, head, finder)) is not None:
                 reports.append(report)
@@ -484,11 +478,14 @@ class _Inspection:
         self, segment: _Segment, bounds: SegmentBounds, head: bytes, finder: LossFinder
     ) -> SegmentReport | None:
         """Read a segment, None if it was trimmed meanwhile. A missing one has one damage: all of its offsets."""
-        scanned = self._scan(segment, bounds) if segment.exists else _scan_missing(bounds)
+        scanned = self._scan(segment, bounds) if segment.exists else (memoryview(b""), _missing_items(bounds))
         if scanned is None:
             return None
-        view, items = scanned.view, scanned.items
-        marks = self._marks(head)
+        view, items = scanned
+        try:
+            marks = self.heads.marks(head)
+        except ValueError:  # whole, but in another encoding
+            marks = {}
         base_offset, end_offset, end_position = _extent(items, bounds)
         if segment.header is not None:
             finder.take_head(marks)
@@ -517,7 +514,7 @@ class _Inspection:
             sources=len(marks),
         )
 
-    def _scan(self, segment: _Segment, bounds: SegmentBounds) -> _Scanned | None:
+    def _scan(self, segment: _Segment, bounds: SegmentBounds) -> tuple[memoryview, list[ScanItem]] | None:
         """Read and scan a segment; the newest one until two readings have the same damage."""
         size_bytes = segment.header.file_bytes if segment.header else 0
         damages_before = None
@@ -525,51 +522,42 @@ class _Inspection:
             view = load_view(segment.path, size_bytes, self.files)
             if view is None:
                 return None
-            scanned = _Scanned(view, list(scan_segment(view, bounds)))
-            damages = [item for item in scanned.items if isinstance(item, Damage)]
+            items = list(scan_segment(view, bounds))
+            scanned = view, items
+            damages = [item for item in items if isinstance(item, Damage)]
             if not damages or not bounds.is_newest or damages == damages_before:
                 break
             damages_before = damages
-        self.on_bytes(len(scanned.view))
+        self.on_bytes(len(scanned[0]))
         return scanned
 
-    def _advance_head(self, reports: list[SegmentReport]) -> bytes:
-        """Return the head of the next segment, from the last one and the frames in it."""
-        return self.heads.advance(reports[-1].head if reports else None, self._frames)
-
-    def _marks(self, head: bytes) -> Mapping[SourceId, Position]:
-        try:
-            return self.heads.marks(head)
-        except ValueError:  # whole, but in another encoding
-            return {}
-
-    def _take(
-        self, item: FoundRecord | Damage | TornTail, view: memoryview, segment: _Segment, finder: LossFinder
-    ) -> None:
+    def _take(self, item: ScanItem, view: memoryview, segment: _Segment, finder: LossFinder) -> None:
         if _is_gap(item):
             finder.take_gap(MissingOffsets(item.offset, item.next_offset, repaired=isinstance(item, FoundRecord)))
         if not isinstance(item, FoundRecord) or not item.length:
             return
         start = item.position + HEADER_BYTES
-        frame = _frame_of(bytes(view[start : start + item.length]))
+        frame = None
+        with contextlib.suppress(ValueError, struct.error, msgspec.MsgspecError):
+            frame = decode_frame(bytes(view[start : start + item.length]))
         if frame is not None:
             finder.take_frame(frame)
             self._frames.append(replace(frame, body=b""))
         self.on_record(RecordReport(segment.path.name, item.position, item.offset, item.length, frame))
 
 
-def _is_gap(item: FoundRecord | Damage | TornTail) -> TypeGuard[FoundRecord | Damage]:
+def _is_gap(item: ScanItem) -> TypeGuard[FoundRecord | Damage]:
     """Return whether an item is damage or a mark of an earlier repair, not a record or a mark of a clean close."""
     if isinstance(item, TornTail):
         return False
     return item.next_offset > item.offset and (isinstance(item, Damage) or not item.length)
 
 
-def _scan_missing(bounds: SegmentBounds) -> _Scanned:
+def _missing_items(bounds: SegmentBounds) -> list[ScanItem]:
     assert bounds.base_offset is not None, "a missing segment is between two others"
-    until = bounds.base_offset if bounds.until is None else bounds.until
-    is_empty = until == bounds.base_offset
-    return _Scanned(memoryview(b""), [] if is_empty else [Damage(0, 0, bounds.base_offset, until)])
+    if bounds.until is None or bounds.until == bounds.base_offset:
+        return []
+    return [Damage(0, 0, bounds.base_offset, bounds.until)]
 
 
 def _bounds_of(segment: _Segment, following: _Segment | None, expected: int | None) -> SegmentBounds:
@@ -583,7 +571,7 @@ def _bounds_of(segment: _Segment, following: _Segment | None, expected: int | No
     )
 
 
-def _extent(items: list[FoundRecord | Damage | TornTail], bounds: SegmentBounds) -> tuple[int, int, int]:
+def _extent(items: list[ScanItem], bounds: SegmentBounds) -> tuple[int, int, int]:
     """Return the first offset, the one after the last, and the position after the last record."""
     found = [item for item in items if isinstance(item, FoundRecord)]
     base_offset = bounds.base_offset
@@ -592,10 +580,3 @@ def _extent(items: list[FoundRecord | Damage | TornTail], bounds: SegmentBounds)
     ends = [item.next_offset for item in items if not isinstance(item, TornTail)]
     end_offset = bounds.until if bounds.until is not None else max([base_offset, *ends])
     return base_offset, end_offset, found[-1].end_position if found else bounds.start
-
-
-def _frame_of(payload: bytes) -> Frame | None:
-    try:
-        return decode_frame(payload)
-    except (ValueError, struct.error, msgspec.MsgspecError):
-        return None

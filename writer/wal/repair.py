@@ -27,11 +27,11 @@ import orjson
 from lakefeed.contract.errors import WriterError
 from lakefeed.writer.wal.directory import Filesystem, fill_zeros, take_lock, write_all
 from lakefeed.writer.wal.inspect import (
-    Damage,
     FoundRecord,
     HeadCodec,
     LogReport,
     Loss,
+    ScanItem,
     SegmentReport,
     TornTail,
     inspect_log,
@@ -254,7 +254,7 @@ def _contents(rewrite: Rewrite, files: Filesystem) -> Iterator[bytes]:
     yield encode_mark(segment.end_offset, segment.end_offset, salt=salt)
 
 
-def _item_bytes(item: FoundRecord | Damage | TornTail, view: memoryview, salt: int) -> Iterator[bytes]:
+def _item_bytes(item: ScanItem, view: memoryview, salt: int) -> Iterator[bytes]:
     """Encode a good record, or a mark for a gap. `synced` covers all of it, as the file is synced before it is used."""
     if isinstance(item, TornTail):
         return

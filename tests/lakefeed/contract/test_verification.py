@@ -1,4 +1,4 @@
-"""plan() and judge() without files: which findings the facts of a scan lead to."""
+"""plan() and compare() without files: which findings the facts of a scan lead to."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from lakefeed.contract.verification import (
     Report,
     Scanned,
     State,
+    compare,
     compare_readers,
     file_unreadable,
-    judge,
     plan,
     report_lines,
 )
@@ -60,8 +60,8 @@ def document(**changes: Any) -> dict[str, Any]:
     return {"snapshots": snapshots, "refs": refs, "properties": properties, **changes}
 
 
-def judged(wanted: Range | None = None, **scanned: Any) -> Report:
-    return judge(
+def compared(wanted: Range | None = None, **scanned: Any) -> Report:
+    return compare(
         plan("t", document(), wanted or Range()), Scanned(**{"facts": FACTS, "live_rows": LIVE_ROWS, **scanned})
     )
 
@@ -71,7 +71,7 @@ def kinds(report: Report) -> list[Kind]:
 
 
 def test_rows_as_recorded_are_sound() -> None:
-    report = judged(rows=5, files=2)
+    report = compared(rows=5, files=2)
     assert (report.findings, report.snapshots, report.totals_compared) == (
         [],
         {1: State.VERIFIED, 2: State.VERIFIED},
@@ -85,26 +85,26 @@ def test_rows_as_recorded_are_sound() -> None:
     [(facts(4, 4), Kind.LOSS), (facts(4, 6), Kind.SURPLUS), (facts(5, 6), Kind.DIFFERENCE), ({}, Kind.LOSS)],
 )
 def test_other_rows_than_the_ledger_has_are_found_in_the_snapshot_and_in_the_totals(found: Any, kind: Kind) -> None:
-    report = judged(facts={1: FACTS[1], 2: found})
+    report = compared(facts={1: FACTS[1], 2: found})
     assert kinds(report) == [kind, kind]
     assert report.snapshots == {1: State.VERIFIED, 2: State.DIFFERENT}
 
 
 def test_a_snapshot_without_live_files_is_rewritten_unless_files_are_gone() -> None:
     moved = {3: {SHOP: FACTS[1][SHOP].joined(FACTS[2][SHOP])}}
-    assert judged(facts=moved, live_rows={3: 5}).snapshots == {1: State.REWRITTEN, 2: State.REWRITTEN}
-    report = judged(facts={2: FACTS[2]}, live_rows={2: 2}, gone={1: {"a", "b", "c", "d"}})
+    assert compared(facts=moved, live_rows={3: 5}).snapshots == {1: State.REWRITTEN, 2: State.REWRITTEN}
+    report = compared(facts={2: FACTS[2]}, live_rows={2: 2}, gone={1: {"a", "b", "c", "d"}})
     assert kinds(report) == [Kind.LOSS] * 3, "files that are gone, the snapshot's ledger, the totals"
     assert report.findings[0].text.endswith("rewritten them: a, b, c ...")
 
 
 def test_a_scan_that_was_cut_short_reports_only_what_it_knows() -> None:
-    report = judged(facts={}, is_cut_short=True, findings=[file_unreadable("f", "damaged")])
+    report = compared(facts={}, is_cut_short=True, findings=[file_unreadable("f", "damaged")])
     assert (kinds(report), report.snapshots, report.notes) == ([Kind.UNREADABLE], {}, [])
 
 
 def test_duplicates_and_delete_files_are_findings() -> None:
-    report = judged(delete_files=1, duplicates={"shop": Duplicates(2, [4, 5])})
+    report = compared(delete_files=1, duplicates={"shop": Duplicates(2, [4, 5])})
     assert [finding.text for finding in report.findings] == [
         "delete files of another writer remove rows: delete_files=1",
         "2 duplicate rows, for example sequences 4, 5",
@@ -118,7 +118,7 @@ def test_a_part_of_the_table_is_not_compared_with_the_totals() -> None:
         False,
         True,
     )
-    report = judged(Range(after_id=1), facts={2: FACTS[2]}, live_rows={2: 2})
+    report = compared(Range(after_id=1), facts={2: FACTS[2]}, live_rows={2: 2})
     assert (report.findings, report.totals_compared, len(report.notes)) == ([], False, 1)
     for wanted in (Range(to_id=7), Range(after_id=2, to_id=1)):
         with pytest.raises(CatalogError):
@@ -126,7 +126,7 @@ def test_a_part_of_the_table_is_not_compared_with_the_totals() -> None:
 
 
 def test_a_scan_that_cannot_read_all_columns_does_not_compare_the_totals() -> None:
-    report = judged(has_hidden_columns=True)
+    report = compared(has_hidden_columns=True)
     assert (report.findings, report.totals_compared) == ([], False)
     assert "without --spark" in report.notes[0]
 

@@ -12,9 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 import lakefeed.writer.commit.committer
-from lakefeed.contract.changes import Position, SourceId, TableName
+from lakefeed.contract.changes import Position, SourceId, Span, TableName
 from lakefeed.ingest.cli.main import main
-from lakefeed.writer.rows.groups import GROUPERS, UNREADABLE_TABLE, unreadable_record
+from lakefeed.writer.rows import groups
+from lakefeed.writer.rows.groups import UNREADABLE_TABLE, unreadable_record
 from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
 from tests.writer.feeding import Running, read_columns, read_sequences, running_feed, shop
 from tests.writer.quarantine.bench import Bench, changes_of, lake_bench
@@ -42,7 +43,7 @@ class Killed(BaseException):
 @contextlib.contextmanager
 def fault(monkeypatch):
     """Let our own code stumble over the record, as it would over a fault that nobody has found yet."""
-    group_json = GROUPERS[Encoding.JSON_BATCH]
+    group_json = groups.group_json
 
     def stumbling(frames, **options):
         if any(frame.last_sequence == 8 for _, frame in frames):
@@ -50,7 +51,7 @@ def fault(monkeypatch):
         return group_json(frames, **options)
 
     with monkeypatch.context() as patch:
-        patch.setitem(GROUPERS, Encoding.JSON_BATCH, stumbling)
+        patch.setattr(groups, "group_json", stumbling)
         yield
 
 
@@ -156,7 +157,7 @@ async def test_a_record_that_no_log_has_any_more_is_replayed_on_demand(tmp_path,
 
 def test_a_record_that_waits_holds_back_all_of_its_changes():
     unreadable = unreadable_record(record(), table=UNREADABLE, offset=0, reason="RecursionError")
-    assert unreadable.positions() == {SHOP: (Position(0, 5), Position(0, 8))}
+    assert unreadable.spans() == {SHOP: Span(Position(0, 5), Position(0, 8))}
 
 
 async def test_changes_of_a_record_and_of_a_replay_around_them_are_appended_once(local_lake):

@@ -10,7 +10,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from lakefeed.contract.changes import Position, SourceId
+from lakefeed.contract.changes import Position, SourceId, Span
 from lakefeed.iceberg.types import Field, ListType, MapType, StructType
 from lakefeed.writer.rows.comments import JSON_DOC
 from lakefeed.writer.rows.evolution import initial_columns, own_fields
@@ -365,8 +365,8 @@ def test_changes_at_or_below_their_sources_mark_are_dropped():
     assert left.sequences.tolist() == [3, 4]
     assert [(run.source, run.start, run.stop, run.offset) for run in left.runs] == [("a", 0, 1, 0), ("a", 1, 2, 2)]
     assert fit_arrow(left).table["id"].to_pylist() == [3, 4]
-    assert left.positions() == {"a": (Position(0, 3), Position(0, 4))}
-    assert all(type(each.sequence) is int for ends in left.positions().values() for each in ends)
+    assert left.spans() == {"a": Span(Position(0, 3), Position(0, 4))}
+    assert all(type(each.sequence) is int for span in left.spans().values() for each in (span.first, span.last))
 
 
 def test_few_rows_of_a_large_frame_do_not_hold_it():

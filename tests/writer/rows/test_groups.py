@@ -1,6 +1,6 @@
 import pytest
 
-from lakefeed.contract.changes import Position
+from lakefeed.contract.changes import Position, Span
 from tests.writer.sample_rows import RECEIVED_AT_US, event, frame, json_groups
 
 
@@ -72,7 +72,10 @@ def two_sources():
 
 
 def test_positions_are_the_first_and_last_of_each_source():
-    assert two_sources().positions() == {"a": (Position(0, 1), Position(0, 5)), "b": (Position(2, 7), Position(2, 9))}
+    assert two_sources().spans() == {
+        "a": Span(Position(0, 1), Position(0, 5)),
+        "b": Span(Position(2, 7), Position(2, 9)),
+    }
 
 
 def test_changes_at_or_below_their_sources_mark_are_dropped():
@@ -101,7 +104,7 @@ def test_a_group_below_all_marks_is_the_group_itself():
 
 def test_a_group_wholly_below_its_marks_is_empty():
     left = two_sources().after({"a": Position(0, 5), "b": Position(2, 9)})
-    assert (len(left), left.runs, left.positions()) == (0, (), {})
+    assert (len(left), left.runs, left.spans()) == (0, (), {})
 
 
 def test_received_at_is_kept_per_run():

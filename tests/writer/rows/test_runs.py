@@ -9,7 +9,7 @@ from lakefeed.contract.changes import Position, SourceId, Span
 from lakefeed.iceberg.types import Field, StructType
 from lakefeed.writer.rows.evolution import initial_columns
 from lakefeed.writer.rows.groups import Expected, JsonGroup, group_json
-from lakefeed.writer.rows.runs import decode_run, fit_or_bisect, spans_of, split_epochs
+from lakefeed.writer.rows.runs import decode_run, fit_or_bisect, split_epochs
 from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
 from lakefeed.writer.wal.records import Record
 
@@ -89,12 +89,12 @@ def test_within_a_part_each_source_has_one_epoch_and_offsets_stay():
     frames = [frame(8), frame(1, epoch=1), frame(9, source="b"), frame(1, source="b", epoch=1)]
     parts = list(split_epochs(group_of(*frames)))
     for part in parts:
-        assert all(first.epoch == last.epoch for first, last in part.positions().values())
+        assert all(span.first.epoch == span.last.epoch for span in part.spans().values())
     assert [(part.first_offset, part.last_offset) for part in parts] == [(0, 0), (1, 2), (3, 3)]
 
 
 def test_spans_name_the_first_and_last_position_of_each_source():
-    assert spans_of(group_of(frame(1, 2), frame(7, source="b", epoch=3), frame(5))) == {
+    assert group_of(frame(1, 2), frame(7, source="b", epoch=3), frame(5)).spans() == {
         "a": Span(Position(0, 1), Position(0, 5)),
         "b": Span(Position(3, 7), Position(3, 7)),
     }

@@ -110,12 +110,10 @@ def test_marks_are_kept_per_source_and_table():
         quarantined(raw_group("{}"), table=orders),
         quarantined(raw_group("{}"), reason=Reason(Refusal.LOG_SHARE, "")),
     ]
-    marks = [mark for group in groups for mark in group.positions()]
+    marks = [mark for group in groups for mark in group.spans()]
     assert marks[0] == marks[2] != marks[1]
     assert all(properties.is_own_mark(mark) for mark in marks)
-    assert {properties.source_of_mark(mark) for mark in marks} == {"shop-1"}
     assert not properties.is_own_mark(SourceId("shop-1"))
-    assert properties.source_of_mark(SourceId("shop-1")) == "shop-1"
 
 
 def test_a_table_goes_on_behind_what_its_quarantine_has_of_it():

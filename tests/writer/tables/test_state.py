@@ -44,12 +44,12 @@ STEPS: dict[str, Callable[[Lifecycle], tuple[Event, ...]]] = {
     **{
         event.name: lambda _, event=event: (event,)
         for event in Event
-        if event not in (Event.LOG_SHARE_EXCEEDED, Event.LOG_SHARE_FREED, Event.DRAINED)
+        if event not in (Event.LOG_SHARE_EXCEEDED, Event.LOG_SHARE_FREED, Event.EMPTIED)
     },
     "evict all, with rows": lambda _: (Event.CLOSED, Event.ROWS_EVICTED),
     "start draining": lambda _: (Event.CLOSED, Event.ROWS_EVICTED, Event.LOG_SHARE_EXCEEDED),
     "stop draining": lambda _: (Event.LOG_SHARE_FREED, Event.CLOSED),
-    "drained": lambda s: (Event.DRAINED, Event.CLOSED) if s.health is Health.QUARANTINING else (Event.DRAINED,),
+    "emptied": lambda s: (Event.EMPTIED, Event.CLOSED) if s.health is Health.QUARANTINING else (Event.EMPTIED,),
 }
 
 
@@ -105,7 +105,7 @@ def test_marks_are_loaded_again_after_every_abandoned_flush_and_after_draining()
 def test_only_a_commit_or_an_empty_table_makes_a_failing_table_healthy():
     for before, step, state in walk():
         if before.health is not Health.OK and state.health is Health.OK:
-            assert step in ("FLUSH_COMMITTED", "drained")
+            assert step in ("FLUSH_COMMITTED", "emptied")
 
 
 def test_every_state_leads_to_a_healthy_live_table():
@@ -137,8 +137,8 @@ def test_every_row_of_every_table_is_used():
         (Lifecycle(Reading.LIVE), Event.OPENED),
         (Lifecycle(Reading.LIVE), Event.FLUSH_COMMITTED),
         (Lifecycle(Reading.LIVE, FlushPhase.WRITING), Event.FLUSH_STARTED),
-        (Lifecycle(Reading.LIVE, FlushPhase.WRITING), Event.DRAINED),
-        (Lifecycle(Reading.BEHIND), Event.DRAINED),
+        (Lifecycle(Reading.LIVE, FlushPhase.WRITING), Event.EMPTIED),
+        (Lifecycle(Reading.BEHIND), Event.EMPTIED),
         (Lifecycle(Reading.LIVE, FlushPhase.COMMITTING, Health.PAUSED), Event.LOG_SHARE_EXCEEDED),
         (Lifecycle(Reading.LIVE, health=Health.RETRYING), Event.LOG_SHARE_EXCEEDED),
         (Lifecycle(Reading.BEHIND, health=Health.QUARANTINING), Event.FLUSH_STARTED),
