@@ -265,7 +265,7 @@ def change_group(rows: pa.Table, table: TableName) -> JsonGroup:
     for row, received in enumerate(received_at_us):
         source, epoch = SourceId(columns[properties.SOURCE][row]), columns[properties.EPOCH][row]
         run = Run(row, row + 1, source, epoch, received, columns[properties.LOG_OFFSET][row])
-        if runs and runs[-1].key == run.key:
+        if runs and replace(runs[-1], start=run.start, stop=run.stop) == run:
             run = replace(run, start=runs.pop().start)
         runs.append(run)
     return JsonGroup(

@@ -116,11 +116,6 @@ class Run:
     offset: int
     body: bytes = field(default=b"", repr=False, compare=False)
 
-    @property
-    def key(self) -> tuple[SourceId, int, int, int]:
-        """What the run's changes share."""
-        return self.source, self.epoch, self.received_at_us, self.offset
-
 
 class Group(ABC):
     """Changes of one source table in log order, in any encoding. Sequences rise within a run."""

@@ -6,8 +6,8 @@
     catch-up   reads again what evicted tables have missed (catch_up.py)
     timer      flushes by age, evicts and drains stuck tables (memory.py), trims the log
 
-Owns the tables and their tasks; what others may ask is in `status` (status.py). A record is needed until every table
-has committed what it holds; the log is trimmed below the oldest one needed.
+Owns the tables and their tasks; `status` (status.py) reports on them. A record is needed until every table has
+committed what it holds; the log is trimmed below the oldest one needed.
 """
 
 from __future__ import annotations
@@ -197,7 +197,9 @@ class Feed:
         """Offer a run. No table sees a part of it: tables that catch up become live at the offset behind a run."""
         offered = [(decoded, decoded.group.spans()) for decoded in run.tables]
         for decoded, spans in offered:
-            self._table(decoded.group.table).offer(decoded, spans)
+            name = decoded.group.table
+            table = self.tables.get(name) or self._table_of(table_name_of(name, self._config.default_namespace))
+            table.offer(decoded, spans)
         # Not before: a source's change in a table to come may lie below its last one in this table.
         for _, spans in offered:
             self._watermarks.note_delivered(spans)
@@ -208,7 +210,7 @@ class Feed:
         await self._catch_up.run()
 
     async def run_timer(self) -> None:
-        """Flush tables by age, relieve memory and log of stuck tables, and refresh the gauges."""
+        """Flush tables by age, evict and drain stuck tables, trim the log, and refresh the gauges."""
         while True:
             await asyncio.sleep(self._config.flush_check_interval_s)
             for table in self.tables.values():
@@ -231,9 +233,6 @@ class Feed:
     def _name_of(self, source_table: str) -> str:
         """Return the table of a source's table: two source names can mean one (`users` and `default.users`)."""
         return str(table_name_of(source_table, self._config.default_namespace))
-
-    def _table(self, name: str) -> TableWriter:
-        return self.tables.get(name) or self._table_of(table_name_of(name, self._config.default_namespace))
 
     def _table_of(self, name: TableName) -> TableWriter:
         if str(name) not in self.tables:

@@ -397,7 +397,7 @@ class Pending:
     # -- moving rows on
 
     def buffer_first(self) -> None:
-        """Drop the first received run, all of which is in the buffer or in quarantine."""
+        """Drop the first received run; all its rows are in the buffer or in quarantine."""
         waiter = self.received.first.waiter
         self.received.drop_first()
         if waiter is not None:
