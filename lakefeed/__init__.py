@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from lakefeed.pipeline.consumers.following import follow
     from lakefeed.pipeline.consumers.registry import hold
     from lakefeed.pipeline.spark.session import build_session, stop_session
-    from lakefeed.pipeline.spark.settings import CatalogConfig, JobKind, SessionConfig
+    from lakefeed.pipeline.spark.settings import JobKind, SessionConfig, SparkCatalog
 
     __version__: str
 
 __all__ = [
-    "CatalogConfig",
     "JobKind",
     "SessionConfig",
+    "SparkCatalog",
     "__version__",
     "build_session",
     "follow",
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CatalogConfig": "lakefeed.pipeline.spark.settings",
+    "SparkCatalog": "lakefeed.pipeline.spark.settings",
     "JobKind": "lakefeed.pipeline.spark.settings",
     "SessionConfig": "lakefeed.pipeline.spark.settings",
     "build_session": "lakefeed.pipeline.spark.session",

@@ -17,5 +17,5 @@ class SparkFailed(PipelineError):
     """Spark rejected a statement or failed while running it; the message is Spark's own, without Java frames."""
 
 
-class CatalogUnavailable(PipelineError):
+class CatalogCheckFailed(PipelineError):
     """The catalog does not answer or rejects the request: the user has to start it, or to set its address and token."""

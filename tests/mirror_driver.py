@@ -19,7 +19,7 @@ from lakefeed.pipeline.mirrors import follower, merge
 from lakefeed.pipeline.mirrors.runner import MirrorRun
 from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode
 from lakefeed.pipeline.spark.session import build_session
-from lakefeed.pipeline.spark.settings import CatalogConfig, SessionConfig
+from lakefeed.pipeline.spark.settings import SessionConfig, SparkCatalog
 from lakefeed.pipeline.spark.tables import TableIdentifier
 
 # Where a merge can be cut off: its tombstones are written and it is not; it is committed and not in the checkpoint.
@@ -54,7 +54,7 @@ def main(order: dict[str, Any]) -> None:
     else:
         follower.merge_changes = killing(follower.merge_changes, before=False, countdown=countdown)
     conf = {"spark.log.level": "ERROR", "spark.scheduler.mode": "FAIR"}
-    spark = build_session(SessionConfig(master="local[2]", catalog=CatalogConfig(uri=order["url"]), extra_conf=conf))
+    spark = build_session(SessionConfig(master="local[2]", catalog=SparkCatalog(uri=order["url"]), extra_conf=conf))
     tables = [TableIdentifier.parse(name) for name in order["modes"]]
     MirrorRun(spark, "lake", tables, mirror_config(order["modes"], order["checkpoints"])).run(once=False)
 

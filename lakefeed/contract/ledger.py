@@ -36,7 +36,7 @@ TOTALS_PROPERTY = "lakefeed.totals"
 BACKFILL_KEY = "lakefeed.backfill"
 RUN_PROPERTY_PREFIX = "lakefeed.backfill."
 
-_MODULUS = 1 << 64
+CHECKSUM_MODULUS = 1 << 64
 
 
 class LedgerUnreadable(WriterError):
@@ -61,7 +61,7 @@ class RowFacts:
             first=min(self.first, other.first),
             last=max(self.last, other.last),
             operations={name: self.operations.get(name, 0) + other.operations.get(name, 0) for name in sorted(names)},
-            checksum=(self.checksum + other.checksum) % _MODULUS,
+            checksum=(self.checksum + other.checksum) % CHECKSUM_MODULUS,
         )
 
 
@@ -111,7 +111,7 @@ class SourceTotal:
 
     def plus(self, other: SourceTotal) -> SourceTotal:
         """Return the total with other rows of the source added, such as those of a backfill."""
-        return replace(self, rows=self.rows + other.rows, checksum=(self.checksum + other.checksum) % _MODULUS)
+        return replace(self, rows=self.rows + other.rows, checksum=(self.checksum + other.checksum) % CHECKSUM_MODULUS)
 
     def after(self, facts: RowFacts, epoch: int | None) -> SourceTotal:
         """Return the total after one more flush."""

@@ -16,8 +16,9 @@ from lakefeed.pipeline.backfill.inputs import (
     Input,
     JdbcInput,
     parse_options,
+    parse_position,
+    position_text,
 )
-from lakefeed.pipeline.backfill.positions import parse_position, position_text
 from lakefeed.pipeline.backfill.settings import BackfillConfig
 from lakefeed.pipeline.spark.options import opened_session, spark_options
 from lakefeed.pipeline.spark.settings import JobKind

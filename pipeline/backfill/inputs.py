@@ -10,18 +10,29 @@ Directories such as `day=2026-11-16` become text columns. No row is lost or gues
 A chunk is what is read and committed at once. Chunks are numbered, and a run that resumes after a crash must divide the
 input as the first process did: files are compared by a fingerprint of their names and sizes; of a database's table the
 range of keys at the start is recorded. The first and the last range are open, so that rows outside are not left out.
+
+All rows of a chunk have one position, by which mirrors and readers order them against changes: later changes win over a
+row, earlier ones lose. A row is as new as the last change that its table had committed before the read began. A
+database is therefore read as of the *mark* of its source, taken before each chunk. A file does not say when it was
+written, so its rows are older than every change, unless the mark was noted when it was exported.
+
+    mark      the source's last committed change                 default for databases
+    start     before all changes                                 default for files
+    0:4711    epoch and sequence, as noted before the export     files
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Protocol
 
+from lakefeed.contract.changes import Position
 from lakefeed.pipeline.backfill.settings import BackfillConfig
 from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.spark.failures import is_spark_error
@@ -414,3 +425,55 @@ def _driver_errors(address: str) -> Iterator[None]:
             "no JDBC driver for this database, add it with --packages or --jar, and name its class with --driver:"
             f" address={address}"
         ) from error
+
+
+# -- positions
+
+
+# Sequences begin at 0.
+BEFORE_ALL = Position(0, -1)
+
+_POSITION = re.compile(r"(?:(\d+):)?(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPosition:
+    """The position of the rows that are read: a fixed one, or the source's mark."""
+
+    position: Position | None = None
+
+    def resolve(self, mark: Position | None) -> Position:
+        """Return the position of rows that are read now.
+
+        Raises:
+            SettingsError: the position is beyond the mark, so changes that are not committed yet would lose against the
+            rows.
+        """
+        if self.position is None:
+            return mark or BEFORE_ALL
+        if self.position > (mark or BEFORE_ALL):
+            raise SettingsError(
+                "the table has not reached this position yet, wait until it has:"
+                f" position={position_text(self.position)} mark={position_text(mark)}"
+            )
+        return self.position
+
+
+def parse_position(text: str) -> ReadPosition:
+    """Read `mark`, `start` or a position.
+
+    Raises: SettingsError.
+    """
+    if text == "mark":
+        return ReadPosition()
+    if text == "start":
+        return ReadPosition(BEFORE_ALL)
+    match = _POSITION.fullmatch(text)
+    if match is None:
+        raise SettingsError(f"--position must be mark, start or EPOCH:SEQUENCE: {text}")
+    return ReadPosition(Position(int(match[1] or 0), int(match[2])))
+
+
+def position_text(position: Position | None) -> str:
+    """Write a position in the form of the option."""
+    return "none" if position is None else f"{position.epoch}:{position.sequence}"

@@ -29,8 +29,7 @@ from pyspark.sql import functions as sql
 
 from lakefeed.contract import changes as cdc
 from lakefeed.contract.changes import Operation, Position
-from lakefeed.pipeline.backfill.texts import read_text
-from lakefeed.pipeline.backfill.types import FittedColumn
+from lakefeed.pipeline.backfill.types import FittedColumn, read_text
 from lakefeed.pipeline.spark.sql import quoted
 from lakefeed.settings import SettingsError
 

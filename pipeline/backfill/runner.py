@@ -3,7 +3,7 @@
 Before the first chunk:
 
     1. plan          divide the input into chunks, fit its columns to the table's: errors end the run here
-    2. find          find what an earlier process of the run has committed (records.py)
+    2. find          find what an earlier process of the run has committed (target.py)
     3. table         create it, or change its columns
 
 Then for each chunk; a crash after the step leaves:
@@ -14,6 +14,9 @@ Then for each chunk; a crash after the step leaves:
     7. next          step 4 of the next chunk records it       nothing
 
 An append that fails may be committed nevertheless: it is searched for before it is retried.
+
+The ledger must be of the rows that are written, and a database may return other rows the next time: rows are kept on
+the executors' disks between counting and writing. If an executor is lost with them, the chunk fails and is read again.
 """
 
 from __future__ import annotations
@@ -23,27 +26,45 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lakefeed.contract.ledger import ChunkMark
-from lakefeed.pipeline.backfill.chunks import ChunkWriter, CommittedChunk, StagedChunk
-from lakefeed.pipeline.backfill.inputs import ChunkPlan, Input, InputChunk, InputUnreadable, default_run
-from lakefeed.pipeline.backfill.positions import BEFORE_ALL, ReadPosition, position_text
-from lakefeed.pipeline.backfill.records import ChunkState, RunRecord, find_chunk
-from lakefeed.pipeline.backfill.rows import ReadContext, key_columns
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sql
+from pyspark.sql.types import StructType
+
+from lakefeed.contract import changes as cdc
+from lakefeed.contract.changes import Operation
+from lakefeed.contract.ledger import (
+    BACKFILL_KEY,
+    CHECKSUM_MODULUS,
+    LEDGER_KEY,
+    ChunkMark,
+    Facts,
+    Ledger,
+    ledger_from_text,
+)
+from lakefeed.pipeline.backfill.inputs import (
+    BEFORE_ALL,
+    ChunkPlan,
+    Input,
+    InputChunk,
+    InputUnreadable,
+    ReadPosition,
+    default_run,
+    position_text,
+)
+from lakefeed.pipeline.backfill.rows import ReadContext, as_changes, key_columns
 from lakefeed.pipeline.backfill.settings import BackfillConfig
-from lakefeed.pipeline.backfill.target import TargetTable, check_row_ids
-from lakefeed.pipeline.backfill.types import SchemaFit, fit_columns
+from lakefeed.pipeline.backfill.target import ChunkState, RunRecord, TargetTable, check_row_ids, find_chunk
+from lakefeed.pipeline.backfill.types import FittedColumn, SchemaFit, fit_columns
 from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.spark import tables
 from lakefeed.pipeline.spark.failures import is_spark_error, message_of, root_cause_of
-from lakefeed.pipeline.spark.metadata import current_fields
+from lakefeed.pipeline.spark.metadata import current_fields, load_metadata
 from lakefeed.pipeline.spark.sql import type_sql
+from lakefeed.pipeline.spark.tables import Snapshot
+from lakefeed.pipeline.verification.scan import facts_of, tally_rows
 from lakefeed.settings import SettingsError
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
-
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +77,109 @@ _US_PER_S = 1_000_000
 
 class SchemaMismatch(PipelineError):
     """Columns of the input do not fit the table: nothing was written."""
+
+
+class InputRowsWithoutKey(PipelineError):
+    """Rows of the input have no key: nothing of their chunk was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedChunk:
+    """A chunk that is committed, or had no rows; the checksum is None if none was recorded."""
+
+    rows: int
+    checksum: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StagedChunk:
+    """A chunk that is read and counted; without facts its rows are not recorded."""
+
+    changes: DataFrame
+    rows: int
+    facts: Facts | None
+
+
+class ChunkWriter:
+    """Appends chunks to one table."""
+
+    def __init__(self, target: TargetTable, columns: Sequence[FittedColumn], *, with_ledger: bool) -> None:
+        self._target = target
+        self._columns = columns
+        self._with_ledger = with_ledger
+
+    def stage(self, rows: DataFrame, context: ReadContext) -> StagedChunk:
+        """Read a chunk and count its rows. Nothing is written to the table.
+
+        Raises:
+            InputRowsWithoutKey: rows have no key.
+            What Spark raises for an input that cannot be read.
+        """
+        metadata = self._target.metadata()
+        changes = as_changes(rows, self._columns, self._target.columns(), context)
+        if metadata is not None:
+            changes = changes.localCheckpoint()
+        count, keyed = changes.agg(sql.count(sql.lit(1)), sql.count(cdc.ROW_ID)).collect()[0]
+        if keyed != count:
+            raise InputRowsWithoutKey(
+                f"some rows have no key, their chunk was not written: key={','.join(context.key)} rows={count - keyed}"
+            )
+        if not self._with_ledger or metadata is None:
+            return StagedChunk(changes, count, None)
+        return StagedChunk(changes, count, facts_of(tally_rows(changes, current_fields(metadata)).collect()))
+
+    def commit(self, staged: StagedChunk, mark: ChunkMark) -> CommittedChunk:
+        """Append a chunk as one snapshot; none if it has no rows.
+
+        Raises:
+            What Spark raises: the chunk may be committed nevertheless.
+        """
+        summary = {BACKFILL_KEY: mark.to_text()}
+        if staged.facts is not None:
+            summary[LEDGER_KEY] = Ledger(staged.facts, {}).to_text()
+        if staged.rows:
+            self._append(staged.changes, summary)
+        return CommittedChunk(staged.rows, None if staged.facts is None else _checksum(staged.facts))
+
+    def _append(self, changes: DataFrame, summary: dict[str, str]) -> None:
+        # Columns that were added since the rows were read.
+        new = [each for each in self._target.columns().fields if each.name not in changes.columns]
+        for each in new:
+            changes = changes.withColumn(each.name, sql.lit(None).cast(each.dataType))
+        writer = changes.writeTo(self._target.sql)
+        for key, value in summary.items():
+            writer = writer.option(f"snapshot-property.{key}", value)
+        if self._target.is_one_partition():
+            # Distributed by partition, one task would write all rows.
+            writer = writer.option("distribution-mode", "none").option("fanout-enabled", "true")
+        writer.append()
+
+
+def _recorded_in(snapshot: Snapshot) -> CommittedChunk:
+    """Return what a committed chunk contains, by its snapshot."""
+    ledger = ledger_from_text(snapshot.summary.get(LEDGER_KEY))
+    rows = int(snapshot.summary.get("added-records", 0))
+    return CommittedChunk(rows, None if ledger is None else _checksum(ledger.facts))
+
+
+def _found_in_rows(target: TargetTable, record: RunRecord) -> CommittedChunk | None:
+    """Return what a committed chunk contains, by its rows, which share one time of receipt; None if it has none."""
+    received_at = sql.timestamp_micros(sql.lit(record.at_us).cast("long"))
+    rows = target.spark.table(target.sql).where(
+        (sql.col(cdc.OPERATION) == Operation.READ.value)
+        & (sql.col(cdc.SOURCE) == record.source)
+        & (sql.col(cdc.INGESTED_AT) == received_at)
+    )
+    if record.checksum is None:
+        count = rows.count()
+        return CommittedChunk(count, None) if count else None
+    fields = current_fields(load_metadata(target.spark, target.sql))
+    facts = facts_of(tally_rows(rows, fields).collect())
+    return CommittedChunk(sum(each.rows for each in facts.values()), _checksum(facts)) if facts else None
+
+
+def _checksum(facts: Facts) -> int:
+    return sum(each.checksum for each in facts.values()) % CHECKSUM_MODULUS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +263,6 @@ class Backfill:
         return PreparedRun(run, plan, given, fitting, record, is_new, key)
 
     def _fit(self, given: StructType, *, is_new: bool) -> SchemaFit:
-        from pyspark.sql.types import StructType  # noqa: PLC0415 - not needed for --help
-
         known = StructType() if is_new else self._target.columns()
         uuids = set() if is_new else _uuids_of(self._target.metadata())
         fitting = fit_columns(given, known, uuids=uuids, declared=self._input.declared)
@@ -296,25 +418,17 @@ class Backfill:
 
     def _find(self, record: RunRecord) -> CommittedChunk | None:
         """Return what the record's next chunk contains; None if it is not committed."""
-        spark, table = self._target.spark, self._target.sql
-        head = tables.current_snapshot(spark, table)
-        found = find_chunk(
-            tables.snapshots(spark, table),
-            None if head is None else head.snapshot_id,
-            run=record.run,
-            chunk=record.next,
-            after=record.after,
-        )
-        writer = ChunkWriter(self._target, (), with_ledger=record.checksum is not None)
+        lineage = tables.lineage(self._target.spark, self._target.sql)
+        found = find_chunk(lineage, run=record.run, chunk=record.next, after=record.after)
         if found.state is ChunkState.COMMITTED:
             if len(found.snapshots) > 1:
                 ids = ",".join(str(each.snapshot_id) for each in found.snapshots)
                 raise PipelineError(
                     f"two processes have committed the same chunk: run={record.run} chunk={record.next} snapshots={ids}"
                 )
-            return writer.recorded_in(found.snapshots[0])
+            return _recorded_in(found.snapshots[0])
         if found.state is ChunkState.UNKNOWN and record.at_us:
-            return writer.found_in_rows(record.source, record.at_us)
+            return _found_in_rows(self._target, record)
         return None
 
 

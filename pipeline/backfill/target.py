@@ -1,4 +1,4 @@
-"""The change table that a backfill fills: create it as the service would, check it, alter it, keep the run's record.
+"""The change table that a backfill fills: create it as the service would, check and alter it, keep the run's record.
 
 A new table gets the columns, partitions and properties that the service gives by default. The service takes it over,
 and applies its own settings where they differ.
@@ -8,22 +8,37 @@ Which rows are the same row to readers of an existing table:
     an existing mirror                                     the key that it was built with
     a future mirror, if the table's key is declared        the columns of the key; row ids do not matter
     any other                                              row ids, which must be those of live changes
+
+A run is a property of the table, written before each chunk:
+
+    lakefeed.backfill.<run>    {"next":4,"after":8206...,"at":1794830861170000,"owner":"7f...","facts":{...},
+                                "source":"shop","key":["id"],"rows":3000,"checksum":"9d0e...","done":false}
+
+Chunks before `next` are committed. Chunk `next` was to be committed after snapshot `after`, with rows received at `at`;
+a process that resumes has to find out whether it was:
+
+    between main and `after` there is a snapshot of this chunk    COMMITTED
+    between main and `after` there is none                        ABSENT
+    snapshots in between have expired                             UNKNOWN    search for rows received at `at`
+
+`owner` is the process that runs it. A process that finds another owner stops: the later start resumes the run.
 """
 
 from __future__ import annotations
 
+import enum
+import itertools
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lakefeed.contract import changes as cdc
 from lakefeed.contract.changes import ROW_ID, Operation, Position, SourceId
 from lakefeed.contract.errors import WriterError
-from lakefeed.contract.ledger import RUN_PROPERTY_PREFIX, TOTALS_PROPERTY, Totals
-from lakefeed.contract.progress import progress_from_text
+from lakefeed.contract.ledger import CHECKSUM_MODULUS, RUN_PROPERTY_PREFIX, TOTALS_PROPERTY, Totals, chunk_mark_of
+from lakefeed.contract.progress import as_hex, as_number, as_object, decode_object, encode, member, progress_from_text
 from lakefeed.contract.properties import UPKEEP_PROPERTIES
-from lakefeed.pipeline.backfill.records import RunRecord, parse_record
 from lakefeed.pipeline.backfill.rows import column_text, form_problem
 from lakefeed.pipeline.backfill.types import FittedColumn
 from lakefeed.pipeline.errors import PipelineError
@@ -33,7 +48,7 @@ from lakefeed.pipeline.mirrors.table import MIRROR_KEY
 from lakefeed.pipeline.spark import tables
 from lakefeed.pipeline.spark.metadata import current_fields, has_jvm, load_metadata
 from lakefeed.pipeline.spark.sql import property_pairs, quoted, text_literal, type_sql
-from lakefeed.pipeline.spark.tables import TableIdentifier
+from lakefeed.pipeline.spark.tables import Snapshot, TableIdentifier
 from lakefeed.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -71,6 +86,101 @@ _OPTIONAL = {
 
 class NotAChangeTable(PipelineError):
     """The table exists and is not a change table: the user has to choose another name."""
+
+
+# -- the run's record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """The progress of a run. Without a checksum its rows are not recorded in ledgers."""
+
+    run: str
+    source: str
+    key: tuple[str, ...]
+    owner: str
+    facts: Mapping[str, Any]
+    next: int = 0
+    after: int | None = None
+    at_us: int = 0
+    rows: int = 0
+    checksum: int | None = 0
+    is_done: bool = False
+
+    def after_chunk(self, rows: int, checksum: int | None) -> RunRecord:
+        """Return the record after the next chunk, which had these rows."""
+        both = None if self.checksum is None or checksum is None else (self.checksum + checksum) % CHECKSUM_MODULUS
+        return replace(self, next=self.next + 1, rows=self.rows + rows, checksum=both)
+
+    def to_text(self) -> str:
+        """Render the property's value."""
+        document = {
+            "source": self.source,
+            "key": list(self.key),
+            "owner": self.owner,
+            "facts": dict(self.facts),
+            "next": self.next,
+            "after": self.after,
+            "at": self.at_us,
+            "rows": self.rows,
+            "done": self.is_done,
+        }
+        return encode(document if self.checksum is None else {**document, "checksum": f"{self.checksum:016x}"})
+
+
+def parse_record(run: str, text: str) -> RunRecord:
+    """Parse a run's property.
+
+    Raises: ValueError.
+    """
+    document = decode_object(text)
+    after, checksum, key = document.get("after"), document.get("checksum"), member(document, "key")
+    if not isinstance(key, list):
+        raise ValueError(f"not a list: {key!r}")  # noqa: TRY004 - the caller handles damaged texts alike
+    return RunRecord(
+        run=run,
+        source=str(member(document, "source")),
+        key=tuple(map(str, key)),
+        owner=str(member(document, "owner")),
+        facts=as_object(member(document, "facts")),
+        next=as_number(member(document, "next")),
+        after=None if after is None else as_number(after),
+        at_us=as_number(member(document, "at")),
+        rows=as_number(member(document, "rows")),
+        checksum=None if checksum is None else as_hex(checksum),
+        is_done=member(document, "done") is True,
+    )
+
+
+class ChunkState(enum.Enum):
+    """State of a chunk, as the module header describes."""
+
+    COMMITTED = "committed"
+    ABSENT = "absent"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundChunk:
+    """The state of a chunk by the table's snapshots, and the snapshots that commit it, which should be one."""
+
+    state: ChunkState
+    snapshots: Sequence[Snapshot] = ()
+
+
+def find_chunk(lineage: Sequence[Snapshot], *, run: str, chunk: int, after: int | None) -> FoundChunk:
+    """Find a chunk in the snapshots of main, newest first."""
+    later = list(itertools.takewhile(lambda each: each.snapshot_id != after, lineage))
+    marks = [(each, chunk_mark_of(each.summary)) for each in later]
+    found = [each for each, mark in marks if mark is not None and (mark.run, mark.chunk) == (run, chunk)]
+    if found:
+        return FoundChunk(ChunkState.COMMITTED, found)
+    oldest_parent = lineage[-1].parent_id if lineage else None
+    is_complete = len(later) < len(lineage) or oldest_parent == after
+    return FoundChunk(ChunkState.ABSENT if is_complete else ChunkState.UNKNOWN)
+
+
+# -- the table
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +223,6 @@ class TargetTable:
         except WriterError as error:
             raise PipelineError(str(error)) from error
         return progress.position_of(SourceId(source))
-
-    # -- the table itself
 
     def check(self) -> None:
         """Check that the table is a change table.
@@ -172,8 +280,6 @@ class TargetTable:
         sources = (names.get(each.get("source-id"), "") for each in spec["fields"] if each["transform"] != "void")
         return all(name.startswith(cdc.RESERVED_PREFIX) for name in sources)
 
-    # -- the run's record
-
     def load_record(self, run: str) -> RunRecord | None:
         """Load the record of a run; None if there is none.
 
@@ -191,8 +297,7 @@ class TargetTable:
 
     def save_record(self, record: RunRecord) -> None:
         """Save the record of a run."""
-        properties = property_pairs({record.property_name: record.to_text()})
-        self.spark.sql(f"ALTER TABLE {self.sql} SET TBLPROPERTIES ({properties})")
+        tables.set_properties(self.spark, self.sql, {RUN_PROPERTY_PREFIX + record.run: record.to_text()})
 
     def check_owner(self, record: RunRecord) -> None:
         """Check that no other process has taken over the run.

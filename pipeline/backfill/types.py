@@ -3,12 +3,15 @@
     same type, or one that the table's represents exactly    stored as it is
     one that Iceberg can widen the table's to                the column is widened first: int to long, float to double,
                                                              decimal to more digits
-    text, where the table has numbers, dates ...             each value exactly (texts.py), or the text is rescued
+    text, where the table has numbers, dates ...             each value exactly, or the text is rescued
     no column of this name, now or formerly                  the column is added
     anything else                                            an error that names the column, before anything is written
 
 A fit never changes a value. Names are matched as Spark does, without case. A former name of a column matches that
 column, as in live rows, unless another column has the name now. Columns that the input lacks are unchanged by it.
+
+Text is read without Spark's casts, which cut `1.5` to 1, round decimals and accept `2026` as a date: text that is not
+exactly a value of the type gives null, and the caller keeps the text. docs/schemas.md describes the forms.
 """
 
 from __future__ import annotations
@@ -20,7 +23,6 @@ from pyspark.sql import Column, types
 from pyspark.sql import functions as sql
 
 from lakefeed.contract.changes import RESERVED_PREFIX
-from lakefeed.pipeline.backfill.texts import is_readable_from_text
 from lakefeed.pipeline.mirrors.layout import former_names
 from lakefeed.pipeline.spark.sql import quoted, type_sql
 
@@ -349,3 +351,75 @@ def _cast(type_: types.DataType) -> Convert:
 
 def _as_is(value: Column) -> Column:
     return value
+
+
+# -- text
+
+_INTEGER = r"[+-]?\d+"
+_REAL = r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?"
+_DATE = r"\d{4}-\d\d-\d\d"
+_TIME = r"[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?"
+_ZONE = r"(Z|[+-]\d\d(:?\d\d)?)"
+_UUID = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity", "infinity": "Infinity", "-infinity": "-Infinity"}
+
+_CASTS: dict[type[types.DataType], str] = {
+    types.ByteType: _INTEGER,
+    types.ShortType: _INTEGER,
+    types.IntegerType: _INTEGER,
+    types.LongType: _INTEGER,
+    types.DateType: _DATE,
+    types.TimestampType: _DATE + _TIME + _ZONE,
+    types.TimestampNTZType: _DATE + _TIME,
+}
+
+
+def is_readable_from_text(type_: types.DataType) -> bool:
+    """Return whether values of a type can be read from text."""
+    others = (types.BooleanType, types.FloatType, types.DoubleType, types.DecimalType, types.BinaryType)
+    return isinstance(type_, (*_CASTS, *others))
+
+
+def read_text(column: str, type_: types.DataType) -> Column:
+    """Read a text column, given by its quoted name, as values of a type; null where the text is not a value.
+
+    A target of type text is a uuid column, which Spark has no type for.
+    """
+    text = sql.expr(column)
+    match type_:
+        case types.StringType():
+            return sql.when(_matches(text, _UUID), sql.lower(text))
+        case types.BooleanType():
+            return sql.when(_matches(text, "(?i)true|t"), True).when(_matches(text, "(?i)false|f"), False)
+        case types.FloatType() | types.DoubleType():
+            return _read_real(column, type_)
+        case types.DecimalType():
+            return sql.when(_matches(text, _decimal_pattern(type_)), _try_cast(column, type_))
+        case types.BinaryType():
+            data = sql.unbase64(text)
+            again = sql.regexp_replace(sql.base64(data), r"\s", "")
+            return sql.when(_matches(text, "[A-Za-z0-9+/]*={0,2}") & (again == text), data)
+    return sql.when(_matches(text, _CASTS[type(type_)]), _try_cast(column, type_))
+
+
+def _matches(text: Column, pattern: str) -> Column:
+    return text.rlike(f"^(?:{pattern})$") & ~text.endswith("\n")
+
+
+def _try_cast(column: str, type_: types.DataType) -> Column:
+    return sql.expr(f"try_cast({column} AS {type_.simpleString()})")
+
+
+def _read_real(column: str, type_: types.DataType) -> Column:
+    """Read a number; null if it is too large for the type, or a text such as `1d` that only Java accepts."""
+    text, number = sql.expr(column), _try_cast(column, type_)
+    is_finite = ~sql.isnan(number) & (sql.abs(number) < sql.lit(float("inf")))
+    found = sql.when(_matches(text, _REAL) & is_finite, number)
+    for name, value in _NOT_FINITE.items():
+        found = found.when(sql.lower(text) == name, sql.lit(value).cast(type_))
+    return found
+
+
+def _decimal_pattern(type_: types.DecimalType) -> str:
+    whole, fraction = type_.precision - type_.scale, type_.scale
+    return rf"[+-]?0*\d{{0,{whole}}}(\.\d{{0,{fraction}}}0*)?"

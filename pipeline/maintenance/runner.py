@@ -18,8 +18,14 @@ from lakefeed.pipeline.maintenance.plan import TablePlan, plan_table
 from lakefeed.pipeline.maintenance.settings import MaintenanceConfig, MaintenanceSettings, Step
 from lakefeed.pipeline.maintenance.steps import StepResult, run_step
 from lakefeed.pipeline.spark.failures import first_line, is_spark_error
-from lakefeed.pipeline.spark.sql import property_pairs
-from lakefeed.pipeline.spark.tables import TableIdentifier, all_tables, location_of, properties, table_names
+from lakefeed.pipeline.spark.tables import (
+    TableIdentifier,
+    all_tables,
+    location_of,
+    properties,
+    set_properties,
+    table_names,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -96,8 +102,7 @@ class Maintenance:
         settings = self.settings_of(name)
         first_plan, facts = self._plan(name, settings)
         if not self.is_dry_run and COMMIT_RETRIES not in facts.properties:
-            pairs = property_pairs(COMMIT_RETRY_PROPERTIES)
-            self.spark.sql(f"ALTER TABLE {name.sql(self.catalog)} SET TBLPROPERTIES ({pairs})")
+            set_properties(self.spark, name.sql(self.catalog), COMMIT_RETRY_PROPERTIES)
         before, plan = facts.sizes, first_plan
         results: list[StepResult] = []
         for step in settings.run:

@@ -8,8 +8,7 @@
     runner       all mirrors of one application          layout       key, columns and storage of a mirror; evolution
     follower     one mirror: full read, stream           table        the mirror as a table: create, check, alter
     merge        one batch into one mirror               tombstones   deleted rows that are remembered
-    merge_sql    the MERGE statement of current rows     history      versions of rows, SCD type 2
-    fold         changes to the last change per key      positions    which change, and which value, is newer
+    fold         changes to the last change per key      history      versions of rows, SCD type 2
 
 All state of a mirror is in its own tables; a checkpoint only saves reading. Imported by verification and backfill;
 imports maintenance, consumers and spark.

@@ -15,11 +15,26 @@ from collections.abc import Collection, Sequence
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-from lakefeed.contract import changes
-from lakefeed.pipeline.mirrors.fold import DELETE, ORDER_COLUMNS, TRUNCATE, carried, column, is_delete, ordered
+from lakefeed.contract import changes as cdc
+from lakefeed.pipeline.mirrors.fold import (
+    DELETE,
+    ORDER_COLUMNS,
+    READ,
+    TRUNCATE,
+    Truncate,
+    carried,
+    column,
+    entries,
+    is_delete,
+    ordered,
+    precedes,
+    same_key,
+    unknown_names,
+)
 from lakefeed.pipeline.mirrors.layout import (
     CARRIED,
     ENDED_BY,
+    ENDED_BY_TYPE,
     IS_CURRENT,
     POSITION_COLUMNS,
     UNKNOWN,
@@ -27,7 +42,6 @@ from lakefeed.pipeline.mirrors.layout import (
     VALID_TO,
     Layout,
 )
-from lakefeed.pipeline.mirrors.positions import READ, Truncate, entries, precedes, unknown_names
 from lakefeed.pipeline.spark.sql import quoted, text_literal
 
 _IS_VERSION = "_cdc_is_version"
@@ -36,13 +50,12 @@ _STORED_END = "_cdc_stored_end"
 _STORED_UNKNOWN = "_cdc_stored_unknown"
 _STORED_CARRIED = "_cdc_stored_carried"
 _NUMBER = "_cdc_number"
-_END_TYPE = "struct<source: string, epoch: bigint, sequence: bigint, timestamp: timestamp, operation: string>"
 _END_FIELDS = {
-    changes.SOURCE: "source",
-    changes.EPOCH: "epoch",
-    changes.SEQUENCE: "sequence",
-    changes.TIMESTAMP: "timestamp",
-    changes.OPERATION: "operation",
+    cdc.SOURCE: "source",
+    cdc.EPOCH: "epoch",
+    cdc.SEQUENCE: "sequence",
+    cdc.TIMESTAMP: "timestamp",
+    cdc.OPERATION: "operation",
 }
 
 
@@ -65,7 +78,7 @@ def versions_of(
     rows = rows.unionByName(_new_events(events, layout))
     if tombstones is not None:
         touched = tombstones.alias("tombstone").join(
-            _keys(events, layout), on=_same_key("tombstone", "key", layout), how="left_semi"
+            _keys(events, layout), on=F.expr(same_key("tombstone", "key", layout)), how="left_semi"
         )
         rows = rows.unionByName(_end_events(touched, layout))
     all_truncates = (*truncates, *earlier_truncates)
@@ -81,12 +94,12 @@ def versions_of(
 
 def _affected(stored: DataFrame, events: DataFrame, layout: Layout, truncates: Sequence[Truncate]) -> DataFrame:
     """Return the stored versions of all keys in the batch, and the open ones of sources that emptied the table."""
-    same = _same_key("version", "key", layout)
+    same = F.expr(same_key("version", "key", layout))
     of_keys = stored.alias("version").join(_keys(events, layout), on=same, how="left_semi")
     sources = sorted({each.source for each in truncates})
     if not sources:
         return of_keys
-    emptied = column(IS_CURRENT) & column(changes.SOURCE).isin(sources)
+    emptied = column(IS_CURRENT) & column(cdc.SOURCE).isin(sources)
     others = stored.alias("version").join(_keys(events, layout), on=same, how="left_anti")
     return of_keys.unionByName(others.where(emptied))
 
@@ -95,15 +108,11 @@ def _keys(events: DataFrame, layout: Layout) -> DataFrame:
     return events.select(*map(column, layout.key)).distinct().alias("key")
 
 
-def _same_key(one: str, other: str, layout: Layout) -> Column:
-    return F.expr(" AND ".join(f"{one}.{quoted(name)} = {other}.{quoted(name)}" for name in layout.key))
-
-
 def _new_events(events: DataFrame, layout: Layout) -> DataFrame:
     return events.select(
         *map(column, layout.columns),
-        column(changes.UNCHANGED),
-        (column(changes.OPERATION) != DELETE).alias(_IS_VERSION),
+        column(cdc.UNCHANGED),
+        (column(cdc.OPERATION) != DELETE).alias(_IS_VERSION),
         *_not_stored(layout),
     )
 
@@ -112,7 +121,7 @@ def _not_stored(layout: Layout) -> list[Column]:
     entries_type = layout.schema[CARRIED].dataType
     return [
         F.lit(False).alias(_IS_STORED),
-        F.lit(None).cast(_END_TYPE).alias(_STORED_END),
+        F.lit(None).cast(ENDED_BY_TYPE).alias(_STORED_END),
         F.lit(None).cast("array<string>").alias(_STORED_UNKNOWN),
         F.lit(None).cast(entries_type).alias(_STORED_CARRIED),
         F.lit(None).cast(entries_type).alias(CARRIED),
@@ -124,10 +133,10 @@ def _stored_versions(known: DataFrame, layout: Layout) -> DataFrame:
     names = F.transform(carried_before, lambda entry: entry["name"])
     return known.alias("stored").select(
         *map(column, layout.columns),
-        F.concat(unknown, names).alias(changes.UNCHANGED),
+        F.concat(unknown, names).alias(cdc.UNCHANGED),
         F.lit(True).alias(_IS_VERSION),
         F.lit(True).alias(_IS_STORED),
-        column(ENDED_BY).cast(_END_TYPE).alias(_STORED_END),
+        column(ENDED_BY).cast(ENDED_BY_TYPE).alias(_STORED_END),
         F.when(F.size(unknown) > 0, unknown).alias(_STORED_UNKNOWN),
         F.when(F.size(carried_before) > 0, carried_before).alias(_STORED_CARRIED),
         carried_before.alias(CARRIED),
@@ -152,7 +161,7 @@ def _end_events(rows: DataFrame, layout: Layout) -> DataFrame:
     sends_nothing = F.array(*map(F.lit, layout.row_columns)).cast("array<string>")
     return rows.select(
         *(value.alias(name) for name, value in values.items()),
-        F.when(~is_delete(), sends_nothing).alias(changes.UNCHANGED),
+        F.when(~is_delete(), sends_nothing).alias(cdc.UNCHANGED),
         F.lit(False).alias(_IS_VERSION),
         *_not_stored(layout),
     )
@@ -160,8 +169,8 @@ def _end_events(rows: DataFrame, layout: Layout) -> DataFrame:
 
 def _deduplicated(rows: DataFrame, layout: Layout) -> DataFrame:
     """Keep the stored one of events that occur twice."""
-    is_read = column(changes.OPERATION) == READ
-    position = [column(name) for name in POSITION_COLUMNS if name != changes.OPERATION]
+    is_read = column(cdc.OPERATION) == READ
+    position = [column(name) for name in POSITION_COLUMNS if name != cdc.OPERATION]
     same = Window.partitionBy(*map(column, layout.key), *position, is_read, column(_IS_VERSION))
     number = F.row_number().over(same.orderBy(F.desc(_IS_STORED)))
     return rows.withColumn(_NUMBER, number).where(column(_NUMBER) == 1).drop(_NUMBER)
@@ -171,14 +180,14 @@ def _ended(rows: DataFrame, layout: Layout, truncates: Sequence[Truncate]) -> Da
     # If a version starts where another one ends, that end is ordered first: it is not the version's own.
     order = (*ORDER_COLUMNS, _IS_VERSION)
     in_order = Window.partitionBy(*map(column, layout.key)).orderBy(*map(F.asc, order))
-    here = F.struct(*(column(name).alias(field) for name, field in _END_FIELDS.items())).cast(_END_TYPE)
-    end = _earlier(F.lead(here).over(in_order), F.expr(_next_truncate(truncates)).cast(_END_TYPE))
+    here = F.struct(*(column(name).alias(field) for name, field in _END_FIELDS.items())).cast(ENDED_BY_TYPE)
+    end = _earlier(F.lead(here).over(in_order), F.expr(_next_truncate(truncates)).cast(ENDED_BY_TYPE))
     ended = rows.withColumn(ENDED_BY, end)
     valid_to = column(ENDED_BY)["timestamp"]
     return (
         ended.withColumn(VALID_TO, valid_to)
         # A READ has the time at which it was read, which may be later than changes after its position.
-        .withColumn(VALID_FROM, F.least(column(changes.TIMESTAMP), valid_to))
+        .withColumn(VALID_FROM, F.least(column(cdc.TIMESTAMP), valid_to))
         .withColumn(IS_CURRENT, column(ENDED_BY).isNull())
     )
 
@@ -205,25 +214,21 @@ def _truncates_after(truncates: Sequence[Truncate]) -> str:
     """Return the truncates of a row's source after the row: rows with different ones are different rows."""
     literals = ", ".join(
         f"named_struct('epoch', CAST({each.epoch} AS bigint), 'sequence', CAST({each.sequence} AS bigint), "
-        f"'source', {text_literal(each.source)}, 'timestamp', CAST({_text_or_null(each.time)} AS timestamp), "
+        f"'source', {text_literal(each.source)}, "
+        f"'timestamp', CAST({'NULL' if each.time is None else text_literal(each.time)} AS timestamp), "
         f"'operation', '{TRUNCATE}')"
         for each in truncates
     )
     is_after = (
-        f"x.source = {changes.SOURCE} AND (x.epoch > {changes.EPOCH} "
-        f"OR (x.epoch = {changes.EPOCH} AND {precedes('x.sequence')}))"
+        f"x.source = {cdc.SOURCE} AND (x.epoch > {cdc.EPOCH} OR (x.epoch = {cdc.EPOCH} AND {precedes('x.sequence')}))"
     )
     return f"filter(array({literals}), x -> {is_after})" if truncates else "array()"
 
 
-def _text_or_null(text: str | None) -> str:
-    return "NULL" if text is None else text_literal(text)
-
-
 def merge_history(layout: Layout, *, target: str, view: str) -> str:
     """Write the statement that adds new versions and changes others."""
-    is_read = f"({{}}.{changes.OPERATION} = '{READ}')"
-    position = [name for name in POSITION_COLUMNS if name != changes.OPERATION]
+    is_read = f"({{}}.{cdc.OPERATION} = '{READ}')"
+    position = [name for name in POSITION_COLUMNS if name != cdc.OPERATION]
     conditions = [
         *(f"t.{quoted(name)} = s.{quoted(name)}" for name in dict.fromkeys((*layout.key, *position))),
         f"{is_read.format('t')} = {is_read.format('s')}",

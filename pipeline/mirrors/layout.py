@@ -32,14 +32,14 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from lakefeed.contract import changes as columns
+from lakefeed.contract import changes as cdc
 from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.mirrors.settings import MirrorMode, MirrorSettings
 from lakefeed.pipeline.spark.sql import quoted, text_literal, type_sql
 
 # The position of a row's last change, which a mirror keeps so that only newer changes replace the row.
-POSITION_COLUMNS = (columns.SOURCE, columns.EPOCH, columns.SEQUENCE, columns.TIMESTAMP, columns.OPERATION)
-_KEPT_COLUMNS = (columns.ROW_ID, *POSITION_COLUMNS, columns.RESCUED)
+POSITION_COLUMNS = (cdc.SOURCE, cdc.EPOCH, cdc.SEQUENCE, cdc.TIMESTAMP, cdc.OPERATION)
+_KEPT_COLUMNS = (cdc.ROW_ID, *POSITION_COLUMNS, cdc.RESCUED)
 
 # The columns of a row that no change has sent yet: a row that is read late may still provide them.
 UNKNOWN = "_cdc_unknown"
@@ -53,17 +53,26 @@ VALID_FROM = "valid_from"
 VALID_TO = "valid_to"
 IS_CURRENT = "is_current"
 ENDED_BY = "_cdc_ended_by"
+ENDED_BY_TYPE = StructType(
+    [
+        StructField("source", StringType()),
+        StructField("epoch", LongType()),
+        StructField("sequence", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("operation", StringType()),
+    ]
+)
 
 # A column's name and a position, whose parts have the names of the row's own.
 _CARRIED_TYPE = ArrayType(
     StructType(
         [
             StructField("name", StringType()),
-            StructField(columns.SOURCE, StringType()),
-            StructField(columns.EPOCH, LongType()),
-            StructField(columns.SEQUENCE, LongType()),
-            StructField(columns.TIMESTAMP, TimestampType()),
-            StructField(columns.OPERATION, StringType()),
+            StructField(cdc.SOURCE, StringType()),
+            StructField(cdc.EPOCH, LongType()),
+            StructField(cdc.SEQUENCE, LongType()),
+            StructField(cdc.TIMESTAMP, TimestampType()),
+            StructField(cdc.OPERATION, StringType()),
         ]
     )
 )
@@ -116,12 +125,12 @@ class Layout:
     @property
     def key_is_row_id(self) -> bool:
         """Return whether the key is the source's row id, which a row keeps for its whole life."""
-        return self.key == (columns.ROW_ID,)
+        return self.key == (cdc.ROW_ID,)
 
     @property
     def finds_key_changes(self) -> bool:
         """Return whether changes of a row's key can be found: the image from before the change has the old key."""
-        return not self.key_is_row_id and columns.BEFORE in self.change_columns
+        return not self.key_is_row_id and cdc.BEFORE in self.change_columns
 
 
 def plan_layout(changes: StructType, settings: MirrorSettings, *, built_key: tuple[str, ...] = ()) -> Layout:
@@ -135,9 +144,9 @@ def plan_layout(changes: StructType, settings: MirrorSettings, *, built_key: tup
             "the mirror was built with another key, configure that one or drop the mirror: "
             f"built={', '.join(built_key)} configured={', '.join(configured)}"
         )
-    key = configured or built_key or _declared_key(changes) or (columns.ROW_ID,)
+    key = configured or built_key or _declared_key(changes) or (cdc.ROW_ID,)
     _check_key(key, changes)
-    own = [field for field in changes.fields if not field.name.startswith(columns.RESERVED_PREFIX)]
+    own = [field for field in changes.fields if not field.name.startswith(cdc.RESERVED_PREFIX)]
     kept = [_kept_field(name, changes) for name in _KEPT_COLUMNS]
     kept += [StructField(UNKNOWN, ArrayType(StringType())), StructField(CARRIED, _CARRIED_TYPE)]
     history = _history_fields(own) if settings.keeps_history else []
@@ -172,7 +181,7 @@ def _check_key(key: tuple[str, ...], changes: StructType) -> None:
 
 def _kept_field(name: str, changes: StructType) -> StructField:
     found = changes[name] if name in changes.names else StructField(name, StringType())
-    if name == columns.EPOCH:
+    if name == cdc.EPOCH:
         # Even if the table's own column is an int: an epoch may be a time in milliseconds.
         return StructField(name, LongType(), True, found.metadata)
     return found
@@ -185,20 +194,11 @@ def _history_fields(own: list[StructField]) -> list[StructField]:
             "a history has its own column of this name, rename the table's column or choose another mode: "
             f"column={min(taken)}"
         )
-    ended_by = StructType(
-        [
-            StructField("source", StringType()),
-            StructField("epoch", LongType()),
-            StructField("sequence", LongType()),
-            StructField("timestamp", TimestampType()),
-            StructField("operation", StringType()),
-        ]
-    )
     return [
         StructField(VALID_FROM, TimestampType()),
         StructField(VALID_TO, TimestampType()),
         StructField(IS_CURRENT, BooleanType()),
-        StructField(ENDED_BY, ended_by),
+        StructField(ENDED_BY, ENDED_BY_TYPE),
     ]
 
 

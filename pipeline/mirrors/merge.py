@@ -6,7 +6,9 @@
     4. record columns that were never unsent before           crash after: more columns than rows lack, harmless
     5. merge, with the marker in the same commit              crash before: as after 4; after: the batch is merged
 
-Merging a batch again changes nothing: tombstones and the positions of rows and values block it.
+Merging a batch again changes nothing: tombstones keep deleted rows out, and the MERGE statement replaces a row, or a
+value that the row's last change did not send, only by a newer one. The bounds of the batch's keys are literals in the
+statement, so that Iceberg skips files outside of them.
 
 One application owns a mirror. A merge folds its changes with the tombstones of the moment at which it began; if another
 application deleted a row since then, the merge would bring the row back. So each attempt first checks whether the
@@ -21,7 +23,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark import StorageLevel
@@ -29,16 +31,31 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.types import BinaryType
 
-from lakefeed.contract import changes
+from lakefeed.contract import changes as cdc
 from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.mirrors.fold import (
     DELETE,
     IS_DELETED,
+    NO_NAMES,
     TRUNCATE,
+    Truncate,
     column,
+    entries,
+    entry_of,
     fold,
+    is_newer_entry,
     lacks_key,
+    latest_truncates,
+    newer,
+    newer_columns,
+    no_entries,
     prepare,
+    same_key,
+    sent_at_column,
+    truncated,
+    truncates_in,
+    unknown_names,
+    value_position,
     with_key_changes,
     without_tombstoned,
     without_truncated,
@@ -46,14 +63,12 @@ from lakefeed.pipeline.mirrors.fold import (
 from lakefeed.pipeline.mirrors.history import merge_history, versions_of
 from lakefeed.pipeline.mirrors.layout import CARRIED, UNKNOWN, Layout
 from lakefeed.pipeline.mirrors.marker import MARKER, Marker, load_lineage, parse_marker
-from lakefeed.pipeline.mirrors.merge_sql import KeyBounds, merge_current
-from lakefeed.pipeline.mirrors.positions import Truncate, latest_truncates
 from lakefeed.pipeline.mirrors.settings import MirrorNames, MirrorSettings, RowsWithoutKey
 from lakefeed.pipeline.mirrors.tombstones import Tombstones
 from lakefeed.pipeline.spark.failures import retry_on_conflict
 from lakefeed.pipeline.spark.metadata import commit_with_properties
-from lakefeed.pipeline.spark.sql import property_pairs
-from lakefeed.pipeline.spark.tables import Snapshot, properties
+from lakefeed.pipeline.spark.sql import quoted, text_literal
+from lakefeed.pipeline.spark.tables import Snapshot, properties, set_properties
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +82,9 @@ _NO_SNAPSHOT = "none"
 # harmless.
 _ATTEMPTS_MAX = 8
 _RETRY_DELAY_S = 1.0
+
+# Iceberg truncates its bounds of texts to fewer characters, so longer literals prune no more files.
+_BOUND_MAX_CHARACTERS = 200
 
 
 class ChangesWithoutKey(PipelineError):
@@ -114,6 +132,16 @@ class ChangeBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyBounds:
+    """The lowest and highest value of a key column in a batch, as text that casts back to its type."""
+
+    column: str
+    type_name: str
+    lowest: str
+    highest: str
+
+
+@dataclass(frozen=True, slots=True)
 class FoldStats:
     """The size of a folded batch, and the bounds of its keys."""
 
@@ -155,7 +183,7 @@ def merge_changes(
         measured = measure(folded, layout)
         if measured.deletes or stats.truncates or (stats.has_deletes and layout.keeps_history):
             # In a history every delete ends a version, which may come late; otherwise the last one is enough.
-            is_delete = column(changes.OPERATION) == DELETE
+            is_delete = column(cdc.OPERATION) == DELETE
             deleted = batch.events.where(is_delete) if layout.keeps_history else folded.where(IS_DELETED)
             tombstones.add(deleted, stats.truncates, now=time.time())
         gaps = _record_unsent(spark, names, layout, state=state, unchanged=stats.unchanged)
@@ -210,25 +238,17 @@ def prepare_batch(
 
 
 def _inspect(events: DataFrame, layout: Layout) -> BatchStats:
-    operation = column(changes.OPERATION)
+    operation = column(cdc.OPERATION)
     found = events.agg(
         F.count(F.lit(1)),
-        F.min(changes.SOURCE) != F.max(changes.SOURCE),
-        F.array_distinct(F.flatten(F.collect_set(changes.UNCHANGED))),
+        F.min(cdc.SOURCE) != F.max(cdc.SOURCE),
+        F.array_distinct(F.flatten(F.collect_set(cdc.UNCHANGED))),
         F.count_if(operation == TRUNCATE),
         F.count_if(lacks_key(layout)),
         F.count_if(operation == DELETE) > 0,
     ).collect()[0]
     truncates = truncates_in(events) if found[3] else ()
     return BatchStats(found[0], bool(found[1]), frozenset(found[2] or ()), truncates, *found[4:])
-
-
-def truncates_in(rows: DataFrame) -> tuple[Truncate, ...]:
-    """Return the truncates among changes or tombstones."""
-    time_text = column(changes.TIMESTAMP).cast("string")
-    found = rows.where(column(changes.OPERATION) == TRUNCATE)
-    found = found.select(changes.SOURCE, changes.EPOCH, changes.SEQUENCE, time_text).distinct()
-    return tuple(Truncate(*row) for row in found.collect())
 
 
 # -- 2. the fold
@@ -271,8 +291,7 @@ def _record_unsent(
     known, own = frozenset(layout.renamed.get(name, name) for name in state.unsent), frozenset(layout.row_columns)
     unsent = known | (unchanged & own)
     if unsent != known:
-        pairs = property_pairs({UNSENT: json.dumps(sorted(unsent))})
-        spark.sql(f"ALTER TABLE {names.mirror_sql} SET TBLPROPERTIES ({pairs})")
+        set_properties(spark, names.mirror_sql, {UNSENT: json.dumps(sorted(unsent))})
     return unsent & own
 
 
@@ -304,8 +323,8 @@ def _versions(batch: ChangeBatch, deletes: DataFrame | None, names: MirrorNames,
 
 def _all_truncates(batch: ChangeBatch, names: MirrorNames) -> tuple[Truncate, ...]:
     """Return every truncate that can have ended a row of the batch: a late row ended with the first one after it."""
-    first = F.min(F.struct(changes.EPOCH, changes.SEQUENCE))
-    starts = {row[0]: tuple(row[1]) for row in batch.events.groupBy(changes.SOURCE).agg(first).collect()}
+    first = F.min(F.struct(cdc.EPOCH, cdc.SEQUENCE))
+    starts = {row[0]: tuple(row[1]) for row in batch.events.groupBy(cdc.SOURCE).agg(first).collect()}
     found = truncates_in(batch.events.sparkSession.table(names.tombstones_sql))
     late = (each for each in found if each.source in starts and (each.epoch, each.sequence) >= starts[each.source])
     return tuple(dict.fromkeys((*batch.truncates, *late)))
@@ -349,6 +368,102 @@ def check_commits(snapshots: Sequence[Snapshot], *, state: MirrorState, run: str
         raise MirrorRolledBack(f"the mirror was rolled back during a merge, which is repeated: mirror={mirror}")
 
 
+# -- the MERGE statement of current rows
+
+
+def within(bounds: Sequence[KeyBounds], alias: str) -> str:
+    """Return the condition that a row can have a key of the batch."""
+    useful = [each for each in bounds if max(len(each.lowest), len(each.highest)) <= _BOUND_MAX_CHARACTERS]
+    conditions = [
+        f"{alias}.{quoted(each.column)} {sign} CAST({text_literal(value)} AS {each.type_name})"
+        for each in useful
+        for sign, value in ((">=", each.lowest), ("<=", each.highest))
+    ]
+    return " AND ".join(conditions) or "true"
+
+
+def merge_current(
+    layout: Layout,
+    *,
+    target: str,
+    view: str,
+    bounds: Sequence[KeyBounds] = (),
+    unchanged: Collection[str] = (),
+    truncates: Sequence[Truncate] = (),
+    gaps: Collection[str] = (),
+) -> str:
+    """Write the statement. `unchanged` are the columns that some change of the batch did not send.
+
+    `gaps` are the columns for which rows of the mirror may lack a value, or have an older one than a change that comes
+    late.
+    """
+    gone = truncated(truncates, "t")
+    applies = f"({newer('s', 't')} OR {gone})" if truncates else newer("s", "t")
+    stored = (*layout.columns, UNKNOWN, CARRIED)
+    clauses = [
+        f"MERGE INTO {target} t USING {view} s ON {same_key('t', 's', layout)} AND {within(bounds, 't')}",
+        f"WHEN MATCHED AND s.{IS_DELETED} AND {applies} THEN DELETE",
+        f"WHEN MATCHED AND NOT s.{IS_DELETED} AND {applies} THEN UPDATE SET {_updates(layout, unchanged, gone)}",
+    ]
+    if gaps:
+        has_gaps = f"(t.{UNKNOWN} IS NOT NULL OR t.{CARRIED} IS NOT NULL)"
+        filled = newer_columns("s", "t", layout, among=gaps)
+        fills = _fills(layout, filled, gaps)
+        clauses.append(f"WHEN MATCHED AND {has_gaps} AND size({filled}) > 0 THEN UPDATE SET {fills}")
+    names = ", ".join(map(quoted, stored))
+    values = ", ".join(f"s.{quoted(name)}" for name in stored)
+    clauses.append(f"WHEN NOT MATCHED AND NOT s.{IS_DELETED} THEN INSERT ({names}) VALUES ({values})")
+    if truncates:
+        clauses.append(f"WHEN NOT MATCHED BY SOURCE AND {gone} THEN DELETE")
+    return "\n".join(clauses)
+
+
+def _updates(layout: Layout, unchanged: Collection[str], gone: str) -> str:
+    """Assign the newer change, except values that it did not send and the mirror has newer ones of."""
+    unsent = [name for name in layout.row_columns if name in unchanged]
+    keeps = {name: f"NOT {gone} AND {_stays(name, layout)}" for name in unsent}
+    values = {
+        name: f"CASE WHEN {keeps[name]} THEN t.{quoted(name)} ELSE s.{quoted(name)} END"
+        if name in keeps
+        else f"s.{quoted(name)}"
+        for name in layout.columns
+    }
+    still_unknown = f"nullif(array_intersect(s.{UNKNOWN}, {unknown_names('t', layout)}), {NO_NAMES})"
+    values[UNKNOWN] = f"CASE WHEN {gone} THEN s.{UNKNOWN} ELSE {still_unknown} END"
+    found = [
+        f"CASE WHEN {kept} THEN {value_position('t', text_literal(name), layout)} "
+        f"ELSE {entry_of('s', text_literal(name), layout)} END"
+        for name, kept in keeps.items()
+    ]
+    values[CARRIED] = f"nullif(array_compact(array({', '.join(found)})), {no_entries(layout)})" if found else "NULL"
+    return _assignments(values)
+
+
+def _stays(name: str, layout: Layout) -> str:
+    """Return the condition that the mirror's value stays: it has one, and no change of the batch sent a newer one."""
+    sent_at, stored = f"s.{quoted(sent_at_column(name))}", value_position("t", text_literal(name), layout)
+    return f"({stored}) IS NOT NULL AND NOT {is_newer_entry(sent_at, stored)}"
+
+
+def _fills(layout: Layout, filled: str, gaps: Collection[str]) -> str:
+    """Assign only the values of an older change that the mirror lacks, or has older ones of."""
+    values = {
+        name: f"CASE WHEN array_contains({filled}, {text_literal(name)}) THEN "
+        f"CASE WHEN NOT s.{IS_DELETED} THEN s.{quoted(name)} END ELSE t.{quoted(name)} END"
+        for name in layout.row_columns
+        if name in gaps
+    }
+    values[UNKNOWN] = f"nullif(array_except({unknown_names('t', layout)}, {filled}), {NO_NAMES})"
+    kept = f"filter({entries('t', layout)}, _cdc_kept -> NOT array_contains({filled}, _cdc_kept.name))"
+    added = f"transform({filled}, _cdc_added -> {value_position('s', '_cdc_added', layout)})"
+    values[CARRIED] = f"nullif(concat({kept}, {added}), {no_entries(layout)})"
+    return _assignments(values)
+
+
+def _assignments(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{quoted(name)} = {value}" for name, value in values.items())
+
+
 # -- properties of a mirror
 
 
@@ -365,5 +480,4 @@ def _snapshot_in(table_properties: Mapping[str, str]) -> int | None:
 
 def copy_marker(spark: SparkSession, names: MirrorNames, marker: Marker) -> None:
     """Copy the marker to the mirror's properties."""
-    pairs = property_pairs({MARKER: marker.to_text()})
-    spark.sql(f"ALTER TABLE {names.mirror_sql} SET TBLPROPERTIES ({pairs})")
+    set_properties(spark, names.mirror_sql, {MARKER: marker.to_text()})

@@ -17,7 +17,7 @@ from lakefeed.pipeline.mirrors.marker import Marker, find_marker, load_lineage
 from lakefeed.pipeline.mirrors.settings import MirrorMode, MirrorNames, MirrorSettings
 from lakefeed.pipeline.spark.metadata import load_uuid
 from lakefeed.pipeline.spark.sql import property_pairs, quoted
-from lakefeed.pipeline.spark.tables import exists, properties
+from lakefeed.pipeline.spark.tables import exists, properties, set_properties
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -119,8 +119,7 @@ def prepare_mirror(
     # A table's format version cannot be lowered.
     if int(present.get("format-version", "2")) > int(wanted["format-version"]):
         changed.pop("format-version", None)
-    if changed:
-        spark.sql(f"ALTER TABLE {names.mirror_sql} SET TBLPROPERTIES ({property_pairs(changed)})")
+    set_properties(spark, names.mirror_sql, changed)
 
 
 def check_mode(present: Mapping[str, str], names: MirrorNames, settings: MirrorSettings) -> None:

@@ -18,13 +18,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.types import StructType
 
-from lakefeed.contract import changes
+from lakefeed.contract import changes as cdc
+from lakefeed.pipeline.mirrors.fold import DELETE, TRUNCATE, Truncate, latest_truncates, truncates_in
 from lakefeed.pipeline.mirrors.layout import POSITION_COLUMNS, Layout, columns_sql, plan_evolution, retention_properties
-from lakefeed.pipeline.mirrors.positions import Truncate, latest_truncates
 from lakefeed.pipeline.mirrors.settings import MirrorNames, MirrorSettings
 from lakefeed.pipeline.mirrors.table import MirrorOrigin, check_origin
 from lakefeed.pipeline.spark.sql import property_pairs, quoted, text_literal
-from lakefeed.pipeline.spark.tables import exists, properties
+from lakefeed.pipeline.spark.tables import exists, properties, set_properties
 
 _DELETED_AT = "_cdc_deleted_at"
 # A rewrite is worth it above this number of files beyond one per day.
@@ -51,12 +51,7 @@ class Tombstones:
         Raises: NotAMirror, ChangeTableReplaced, ColumnMismatch.
         """
         self._prepare(spark)
-        rows = spark.sql(
-            f"SELECT DISTINCT {changes.SOURCE}, {changes.EPOCH}, {changes.SEQUENCE}, "
-            f"CAST({changes.TIMESTAMP} AS string) FROM {self._table} "
-            f"WHERE {changes.OPERATION} = 'TRUNCATE'"
-        ).collect()
-        self.truncates = latest_truncates(Truncate(*row) for row in rows)
+        self.truncates = latest_truncates(truncates_in(spark.table(self._table)))
         self._is_empty = not spark.table(self._table).limit(1).collect()
 
     def _prepare(self, spark: SparkSession) -> None:
@@ -74,8 +69,7 @@ class Tombstones:
         for statement in plan_evolution(self._table, has=spark.table(self._table).schema, needs=needs):
             spark.sql(statement)
         changed = {key: value for key, value in wanted.items() if present.get(key) != value}
-        if changed:
-            spark.sql(f"ALTER TABLE {self._table} SET TBLPROPERTIES ({property_pairs(changed)})")
+        set_properties(spark, self._table, changed)
 
     def _schema(self) -> StructType:
         return StructType([self._layout.schema[name] for name in self._names()])
@@ -85,7 +79,7 @@ class Tombstones:
 
     def deletes(self, spark: SparkSession) -> DataFrame | None:
         """Return the tombstones of single rows; None if there are none."""
-        return None if self._is_empty else spark.table(self._table).where(f"{changes.OPERATION} = 'DELETE'")
+        return None if self._is_empty else spark.table(self._table).where(f"{cdc.OPERATION} = '{DELETE}'")
 
     def add(self, deletes: DataFrame, truncates: Sequence[Truncate], *, now: float) -> None:
         """Append the deletes of a batch and its truncates."""
@@ -101,11 +95,11 @@ class Tombstones:
 
     def _truncate_row(self, spark: SparkSession, truncate: Truncate, names: list[str]) -> DataFrame:
         values = {
-            changes.SOURCE: text_literal(truncate.source),
-            changes.EPOCH: str(truncate.epoch),
-            changes.SEQUENCE: str(truncate.sequence),
-            changes.TIMESTAMP: "NULL" if truncate.time is None else text_literal(truncate.time),
-            changes.OPERATION: "'TRUNCATE'",
+            cdc.SOURCE: text_literal(truncate.source),
+            cdc.EPOCH: str(truncate.epoch),
+            cdc.SEQUENCE: str(truncate.sequence),
+            cdc.TIMESTAMP: "NULL" if truncate.time is None else text_literal(truncate.time),
+            cdc.OPERATION: text_literal(TRUNCATE),
         }
         kinds = {name: self._layout.schema[name].dataType.simpleString() for name in names}
         shown = (f"CAST({values.get(name, 'NULL')} AS {kinds[name]}) AS {quoted(name)}" for name in names)
@@ -136,4 +130,4 @@ class Tombstones:
 
 def _deleted_before(until: datetime) -> str:
     """Return the condition that a row is a delete from before a time."""
-    return f"{changes.OPERATION} = 'DELETE' AND {_DELETED_AT} < CAST('{until.isoformat()}' AS timestamp)"
+    return f"{cdc.OPERATION} = '{DELETE}' AND {_DELETED_AT} < CAST('{until.isoformat()}' AS timestamp)"

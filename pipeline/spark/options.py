@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lakefeed import command_line
-from lakefeed.pipeline.errors import CatalogUnavailable, SparkFailed
+from lakefeed.pipeline.errors import CatalogCheckFailed, SparkFailed
 from lakefeed.pipeline.spark.failures import is_spark_error, message_of
 from lakefeed.pipeline.spark.session import (
     build_session,
@@ -42,7 +42,7 @@ from lakefeed.pipeline.spark.session import (
     load_s3_settings,
     stop_session,
 )
-from lakefeed.pipeline.spark.settings import CatalogConfig, JobKind, SessionConfig, SparkSettings
+from lakefeed.pipeline.spark.settings import JobKind, SessionConfig, SparkCatalog, SparkSettings
 from lakefeed.settings import SettingsError, load_section
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def opened_session(
 ) -> Iterator[SparkSession]:
     """Open a session on the catalog, and stop it at the end of the block.
 
-    Raises: SettingsError, CatalogUnavailable, SparkUnavailable, SparkFailed for what Spark raises in the block.
+    Raises: SettingsError, CatalogCheckFailed, SparkUnavailable, SparkFailed for what Spark raises in the block.
     """
     config = session_config(options, job_kind=job_kind, app_name=app_name)
     if not config.remote and not config.is_submitted:
@@ -160,7 +160,7 @@ def session_config(options: Mapping[str, Any], *, job_kind: JobKind, app_name: s
     runtimes = [Path(jar) for jar in settings.jar if "iceberg-spark-runtime" in Path(jar).name]
     try:
         return SessionConfig(
-            catalog=CatalogConfig(
+            catalog=SparkCatalog(
                 uri=settings.url.removesuffix("/"),
                 name=settings.catalog_name,
                 warehouse=settings.warehouse,
@@ -208,13 +208,13 @@ def default_master(environ: Mapping[str, str]) -> str:
     return "" if _SUBMITTED_VARIABLE in environ else LOCAL_MASTER
 
 
-def check_catalog(catalog: CatalogConfig) -> None:
+def check_catalog(catalog: SparkCatalog) -> None:
     """Check that an Iceberg REST catalog answers at the address and accepts the token.
 
-    Raises: CatalogUnavailable.
+    Raises: CatalogCheckFailed.
     """
     query = f"?{urllib.parse.urlencode({'warehouse': catalog.warehouse})}" if catalog.warehouse else ""
-    request = urllib.request.Request(f"{catalog.uri}/v1/config{query}")  # noqa: S310 - CatalogConfig takes http(s) only
+    request = urllib.request.Request(f"{catalog.uri}/v1/config{query}")  # noqa: S310 - SparkCatalog takes http(s) only
     if catalog.token:
         request.add_header("Authorization", f"Bearer {catalog.token}")
     try:
@@ -224,18 +224,18 @@ def check_catalog(catalog: CatalogConfig) -> None:
         error.close()
         raise _rejected(catalog, error.code) from error
     except ValueError as error:
-        raise CatalogUnavailable(f"not an Iceberg REST catalog: url={catalog.uri}") from error
+        raise CatalogCheckFailed(f"not an Iceberg REST catalog: url={catalog.uri}") from error
     except OSError as error:
-        raise CatalogUnavailable(
+        raise CatalogCheckFailed(
             f"cannot reach the catalog, is `lakefeed serve` running? url={catalog.uri} error={error}"
         ) from error
     if not isinstance(document, dict) or "defaults" not in document:
-        raise CatalogUnavailable(f"not an Iceberg REST catalog: url={catalog.uri}")
+        raise CatalogCheckFailed(f"not an Iceberg REST catalog: url={catalog.uri}")
 
 
-def _rejected(catalog: CatalogConfig, status: int) -> CatalogUnavailable:
+def _rejected(catalog: SparkCatalog, status: int) -> CatalogCheckFailed:
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        return CatalogUnavailable(f"the catalog rejects the token, set --token or LAKEFEED_TOKEN: url={catalog.uri}")
+        return CatalogCheckFailed(f"the catalog rejects the token, set --token or LAKEFEED_TOKEN: url={catalog.uri}")
     if catalog.warehouse and status in (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND):
-        return CatalogUnavailable(f"the catalog has no such warehouse: url={catalog.uri} warehouse={catalog.warehouse}")
-    return CatalogUnavailable(f"not an Iceberg REST catalog: url={catalog.uri} status={status}")
+        return CatalogCheckFailed(f"the catalog has no such warehouse: url={catalog.uri} warehouse={catalog.warehouse}")
+    return CatalogCheckFailed(f"not an Iceberg REST catalog: url={catalog.uri} status={status}")

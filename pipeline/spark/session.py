@@ -32,7 +32,7 @@ from lakefeed.pipeline.spark.runtime import (
     find_s3_jars,
     installed_version,
 )
-from lakefeed.pipeline.spark.settings import TIME_ZONE, UTC, CatalogConfig, JobKind, SessionConfig
+from lakefeed.pipeline.spark.settings import TIME_ZONE, UTC, JobKind, SessionConfig, SparkCatalog
 from lakefeed.settings import load_sections
 from lakefeed.storage.config import StorageConfig
 
@@ -131,7 +131,7 @@ def remote_conf(config: SessionConfig) -> dict[str, str]:
     return {**_SESSION_CONF, **catalog_conf(config.catalog), **config.extra_conf}
 
 
-def catalog_conf(catalog: CatalogConfig) -> dict[str, str]:
+def catalog_conf(catalog: SparkCatalog) -> dict[str, str]:
     """Return the settings that add the catalog and make it the default. A running session takes them too."""
     properties = {
         "type": "rest",
@@ -276,12 +276,6 @@ def _is_installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
         return False
-
-
-def attach_catalog(spark: SparkSession, catalog: CatalogConfig) -> None:
-    """Add a catalog to a running session and make it the default. A name that was used keeps its first settings."""
-    for key, value in catalog_conf(catalog).items():
-        spark.conf.set(key, value)
 
 
 def stop_session(spark: SparkSession) -> None:

@@ -30,7 +30,7 @@ class JobKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogConfig(Settings):
+class SparkCatalog(Settings):
     """The REST catalog as Spark sees it."""
 
     uri: str = setting("http://127.0.0.1:8181", "Address of the Iceberg REST catalog, without the `/v1`.")
@@ -53,7 +53,7 @@ class CatalogConfig(Settings):
 class SessionConfig(Settings):
     """One Spark session and the JVM under it."""
 
-    catalog: CatalogConfig = field(default_factory=CatalogConfig)
+    catalog: SparkCatalog = field(default_factory=SparkCatalog)
     app_name: str = setting("lakefeed", "Name in logs and cluster consoles.")
     master: str = setting("local[*]", "Spark master. Empty leaves master, Java and jars to spark-submit.")
     job_kind: JobKind = setting(

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from lakefeed.pipeline.spark.failures import first_line, is_unreadable_table
-from lakefeed.pipeline.spark.sql import quoted, text_literal
+from lakefeed.pipeline.spark.sql import property_pairs, quoted, text_literal
 from lakefeed.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -147,6 +147,12 @@ def exists(spark: SparkSession, table: str) -> bool:
 def properties(spark: SparkSession, table: str) -> dict[str, str]:
     """Return a table's properties, with those that Iceberg adds, such as `current-snapshot-id`."""
     return {row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES {table}").collect()}
+
+
+def set_properties(spark: SparkSession, table: str, changed: Mapping[str, str]) -> None:
+    """Set properties of a table; none is no commit."""
+    if changed:
+        spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({property_pairs(changed)})")
 
 
 def location_of(spark: SparkSession, table: str) -> str:

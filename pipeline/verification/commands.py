@@ -1,4 +1,4 @@
-"""Commands `lakefeed verify --spark` and, for spark-submit, `verify_tables`: options, exit codes and output."""
+"""Commands `lakefeed verify --spark` and, for spark-submit, `verify`: options, exit codes and output."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from lakefeed.command_line import print_json
 from lakefeed.contract.verification import Range, report_document, report_lines
 from lakefeed.pipeline.spark.options import cluster_options, opened_session, readable_errors, spark_options
 from lakefeed.pipeline.spark.settings import JobKind
+from lakefeed.pipeline.spark.tables import TableIdentifier, catalog_of, change_tables
 from lakefeed.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -108,8 +109,7 @@ def verify_all(
 
     Raises: PipelineError, WriterError; Spark's error for a table that does not exist.
     """
-    from lakefeed.pipeline.spark.tables import TableIdentifier, catalog_of, change_tables  # noqa: PLC0415 - as all that needs Spark
-    from lakefeed.pipeline.verification.mirrors import compare_mirror  # noqa: PLC0415
+    from lakefeed.pipeline.verification.mirrors import compare_mirror  # noqa: PLC0415 - Spark is optional
     from lakefeed.pipeline.verification.scan import verify_table  # noqa: PLC0415
 
     catalog = catalog_of(spark)

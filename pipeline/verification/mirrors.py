@@ -25,16 +25,16 @@ from lakefeed.contract.verification import Finding, Kind, Report
 from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.mirrors.fold import (
     IS_DELETED,
-    TRUNCATE,
     column,
     fold,
     lacks_key,
+    latest_truncates,
     prepare,
+    truncates_in,
     with_key_changes,
     without_truncated,
 )
 from lakefeed.pipeline.mirrors.layout import Layout, plan_layout
-from lakefeed.pipeline.mirrors.positions import Truncate, latest_truncates
 from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorNames, MirrorSettings, mirror_names
 from lakefeed.pipeline.mirrors.table import load_built_key, load_marker
 from lakefeed.pipeline.spark import tables
@@ -189,8 +189,7 @@ def _expected_rows(changes: DataFrame, layout: Layout) -> DataFrame:
         sql.min(cdc.SOURCE) != sql.max(cdc.SOURCE),
         sql.array_distinct(sql.flatten(sql.collect_set(cdc.UNCHANGED))),
     ).collect()[0]
-    truncates = events.where(column(cdc.OPERATION) == TRUNCATE).select(cdc.SOURCE, cdc.EPOCH, cdc.SEQUENCE).distinct()
-    rows = without_truncated(events, latest_truncates(Truncate(*row) for row in truncates.collect()))
+    rows = without_truncated(events, latest_truncates(truncates_in(events)))
     folded = fold(rows, layout, unchanged=frozenset(found[1] or ()), sources_differ=bool(found[0]))
     return folded.where(~column(IS_DELETED)).select(*map(column, layout.columns))
 

@@ -22,7 +22,7 @@ from pyspark.sql import functions as sql
 
 from lakefeed.contract import changes as cdc
 from lakefeed.contract.changes import Operation, SourceId
-from lakefeed.contract.ledger import Facts, RowFacts, join_facts
+from lakefeed.contract.ledger import CHECKSUM_MODULUS, Facts, RowFacts, join_facts
 from lakefeed.contract.verification import (
     EXAMPLES_MAX,
     Duplicates,
@@ -38,6 +38,7 @@ from lakefeed.contract.verification import (
 )
 from lakefeed.pipeline.spark.failures import is_spark_error, message_of
 from lakefeed.pipeline.spark.metadata import current_fields, field_ids, fields_of, load_metadata
+from lakefeed.pipeline.spark.sql import quoted
 from lakefeed.pipeline.spark.tables import TableIdentifier
 
 if TYPE_CHECKING:
@@ -60,7 +61,6 @@ _BYTES = frozenset(("string", "binary"))
 # Columns of tallies: a hash is summed in two halves, because a sum of whole ones would not fit a long.
 SOURCE, OPERATION, ROWS, FIRST = "source", "operation", "rows", "first"
 _LAST, _HIGH, _LOW, _HASH = "last", "high", "low", "hash"
-_MODULUS = 1 << 64
 _LOW_BITS = 32
 _WIDE = "decimal(38, 0)"
 
@@ -340,7 +340,7 @@ def facts_of(groups: Iterable[Row]) -> dict[SourceId, RowFacts]:
                 first=group[FIRST],
                 last=group[_LAST],
                 operations={group[OPERATION]: group[ROWS]},
-                checksum=((int(group[_HIGH]) << _LOW_BITS) + int(group[_LOW])) % _MODULUS,
+                checksum=((int(group[_HIGH]) << _LOW_BITS) + int(group[_LOW])) % CHECKSUM_MODULUS,
             )
         }
         for group in groups
@@ -356,7 +356,7 @@ def row_hash(fields: Sequence[Mapping[str, Any]]) -> Column:
 
     Raises: TypeUnknown.
     """
-    return sql.xxhash64(_joined(fields, lambda name: sql.col(f"`{name.replace('`', '``')}`")))
+    return sql.xxhash64(_joined(fields, lambda name: sql.col(quoted(name))))
 
 
 def _joined(fields: Sequence[Mapping[str, Any]], value_of: Callable[[str], Column]) -> Column:

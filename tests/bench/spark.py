@@ -20,7 +20,7 @@ from rich.table import Table
 
 from lakefeed.pipeline.mirrors.settings import MirrorMode
 from lakefeed.pipeline.spark.session import build_session, stop_session
-from lakefeed.pipeline.spark.settings import CatalogConfig, JobKind, SessionConfig
+from lakefeed.pipeline.spark.settings import JobKind, SessionConfig, SparkCatalog
 from tests.bench.mirror_live import LiveFigures, measure_live
 from tests.bench.mirror_merges import MergeFigures, measure_merges
 from tests.bench.report import RESULTS_DIRECTORY, machine_facts
@@ -117,7 +117,7 @@ def _merges(
             master="local[2]",
             job_kind=JobKind.LONG,
             driver_memory=driver_memory,
-            catalog=CatalogConfig(uri=service.http_url),
+            catalog=SparkCatalog(uri=service.http_url),
             extra_conf={"spark.log.level": "ERROR"},
         )
     )

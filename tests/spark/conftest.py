@@ -21,7 +21,7 @@ from lakefeed.ingest.cli.main import main
 from lakefeed.pipeline.mirrors.settings import MirrorConfig
 from lakefeed.pipeline.spark import settings as pipeline_config
 from lakefeed.pipeline.spark.runtime import installed_version
-from lakefeed.pipeline.spark.session import attach_catalog, build_session, stop_session
+from lakefeed.pipeline.spark.session import build_session, catalog_conf, stop_session
 from lakefeed.storage.config import StorageConfig
 from tests.service_process import ServiceProcess, service_process
 from tests.serving import serve_in_thread
@@ -62,13 +62,19 @@ def running_spark() -> Iterator[SparkSession]:
     stop_session(spark)
 
 
+def attach_catalog(spark: SparkSession, catalog: pipeline_config.SparkCatalog) -> None:
+    """Add a catalog to a running session and make it the default. A name that was used keeps its first settings."""
+    for key, value in catalog_conf(catalog).items():
+        spark.conf.set(key, value)
+
+
 @pytest.fixture
 def open_spark(running_spark: SparkSession) -> OpenSpark:
-    """Open a session on a catalog: `open_spark(uri=..., token=...)` takes the fields of our CatalogConfig."""
+    """Open a session on a catalog: `open_spark(uri=..., token=...)` takes the fields of SparkCatalog."""
 
     def open_session(**catalog: str) -> SparkSession:
         session = running_spark.newSession()
-        attach_catalog(session, pipeline_config.CatalogConfig(**catalog))
+        attach_catalog(session, pipeline_config.SparkCatalog(**catalog))
         # Iceberg's DataFrame source looks up its catalog in the active session, not in the one that loads.
         session._jvm.SparkSession.setActiveSession(session._jsparkSession)
         return session

@@ -18,8 +18,7 @@ from pyspark.sql import SparkSession
 from websockets.sync.client import connect
 
 from lakefeed.ingest.cli.push import PushRequest, push_lines
-from lakefeed.pipeline.backfill.inputs import FileInput
-from lakefeed.pipeline.backfill.positions import parse_position
+from lakefeed.pipeline.backfill.inputs import FileInput, parse_position
 from lakefeed.pipeline.backfill.runner import Backfill, BackfillRequest
 from lakefeed.pipeline.backfill.target import TargetTable
 from lakefeed.pipeline.consumers import consumers

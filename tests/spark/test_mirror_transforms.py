@@ -10,16 +10,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from lakefeed.pipeline.mirrors.fold import (
+    Truncate,
     fold,
     lacks_key,
     prepare,
+    unknown_names,
     with_key_changes,
     without_tombstoned,
     without_truncated,
 )
 from lakefeed.pipeline.mirrors.history import versions_of
 from lakefeed.pipeline.mirrors.layout import Layout, plan_layout
-from lakefeed.pipeline.mirrors.positions import Truncate, unknown_names
 from lakefeed.pipeline.mirrors.settings import MirrorMode, MirrorSettings
 from lakefeed.pipeline.spark.sql import text_literal
 

@@ -6,7 +6,18 @@ import random
 
 import pytest
 
-from lakefeed.pipeline.backfill.inputs import InputFile, KeyRange, default_run, plan_files, plan_range
+from lakefeed.contract.changes import Position
+from lakefeed.pipeline.backfill.inputs import (
+    BEFORE_ALL,
+    InputFile,
+    KeyRange,
+    ReadPosition,
+    default_run,
+    parse_position,
+    plan_files,
+    plan_range,
+)
+from lakefeed.settings import SettingsError
 
 
 def meets(condition: str, key: int | None) -> bool:
@@ -66,3 +77,18 @@ def test_another_input_source_or_table_is_another_run() -> None:
         for address in ("/x", "/y")
     }
     assert len(runs) == 8
+
+
+def test_rows_are_as_of_the_mark_or_as_of_what_was_noted_but_never_ahead_of_the_table() -> None:
+    mark = Position(1, 50)
+    assert parse_position("mark").resolve(mark) == mark
+    assert parse_position("mark").resolve(None) == BEFORE_ALL
+    assert parse_position("start").resolve(mark) == BEFORE_ALL
+    assert parse_position("start").resolve(None) == BEFORE_ALL
+    assert parse_position("1:20").resolve(mark) == Position(1, 20)
+    assert parse_position("20") == ReadPosition(Position(0, 20))
+    for ahead in ("1:51", "2:0"):
+        with pytest.raises(SettingsError, match="has not reached this position"):
+            parse_position(ahead).resolve(mark)
+    with pytest.raises(SettingsError, match="EPOCH:SEQUENCE"):
+        parse_position("yesterday")

@@ -27,12 +27,7 @@ from lakefeed.pipeline.mirrors.layout import (
     plan_layout,
     storage_properties,
 )
-from lakefeed.pipeline.mirrors.merge_sql import KeyBounds, merge_current, within
-from lakefeed.pipeline.mirrors.positions import Truncate, latest_truncates, truncated
-from lakefeed.pipeline.mirrors.settings import MirrorMode, MirrorSettings, mirror_names
-from lakefeed.pipeline.mirrors.table import MIRROR_MODE, MirrorModeMismatch, check_mode
-from lakefeed.pipeline.spark.sql import text_literal
-from lakefeed.pipeline.spark.tables import TableIdentifier
+from lakefeed.pipeline.mirrors.settings import MirrorMode, MirrorSettings
 
 
 def column(name: str, kind: Any = None, comment: str = "") -> StructField:
@@ -220,41 +215,3 @@ def test_a_mirror_that_is_wider_stays_and_another_type_is_refused() -> None:
 
 def test_columns_are_written_with_quotes_and_comments() -> None:
     assert columns_sql(StructType([column("a`b", LongType(), "key")])) == "`a``b` bigint COMMENT 'key'"
-
-
-def test_text_is_quoted_so_that_it_ends_where_it_should() -> None:
-    assert text_literal("it's a \\ path") == "'it\\'s a \\\\ path'"
-
-
-def test_text_has_no_sign_by_which_spark_finds_variables() -> None:
-    assert text_literal("a${b}") == "'a\\u0024{b}'"
-
-
-def test_bounds_stand_in_the_condition_unless_they_are_long() -> None:
-    bounds = [KeyBounds("id", "bigint", "1", "9"), KeyBounds("name", "string", "a", "z" * 300)]
-    assert within(bounds, "t") == "t.`id` >= CAST('1' AS bigint) AND t.`id` <= CAST('9' AS bigint)"
-    assert within([], "t") == "true"
-
-
-def test_only_a_batch_with_truncates_looks_at_rows_that_it_does_not_name() -> None:
-    plain = layout(column("id", LongType()), key=("id",))
-    assert "BY SOURCE" not in merge_current(plain, target="t", view="v")
-    assert "BY SOURCE" in merge_current(plain, target="t", view="v", truncates=[Truncate("s", 0, 1)])
-
-
-def test_the_last_truncate_of_a_source_stands_for_those_before() -> None:
-    given = [Truncate("b", 0, 9), Truncate("a", 1, 2), Truncate("a", 0, 7), Truncate("b", 0, 3)]
-    assert latest_truncates(given) == (Truncate("a", 1, 2), Truncate("b", 0, 9))
-    assert truncated([]) == "false"
-
-
-@pytest.mark.parametrize("mode", MirrorMode)
-@pytest.mark.parametrize("built", MirrorMode)
-def test_a_history_stays_one_and_other_modes_can_be_changed(built: MirrorMode, mode: MirrorMode) -> None:
-    settings = MirrorSettings(mode=mode, target="{table}_mirror")
-    names = mirror_names(TableIdentifier.parse("users"), settings, "lake")
-    if (built is MirrorMode.HISTORY) == (mode is MirrorMode.HISTORY):
-        check_mode({MIRROR_MODE: built.value}, names, settings)
-        return
-    with pytest.raises(MirrorModeMismatch, match=f"users_mirror built={built.value} configured={mode.value}"):
-        check_mode({MIRROR_MODE: built.value}, names, settings)

@@ -1,9 +1,21 @@
 from __future__ import annotations
 
 import pytest
+from pyspark.sql.types import LongType, StructField, StructType
 
+from lakefeed.pipeline.mirrors.fold import Truncate, latest_truncates, truncated
+from lakefeed.pipeline.mirrors.layout import plan_layout
 from lakefeed.pipeline.mirrors.marker import MARKER, Marker
-from lakefeed.pipeline.mirrors.merge import ConcurrentMirror, MirrorRolledBack, MirrorState, check_commits
+from lakefeed.pipeline.mirrors.merge import (
+    ConcurrentMirror,
+    KeyBounds,
+    MirrorRolledBack,
+    MirrorState,
+    check_commits,
+    merge_current,
+    within,
+)
+from lakefeed.pipeline.mirrors.settings import MirrorSettings
 from lakefeed.pipeline.spark.tables import Snapshot
 
 
@@ -36,3 +48,21 @@ def test_compactions_own_commits_and_earlier_commits_are_no_conflict() -> None:
 def test_rollback_of_the_mirror_during_a_merge_is_an_error() -> None:
     with pytest.raises(MirrorRolledBack):
         check(merge(1, "ours"), since=2)
+
+
+def test_bounds_stand_in_the_condition_unless_they_are_long() -> None:
+    bounds = [KeyBounds("id", "bigint", "1", "9"), KeyBounds("name", "string", "a", "z" * 300)]
+    assert within(bounds, "t") == "t.`id` >= CAST('1' AS bigint) AND t.`id` <= CAST('9' AS bigint)"
+    assert within([], "t") == "true"
+
+
+def test_only_a_batch_with_truncates_looks_at_rows_that_it_does_not_name() -> None:
+    plain = plan_layout(StructType([StructField("id", LongType())]), MirrorSettings(key=("id",)))
+    assert "BY SOURCE" not in merge_current(plain, target="t", view="v")
+    assert "BY SOURCE" in merge_current(plain, target="t", view="v", truncates=[Truncate("s", 0, 1)])
+
+
+def test_the_last_truncate_of_a_source_stands_for_those_before() -> None:
+    given = [Truncate("b", 0, 9), Truncate("a", 1, 2), Truncate("a", 0, 7), Truncate("b", 0, 3)]
+    assert latest_truncates(given) == (Truncate("a", 1, 2), Truncate("b", 0, 9))
+    assert truncated([]) == "false"

@@ -2,15 +2,20 @@ from __future__ import annotations
 
 import pytest
 
+from lakefeed.pipeline.mirrors.settings import MirrorMode, MirrorSettings, mirror_names
 from lakefeed.pipeline.mirrors.table import (
+    MIRROR_MODE,
     MIRROR_OF,
     MIRROR_OF_UUID,
     ChangeTableReplaced,
+    MirrorModeMismatch,
     MirrorOrigin,
     NotAMirror,
+    check_mode,
     check_origin,
     is_of,
 )
+from lakefeed.pipeline.spark.tables import TableIdentifier
 
 ORIGIN = MirrorOrigin("default.users", "5f")
 
@@ -36,3 +41,15 @@ def test_where_one_of_both_has_no_uuid_the_name_counts() -> None:
     assert is_of({MIRROR_OF: "default.users"}, ORIGIN)
     assert is_of(ORIGIN.to_properties(), MirrorOrigin("default.users", None))
     assert MirrorOrigin("default.users", None).to_properties() == {MIRROR_OF: "default.users"}
+
+
+@pytest.mark.parametrize("mode", MirrorMode)
+@pytest.mark.parametrize("built", MirrorMode)
+def test_a_history_stays_one_and_other_modes_can_be_changed(built: MirrorMode, mode: MirrorMode) -> None:
+    settings = MirrorSettings(mode=mode, target="{table}_mirror")
+    names = mirror_names(TableIdentifier.parse("users"), settings, "lake")
+    if (built is MirrorMode.HISTORY) == (mode is MirrorMode.HISTORY):
+        check_mode({MIRROR_MODE: built.value}, names, settings)
+        return
+    with pytest.raises(MirrorModeMismatch, match=f"users_mirror built={built.value} configured={mode.value}"):
+        check_mode({MIRROR_MODE: built.value}, names, settings)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lakefeed.pipeline.spark import session
 from lakefeed.pipeline.spark.session import catalog_conf
-from lakefeed.pipeline.spark.settings import CatalogConfig, JobKind, SessionConfig
+from lakefeed.pipeline.spark.settings import JobKind, SessionConfig, SparkCatalog
 
 JARS = (Path("/jars/iceberg.jar"), Path("/jars/aws.jar"))
 
@@ -14,7 +14,7 @@ def session_conf(config: SessionConfig) -> dict[str, str]:
 
 
 def test_catalog_is_reached_by_rest_without_the_cache_that_hides_commits():
-    conf = catalog_conf(CatalogConfig())
+    conf = catalog_conf(SparkCatalog())
 
     assert conf == {
         "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
@@ -26,7 +26,7 @@ def test_catalog_is_reached_by_rest_without_the_cache_that_hides_commits():
 
 
 def test_token_warehouse_and_properties_belong_to_the_named_catalog():
-    catalog = CatalogConfig(
+    catalog = SparkCatalog(
         uri="https://lake.example", name="prod", warehouse="wh", token="t", properties={"s3.endpoint": "http://s3"}
     )
 

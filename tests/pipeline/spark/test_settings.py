@@ -2,23 +2,23 @@ from __future__ import annotations
 
 import pytest
 
-from lakefeed.pipeline.spark.settings import CatalogConfig, SessionConfig
+from lakefeed.pipeline.spark.settings import SessionConfig, SparkCatalog
 
 
 @pytest.mark.parametrize("name", ["", "my-lake", "lake.sales", "1lake", "lake;drop"])
 def test_catalog_name_that_sql_would_have_to_quote_is_refused(name):
     with pytest.raises(ValueError, match="catalog name must be letters"):
-        CatalogConfig(name=name)
+        SparkCatalog(name=name)
 
 
 def test_sparks_own_catalog_name_is_refused():
     with pytest.raises(ValueError, match="taken by Spark"):
-        CatalogConfig(name="spark_catalog")
+        SparkCatalog(name="spark_catalog")
 
 
 def test_catalog_uri_without_scheme_is_refused():
     with pytest.raises(ValueError, match="must be http or https: 127"):
-        CatalogConfig(uri="127.0.0.1:8181")
+        SparkCatalog(uri="127.0.0.1:8181")
 
 
 @pytest.mark.parametrize(

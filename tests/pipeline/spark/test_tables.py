@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lakefeed.contract import properties
+from lakefeed.pipeline.spark.sql import text_literal
 from lakefeed.pipeline.spark.tables import QUARANTINE_TABLE, TableIdentifier
 from lakefeed.settings import SettingsError
 
@@ -31,3 +32,11 @@ def test_name_is_quoted_for_sql():
 
 def test_quarantine_is_known_by_the_name_that_the_writer_gives_it():
     assert QUARANTINE_TABLE == properties.TABLE
+
+
+def test_text_is_quoted_so_that_it_ends_where_it_should():
+    assert text_literal("it's a \\ path") == "'it\\'s a \\\\ path'"
+
+
+def test_text_has_no_sign_by_which_spark_finds_variables():
+    assert text_literal("a${b}") == "'a\\u0024{b}'"

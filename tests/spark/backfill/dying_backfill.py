@@ -8,8 +8,8 @@ import sys
 import threading
 
 from lakefeed.contract.ledger import ChunkMark
-from lakefeed.pipeline.backfill.chunks import ChunkWriter, CommittedChunk, StagedChunk
 from lakefeed.pipeline.backfill.commands import backfill
+from lakefeed.pipeline.backfill.runner import ChunkWriter, CommittedChunk, StagedChunk
 
 
 def main() -> None:

@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from websockets.sync.client import connect
 
-from lakefeed.pipeline.backfill.inputs import FileInput
-from lakefeed.pipeline.backfill.positions import parse_position
+from lakefeed.pipeline.backfill.inputs import FileInput, parse_position
 from lakefeed.pipeline.backfill.runner import Backfill, BackfillRequest, BackfillResult
 from lakefeed.pipeline.backfill.settings import BackfillConfig
 from lakefeed.pipeline.backfill.target import TargetTable

@@ -19,9 +19,8 @@ from pyspark.sql.types import StructType
 
 from lakefeed.contract.ledger import ChunkMark
 from lakefeed.pipeline.backfill import commands, runner
-from lakefeed.pipeline.backfill.chunks import ChunkWriter, CommittedChunk, StagedChunk
 from lakefeed.pipeline.backfill.inputs import FileInput, InputChunk, JdbcInput
-from lakefeed.pipeline.backfill.runner import Backfill, SchemaMismatch
+from lakefeed.pipeline.backfill.runner import Backfill, ChunkWriter, CommittedChunk, SchemaMismatch, StagedChunk
 from lakefeed.pipeline.errors import PipelineError
 from lakefeed.settings import SettingsError
 from tests.fault_proxy import Answer, fault_proxy

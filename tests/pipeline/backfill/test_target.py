@@ -1,4 +1,4 @@
-"""What became of a chunk is told by the snapshots, and where they no longer tell, that is said."""
+"""Run records, and the state of a chunk by the snapshots of its table."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from lakefeed.contract.changes import Position
-from lakefeed.contract.ledger import BACKFILL_KEY, ChunkMark, Ledger, count_backfilled
-from lakefeed.pipeline.backfill.positions import BEFORE_ALL, ReadPosition, parse_position
-from lakefeed.pipeline.backfill.records import ChunkState, RunRecord, find_chunk, parse_record
-from lakefeed.pipeline.spark.tables import Snapshot
-from lakefeed.settings import SettingsError
+from lakefeed.contract.ledger import BACKFILL_KEY, RUN_PROPERTY_PREFIX, ChunkMark, Ledger, count_backfilled
+from lakefeed.pipeline.backfill.target import ChunkState, RunRecord, find_chunk, parse_record
+from lakefeed.pipeline.spark.tables import Snapshot, ancestors
 
 NOW = dt.datetime(2026, 11, 16, tzinfo=dt.UTC)
 RECORD = RunRecord(
     run="r", source="shop", key=("a", "b"), owner="me", facts={"cut": 3}, next=1, after=1, at_us=7, rows=5, checksum=9
 )
+PROPERTY = RUN_PROPERTY_PREFIX + RECORD.run
 
 
 def snapshot(snapshot_id: int, chunk: int | None = None, run: str = "r") -> Snapshot:
@@ -26,7 +24,7 @@ def snapshot(snapshot_id: int, chunk: int | None = None, run: str = "r") -> Snap
 
 
 def state_of(snapshots: list[Snapshot], *, after: int | None, chunk: int = 1) -> ChunkState:
-    return find_chunk(snapshots, snapshots[-1].snapshot_id, run="r", chunk=chunk, after=after).state
+    return find_chunk(ancestors(snapshots, snapshots[-1].snapshot_id), run="r", chunk=chunk, after=after).state
 
 
 def test_a_chunk_is_found_behind_where_it_was_begun() -> None:
@@ -36,7 +34,7 @@ def test_a_chunk_is_found_behind_where_it_was_begun() -> None:
     assert state_of(history, after=1, chunk=2) is ChunkState.ABSENT
     assert state_of([snapshot(1), snapshot(2, chunk=1, run="another")], after=1) is ChunkState.ABSENT
     assert state_of([snapshot(1), snapshot(2, chunk=1)], after=None) is ChunkState.COMMITTED
-    assert find_chunk([], None, run="r", chunk=0, after=None).state is ChunkState.ABSENT
+    assert find_chunk([], run="r", chunk=0, after=None).state is ChunkState.ABSENT
 
 
 def test_what_is_expired_in_between_is_unknown_also_if_a_tag_keeps_the_start() -> None:
@@ -62,17 +60,17 @@ def test_a_damaged_record_is_an_error(text: str) -> None:
 
 
 def test_rows_of_runs_are_counted_from_records_and_from_snapshots_that_they_do_not_speak_of_yet() -> None:
-    properties = {RECORD.property_name: RECORD.to_text(), "owner": "x"}
+    properties = {PROPERTY: RECORD.to_text(), "owner": "x"}
     counted = count_backfilled(properties, [(ChunkMark("r", 0, 3), None), (None, None)], known_after={1, 2})
     assert (counted.is_known, {s: (t.rows, t.checksum) for s, t in counted.sources.items()}) == (True, {"shop": (5, 9)})
     assert not count_backfilled(properties, [(ChunkMark("r", 1, 3), None)], known_after={1}).is_known
-    assert not count_backfilled({RECORD.property_name: "{"}, [], known_after={None}).is_known
+    assert not count_backfilled({PROPERTY: "{"}, [], known_after={None}).is_known
 
 
 def test_a_chunk_that_may_have_been_expired_before_its_run_was_resumed_leaves_its_rows_unknown() -> None:
     def is_known(record: RunRecord, *chunks: ChunkMark, known_after: set[int | None]) -> bool:
         snapshots = [(chunk, Ledger({}, {})) for chunk in chunks]
-        return count_backfilled({record.property_name: record.to_text()}, snapshots, known_after=known_after).is_known
+        return count_backfilled({PROPERTY: record.to_text()}, snapshots, known_after=known_after).is_known
 
     assert not is_known(RECORD, known_after={2, 3})
     assert not is_known(RECORD, ChunkMark("r", 0, 3), ChunkMark("another", 1, 3), known_after={2, 3})
@@ -81,18 +79,3 @@ def test_a_chunk_that_may_have_been_expired_before_its_run_was_resumed_leaves_it
     assert is_known(RECORD, ChunkMark("r", 1, 3), known_after={2, 3})
     assert is_known(replace(RECORD, is_done=True, after=None), known_after={2, 3})
     assert not is_known(replace(RECORD, after=None), known_after={2, 3})
-
-
-def test_rows_are_as_of_the_mark_or_as_of_what_was_noted_but_never_ahead_of_the_table() -> None:
-    mark = Position(1, 50)
-    assert parse_position("mark").resolve(mark) == mark
-    assert parse_position("mark").resolve(None) == BEFORE_ALL
-    assert parse_position("start").resolve(mark) == BEFORE_ALL
-    assert parse_position("start").resolve(None) == BEFORE_ALL
-    assert parse_position("1:20").resolve(mark) == Position(1, 20)
-    assert parse_position("20") == ReadPosition(Position(0, 20))
-    for ahead in ("1:51", "2:0"):
-        with pytest.raises(SettingsError, match="has not reached this position"):
-            parse_position(ahead).resolve(mark)
-    with pytest.raises(SettingsError, match="EPOCH:SEQUENCE"):
-        parse_position("yesterday")
