@@ -1,15 +1,17 @@
-"""Client of the Iceberg REST catalog: requests, and the meaning of each response for a commit.
+"""Client of the Iceberg REST catalog: requests, and what each response means.
 
-2xx                                     committed
-2xx with a body that is not JSON        CommitUnknown: for example the page of a proxy
-3xx                                     CatalogError: following it would turn the commit into a load, which succeeds
-404                                     TableMissing
-409                                     CommitConflict
-401, with OAuth2                        sent once more with a new token: the request had no effect
-401, 403                                CatalogError: our credentials are wrong, not the request
-429, connection refused                 CatalogUnavailable: the request had no effect
-any other 4xx                           CommitRefused: the table may differ from our state of it
-5xx, timeout, connection lost           CommitUnknown: it may have been committed
+For a commit:
+
+    2xx                                     committed
+    2xx with a body that is not JSON        CommitUnknown: for example the page of a proxy
+    3xx                                     CatalogError: following it would turn the commit into a load
+    404                                     TableMissing
+    409                                     CommitConflict
+    401, with OAuth2                        sent once more with a new token: the request had no effect
+    401, 403                                CatalogError: our credentials are wrong, not the request
+    429, connection refused                 CatalogUnavailable: the request had no effect
+    any other 4xx                           CommitRefused: the table may differ from our state of it
+    5xx, timeout, connection lost           CommitUnknown: it may have been committed
 """
 
 from __future__ import annotations
