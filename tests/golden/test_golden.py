@@ -170,7 +170,14 @@ def test_help_texts_are_unchanged():
 
 def _help_texts(command: click.Command, name: str, parent: click.Context | None) -> Iterator[str]:
     context = click.Context(
-        command, info_name=name, parent=parent, terminal_width=HELP_WIDTH, max_content_width=HELP_WIDTH, color=False
+        command,
+        info_name=name,
+        parent=parent,
+        terminal_width=HELP_WIDTH,
+        max_content_width=HELP_WIDTH,
+        color=False,
+        # As on the command line. click keeps a command's help option, so another test may have made it already.
+        help_option_names=main.context_settings["help_option_names"],
     )
     yield f"=== {context.command_path}"
     yield from command.get_help(context).splitlines()

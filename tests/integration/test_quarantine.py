@@ -139,7 +139,7 @@ def test_a_push_whose_rows_all_go_there_does_not_call_them_committed(service: Se
     done = subprocess.run(
         push, input='{"id": 1}\n', capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True
     )
-    assert "default.users: the table has taken no row, see `lakefeed quarantine list`" in done.stdout
+    assert "default.users: all rows were refused, see `lakefeed quarantine list`" in done.stdout
     assert "committed default.users" not in done.stdout
 
 
