@@ -17,7 +17,7 @@ from lakefeed.ingest.admission.addresses import Network, parse_networks
 from lakefeed.ingest.admission.auth import check_token
 from lakefeed.ingest.admission.budget import FRAGMENTS_OVERHEAD_BYTES
 from lakefeed.ingest.admission.limits import ConnectionLimits, IdleTimeouts, MessageLimits
-from lakefeed.ingest.debezium.config import UNAVAILABLE_VALUE, DebeziumConfig, TableKeys
+from lakefeed.ingest.debezium.events import UNAVAILABLE_VALUE, DebeziumConfig, TableKeys
 from lakefeed.pipeline.backfill.settings import BackfillConfig
 from lakefeed.pipeline.maintenance.settings import MaintenanceConfig
 from lakefeed.pipeline.mirrors.settings import MirrorConfig

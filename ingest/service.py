@@ -48,7 +48,7 @@ from lakefeed.ingest.http.gate import PRINCIPAL, Handler, RequestGate, require_t
 from lakefeed.ingest.http.listener import HttpLimits, serve_http
 from lakefeed.ingest.intake.debezium import DebeziumIntake
 from lakefeed.ingest.intake.intake import Intake
-from lakefeed.ingest.intake.resume import ResumePositions
+from lakefeed.ingest.intake.sources import ResumePositions
 from lakefeed.ingest.metrics import IngestMetrics, SourceCollector
 from lakefeed.ingest.websocket.handshake import PATH
 from lakefeed.ingest.websocket.server import DataPlane

@@ -8,28 +8,28 @@ from typing import NamedTuple
 import click
 
 
-class _Place(NamedTuple):
+class _Command(NamedTuple):
     module: str
-    attribute: str
     help: str
 
 
-# The help texts repeat the first sentence of each command, so that `lakefeed --help` imports none of them.
+# A command stands in its module under its own name. The help texts repeat the first sentence of each command, so that
+# `lakefeed --help` imports none of them.
 COMMANDS = {
-    "serve": _Place("lakefeed.ingest.cli.serve", "serve", "Start the service."),
-    "push": _Place("lakefeed.ingest.cli.push", "push", "Send a file of JSON lines to the service."),
-    "status": _Place("lakefeed.ingest.cli.control", "status", "Show the state of a running service."),
-    "flush": _Place("lakefeed.ingest.cli.control", "flush", "Commit everything that is durable, and wait for it."),
-    "config": _Place("lakefeed.ingest.cli.config", "config", "Print every setting, its value and its origin."),
-    "catalog": _Place("lakefeed.ingest.cli.catalog", "catalog", "Run the catalog alone, back it up, validate it."),
-    "wal": _Place("lakefeed.ingest.cli.wal", "wal", "Inspect the write-ahead log, and repair a damaged one."),
-    "quarantine": _Place("lakefeed.ingest.cli.quarantine", "quarantine", "List, replay or drop refused changes."),
-    "verify": _Place("lakefeed.ingest.cli.verify", "verify", "Check that a table holds exactly the recorded rows."),
-    "spark": _Place("lakefeed.pipeline.spark.commands", "spark", "Query the tables with Spark, or print its settings."),
-    "mirror": _Place("lakefeed.pipeline.mirrors.commands", "mirror", "Keep current-state mirrors of change tables."),
-    "maintain": _Place("lakefeed.pipeline.maintenance.commands", "maintain", "Compact tables and expire snapshots."),
-    "consumers": _Place("lakefeed.pipeline.consumers.commands", "consumers", "List and remove consumers of tables."),
-    "backfill": _Place("lakefeed.pipeline.backfill.commands", "backfill", "Load existing rows into a change table."),
+    "serve": _Command("lakefeed.ingest.cli.service", "Start the service."),
+    "push": _Command("lakefeed.ingest.cli.push", "Send a file of JSON lines to the service."),
+    "status": _Command("lakefeed.ingest.cli.service", "Show the state of a running service."),
+    "flush": _Command("lakefeed.ingest.cli.service", "Commit everything that is durable, and wait for it."),
+    "config": _Command("lakefeed.ingest.cli.service", "Print every setting, its value and its origin."),
+    "catalog": _Command("lakefeed.ingest.cli.catalog", "Run the catalog alone, back it up, validate it."),
+    "wal": _Command("lakefeed.ingest.cli.wal", "Inspect the write-ahead log, and repair a damaged one."),
+    "quarantine": _Command("lakefeed.ingest.cli.quarantine", "List, replay or drop refused changes."),
+    "verify": _Command("lakefeed.ingest.cli.verify", "Check that a table holds exactly the recorded rows."),
+    "spark": _Command("lakefeed.pipeline.spark.commands", "Query the tables with Spark, or print its settings."),
+    "mirror": _Command("lakefeed.pipeline.mirrors.commands", "Keep current-state mirrors of change tables."),
+    "maintain": _Command("lakefeed.pipeline.maintenance.commands", "Compact tables and expire snapshots."),
+    "consumers": _Command("lakefeed.pipeline.consumers.commands", "List and remove consumers of tables."),
+    "backfill": _Command("lakefeed.pipeline.backfill.commands", "Load existing rows into a change table."),
 }
 
 
@@ -40,14 +40,13 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        place = COMMANDS[cmd_name]
-        command = getattr(importlib.import_module(place.module), place.attribute)
+        command = getattr(importlib.import_module(COMMANDS[cmd_name].module), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, place.help) for name, place in COMMANDS.items()])
+            formatter.write_dl([(name, command.help) for name, command in COMMANDS.items()])
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

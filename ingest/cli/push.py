@@ -23,10 +23,9 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
 from lakefeed.command_line import progress_bar, readable_errors, token_option
 from lakefeed.ingest.admission.auth import bearer_headers
-from lakefeed.ingest.cli.control import print_flushed
+from lakefeed.ingest.cli.service import DEFAULT_WS_URL, print_flushed
 from lakefeed.ingest.errors import PushError
 
-DEFAULT_WS_URL = "ws://127.0.0.1:8182/ws"
 BATCH_MAX_CHANGES = 1_000
 BATCH_MAX_BYTES = 1024 * 1024
 WINDOW_BATCHES = 16

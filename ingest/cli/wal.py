@@ -16,7 +16,7 @@ import msgspec
 from lakefeed.command_line import config_option, print_json, print_table, progress_bar, readable_errors, with_options
 from lakefeed.contract.changes import Position, SourceId
 from lakefeed.ingest.config import load_config
-from lakefeed.ingest.intake.source_state import decode_head, encode_head
+from lakefeed.ingest.intake.sources import decode_head, encode_head
 from lakefeed.writer.wal.inspect import (
     HeadCodec,
     LogReport,

@@ -4,7 +4,7 @@
 
     op r, c, u, d, t, m        Change: READ, INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE
     status BEGIN, END          TransactionMark
-    ts_ms alone                Heartbeat
+    ts_ms alone                Ignored: a heartbeat
     null                       Ignored: a tombstone
     tableChanges               Ignored: a schema change
 
@@ -22,17 +22,17 @@ import msgspec
 
 from lakefeed.contract.changes import INT64_MAX, TIMESTAMP_MAX_MS, TIMESTAMP_MIN_MS
 from lakefeed.ingest.debezium import forms, values
-from lakefeed.ingest.debezium.config import DebeziumConfig, TableKeys
 from lakefeed.ingest.debezium.events import (
     NO_IMAGE,
     NULL,
     Change,
+    DebeziumConfig,
     DebeziumEvent,
     DebeziumMalformed,
-    Heartbeat,
     Ignored,
     Origin,
     SourceOperation,
+    TableKeys,
     TransactionMark,
     TransactionStatus,
 )
@@ -51,7 +51,7 @@ _OPERATIONS = {
     "m": SourceOperation.MESSAGE,
 }
 _WITH_AFTER = (SourceOperation.READ, SourceOperation.INSERT, SourceOperation.UPDATE)
-_ORIGIN_FIELDS = ("connector", "name", "db", "schema", "table", "snapshot", "lsn", "txId", "sequence")
+_ORIGIN_FIELDS = ("db", "schema", "table", "snapshot", "lsn", "txId", "sequence")
 _HEARTBEAT = {"ts_ms", "ts_us", "ts_ns"}
 _MARK = {"status", "id", "event_count", "data_collections", "ts_ms"}
 _SCHEMA_CHANGE = "tableChanges"
@@ -118,7 +118,7 @@ def _read_event(
 def _other_event(fields: Mapping[str, msgspec.Raw], payload: msgspec.Raw, path: str) -> DebeziumEvent:
     """Read an event that is not a change."""
     if fields and fields.keys() <= _HEARTBEAT:
-        return Heartbeat(_as_timestamp_ms(forms.plain(fields.get("ts_ms"))))
+        return Ignored("heartbeat")
     if fields.keys() >= {"status", "id"} and fields.keys() <= _MARK:
         return _mark_of(_decode_mark(payload), path)
     if _SCHEMA_CHANGE in fields:
@@ -232,13 +232,11 @@ def _check_rows(operation: SourceOperation, raw: RawChange) -> None:
 
 def _origin_of(raw: RawChange) -> Origin:
     source = {name: forms.plain(raw.source.get(name)) for name in _ORIGIN_FIELDS}
-    for name in ("connector", "name", "db", "schema", "table"):
+    for name in ("db", "schema", "table"):
         if not isinstance(source[name], str | None):
             raise DebeziumMalformed(f"{raw.path}.source.{name}", "expected text")
     snapshot = source["snapshot"]
     return Origin(
-        connector=source["connector"] or "",
-        name=source["name"] or "",
         database=source["db"] or "",
         schema=source["schema"] or "",
         table=source["table"] or "",

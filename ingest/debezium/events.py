@@ -1,4 +1,4 @@
-"""Debezium events as values. Rows stay JSON.
+"""Debezium events as values, and the settings of their source. Rows stay JSON.
 
 A `Change` has the fields of a wire event and what only a Debezium source knows. Operations beyond the wire's three:
 
@@ -10,16 +10,50 @@ A `Change` has the fields of a wire event and what only a Debezium source knows.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import msgspec
 
 from lakefeed.ingest.errors import IngestError
 
+UNAVAILABLE_VALUE = "__debezium_unavailable_value"
+
 NO_IMAGE = msgspec.Raw()
 NULL = msgspec.Raw(b"null")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableKeys:
+    """The key of a table's rows.
+
+    `columns` are those of the replica identity: the primary key by default, the columns of the index where a table has
+    REPLICA IDENTITY USING INDEX (there the primary key arrives as zeros). With `replica_identity_full` every column of
+    a before-image is real; without it only these columns are, because Debezium fills the others with nulls, zeros,
+    empty text or column defaults.
+    """
+
+    columns: tuple[str, ...] = ()
+    replica_identity_full: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DebeziumConfig:
+    """Settings of one Debezium source. Tables are named as the source does: `schema.table`."""
+
+    tables: Mapping[str, TableKeys] = field(default_factory=dict)
+    # Returns the declared key columns of a table for which the settings above name none.
+    declared_keys: Callable[[str], tuple[str, ...]] = lambda _: ()
+    # The connector's unavailable.value.placeholder.
+    unavailable_value: str = UNAVAILABLE_VALUE
+    # Logical decoding messages belong to no table of the source: they are changes of this one.
+    messages_table: str = "debezium_messages"
+
+    def keys_of(self, table: str) -> TableKeys:
+        """Return the keys of a source table."""
+        known = self.tables.get(table, TableKeys())
+        return known if known.columns else replace(known, columns=self.declared_keys(table))
 
 
 class DebeziumMalformed(IngestError):
@@ -49,8 +83,6 @@ class Origin:
     `sequence` is PostgreSQL's pair: the last commit before the change, and the change; a null is None.
     """
 
-    connector: str = ""
-    name: str = ""
     database: str = ""
     schema: str = ""
     table: str = ""
@@ -107,17 +139,10 @@ class TransactionMark:
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """The source is alive and has no changes."""
-
-    timestamp_ms: int
-
-
-@dataclass(frozen=True, slots=True)
 class Ignored:
-    """An event that changes no row, and why: `tombstone` or `schema change`."""
+    """An event that changes no row: a `heartbeat`, a `tombstone` or a `schema change`."""
 
     reason: str
 
 
-DebeziumEvent: TypeAlias = Change | TransactionMark | Heartbeat | Ignored
+DebeziumEvent: TypeAlias = Change | TransactionMark | Ignored

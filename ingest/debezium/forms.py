@@ -203,8 +203,6 @@ class Context:
 
     run_id: str = ""
     logical_name: str = ""
-    connector: str = ""
-    task_id: str = ""
 
 
 def read_context(headers: Mapping[str, str]) -> Context:
@@ -216,8 +214,6 @@ def read_context(headers: Mapping[str, str]) -> Context:
     return Context(
         run_id=_headers_text(own, f"{_CONTEXT}runid"),
         logical_name=_headers_text(own, f"{_CONTEXT}connectorlogicalname"),
-        connector=_headers_text(own, f"{_CONTEXT}connectorname"),
-        task_id=_headers_text(own, f"{_CONTEXT}taskid"),
     )
 
 

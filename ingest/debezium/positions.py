@@ -44,8 +44,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-import msgspec
-
 from lakefeed.ingest.debezium.events import Change, DebeziumEvent, SourceOperation, TransactionMark, TransactionStatus
 
 Key: TypeAlias = tuple[int, int]
@@ -166,7 +164,3 @@ def _fingerprint(change: Change) -> str:
     parts = (change.table.encode(), change.operation.value.encode(), change.before, change.after)
     hashed = hashlib.blake2b(b"\0".join(parts), digest_size=_FINGERPRINT_BYTES)
     return hashed.hexdigest()
-
-
-encode_positions = msgspec.json.Encoder().encode
-decode_positions = msgspec.json.Decoder(Positions).decode

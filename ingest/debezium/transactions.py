@@ -24,8 +24,6 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import msgspec
-
 from lakefeed.ingest.debezium.events import Change, DebeziumEvent, TransactionMark, TransactionStatus
 
 # Transactions that are remembered: the open one, and those that were left open. Each kill leaves one at most.
@@ -145,7 +143,3 @@ def _doubt(known: _Open, mark: TransactionMark) -> Doubt | None:
     if known.interrupted or known.arrived > mark.event_count or mark.event_count == 0:
         return Doubt.INTERRUPTED
     return None
-
-
-encode_tally = msgspec.json.Encoder().encode
-decode_tally = msgspec.json.Decoder(TransactionTally).decode

@@ -25,7 +25,7 @@ hold any of them as a moment, so no real value is mistaken for one.
 
 A row that needs none of these steps keeps its bytes:
 
-    1. columns that cannot be trusted are dropped (before-images only, see config.TableKeys)
+    1. columns that cannot be trusted are dropped (before-images only, see events.TableKeys)
     2. columns with the placeholder of an unchanged TOAST value are dropped and named in `unchanged`
     3. values are converted by the schema that came with the row, if any
 

@@ -22,9 +22,8 @@ from typing import Any
 import msgspec
 
 from lakefeed.contract.changes import Position, SourceId
-from lakefeed.ingest.debezium.config import DebeziumConfig
 from lakefeed.ingest.debezium.envelope import read_events
-from lakefeed.ingest.debezium.events import Change, DebeziumEvent
+from lakefeed.ingest.debezium.events import Change, DebeziumConfig, DebeziumEvent
 from lakefeed.ingest.debezium.forms import read_context
 from lakefeed.ingest.debezium.positions import Plan, Positions, digest_of
 from lakefeed.ingest.debezium.transactions import Report, TransactionTally

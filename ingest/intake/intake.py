@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from lakefeed.contract.changes import Position, SourceId
 from lakefeed.contract.errors import CatalogError, WalFailed, WalFull
 from lakefeed.ingest.config import IngestConfig
-from lakefeed.ingest.intake.resume import ResumePositions
-from lakefeed.ingest.intake.source_state import encode_head, load_source_state
+from lakefeed.ingest.intake.sources import ResumePositions, encode_head, load_source_state
 from lakefeed.ingest.metrics import IngestMetrics
 from lakefeed.ingest.protocol.batch import open_transaction
 from lakefeed.ingest.protocol.offers import BEFORE_ALL, Duplicate, Durable, Fresh, NackReason, Offer, Refused, Verdict

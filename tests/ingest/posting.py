@@ -14,7 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from lakefeed.ingest.config import IngestConfig
-from lakefeed.ingest.debezium.config import DebeziumConfig
+from lakefeed.ingest.debezium.events import DebeziumConfig
 from lakefeed.ingest.http.changes import ROUTES, HttpIngest, add_http_ingest
 from lakefeed.ingest.http.gate import RequestGate
 from lakefeed.ingest.http.listener import HttpLimits, serve_http

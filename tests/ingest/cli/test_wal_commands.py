@@ -15,7 +15,7 @@ from lakefeed.contract.changes import SourceId
 from lakefeed.contract.errors import WalCorrupt
 from lakefeed.ingest.cli.main import main
 from lakefeed.ingest.cli.wal import HEADS
-from lakefeed.ingest.intake.source_state import encode_head
+from lakefeed.ingest.intake.sources import encode_head
 from lakefeed.ingest.service import serving
 from lakefeed.writer.wal.inspect import inspect_log
 from lakefeed.writer.wal.log import FileLog

@@ -6,9 +6,8 @@ import base64
 import json
 from typing import Any
 
-from lakefeed.ingest.debezium.config import DebeziumConfig, TableKeys
 from lakefeed.ingest.debezium.envelope import read_events
-from lakefeed.ingest.debezium.events import Change, DebeziumEvent
+from lakefeed.ingest.debezium.events import Change, DebeziumConfig, DebeziumEvent, TableKeys
 
 KEYED = DebeziumConfig(tables={"public.t": TableKeys(columns=("id",))})
 

@@ -9,9 +9,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from lakefeed.ingest.debezium.config import DebeziumConfig, TableKeys
 from lakefeed.ingest.debezium.envelope import read_events
-from lakefeed.ingest.debezium.events import DebeziumEvent
+from lakefeed.ingest.debezium.events import DebeziumConfig, DebeziumEvent, TableKeys
 
 DATA = Path(__file__).parents[2] / "data" / "debezium"
 NAMES = {path.name.split("-")[0]: path for path in sorted(DATA.glob("*.jsonl.gz"))}

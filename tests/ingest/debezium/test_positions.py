@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import random
 
+import msgspec
 import pytest
 
 from lakefeed.ingest.debezium.events import Change, DebeziumEvent, SourceOperation, TransactionMark, TransactionStatus
-from lakefeed.ingest.debezium.positions import Positions, decode_positions, encode_positions, key_of
+from lakefeed.ingest.debezium.positions import Positions, key_of
 from tests.ingest.debezium.envelopes import envelope, mark, read, streamed
 from tests.ingest.debezium.recordings import FAULTS, load_events
 
@@ -50,15 +51,17 @@ class Receiver:
     """Takes what is new and, like a service that is killed all the time, lives from its stored state alone."""
 
     def __init__(self) -> None:
-        self.state = encode_positions(Positions())
+        self.state = msgspec.json.encode(Positions())
         self.taken: list[Change] = []
         self.requests = 0
 
     def receive(self, events: list[DebeziumEvent], *, run_id: str = "", digest: str = "") -> None:
         self.requests += 1
-        plan = decode_positions(self.state).plan(events, run_id=run_id, digest=digest or str(self.requests))
+        plan = msgspec.json.decode(self.state, type=Positions).plan(
+            events, run_id=run_id, digest=digest or str(self.requests)
+        )
         self.taken += [events[index] for index in plan.fresh]
-        self.state = encode_positions(plan.after)
+        self.state = msgspec.json.encode(plan.after)
 
 
 @pytest.mark.parametrize("variant", ["v1", "v2", "v3b", "v5"])

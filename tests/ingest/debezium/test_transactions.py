@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from lakefeed.ingest.debezium.positions import Positions
-from lakefeed.ingest.debezium.transactions import OPEN_MAX, Doubt, TransactionTally, decode_tally, encode_tally
+from lakefeed.ingest.debezium.transactions import OPEN_MAX, Doubt, TransactionTally
 from tests.ingest.debezium.envelopes import mark, read, streamed
 from tests.ingest.debezium.recordings import FAULTS
 
@@ -21,7 +23,7 @@ def reports(*documents: dict) -> list:
         (event,) = read(document)
         plan = positions.plan([event])
         found.append(tally.observe(event, repeat=bool(plan.repeated)))
-        positions, tally = plan.after, decode_tally(encode_tally(tally))
+        positions, tally = plan.after, msgspec.json.decode(msgspec.json.encode(tally), type=TransactionTally)
     return [(report.doubt, report.arrived, report.expected) for report in found if report]
 
 

@@ -19,7 +19,7 @@ from lakefeed.contract.errors import CatalogUnavailable
 from lakefeed.ingest.admission.budget import ALLOWANCE_BYTES
 from lakefeed.ingest.config import IngestConfig
 from lakefeed.ingest.http import changes, gate
-from lakefeed.ingest.intake.resume import ResumePositions
+from lakefeed.ingest.intake.sources import ResumePositions
 from lakefeed.settings import MIB
 from lakefeed.writer.config import LogConfig
 from tests.fakes import FaultyFilesystem, HeldFilesystem

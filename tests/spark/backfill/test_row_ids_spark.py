@@ -19,9 +19,8 @@ from pyspark.sql import types as t
 from pyspark.sql.types import StructField, StructType
 
 from lakefeed.ingest.cli.push import read_line
-from lakefeed.ingest.debezium.config import DebeziumConfig, TableKeys
 from lakefeed.ingest.debezium.envelope import read_events
-from lakefeed.ingest.debezium.events import Change
+from lakefeed.ingest.debezium.events import Change, DebeziumConfig, TableKeys
 from lakefeed.pipeline.backfill.inputs import FileInput, JdbcInput
 from lakefeed.pipeline.backfill.rows import form_problem, row_id
 from lakefeed.pipeline.backfill.runner import SchemaMismatch

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lakefeed.contract.changes import Position, SourceId
 from lakefeed.ingest.cli.wal import HEADS
-from lakefeed.ingest.intake.source_state import encode_head
+from lakefeed.ingest.intake.sources import encode_head
 from lakefeed.writer.wal.inspect import LogReport, RecordReport, inspect_log
 from lakefeed.writer.wal.log import FileLog
 from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from lakefeed.contract.changes import Position
 from lakefeed.contract.errors import WalCorrupt, WalLocked, WalVersionUnknown, WriterError
 from lakefeed.ingest.cli.wal import HEADS
-from lakefeed.ingest.intake.source_state import load_source_state
+from lakefeed.ingest.intake.sources import load_source_state
 from lakefeed.writer.config import SYNC_MODES
 from lakefeed.writer.wal.directory import Filesystem
 from lakefeed.writer.wal.inspect import LogReport, Loss, inspect_log

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lakefeed.contract.changes import Position, SourceId
-from lakefeed.ingest.intake.source_state import AdapterStates, decode_head, encode_head
+from lakefeed.ingest.intake.sources import AdapterStates, decode_head, encode_head
 
 SHOP, BANK = SourceId("shop"), SourceId("bank")
 

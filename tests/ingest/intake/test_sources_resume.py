@@ -11,7 +11,7 @@ from lakefeed.contract.changes import Position, SourceId
 from lakefeed.contract.errors import CatalogUnavailable
 from lakefeed.ingest.config import IngestConfig
 from lakefeed.ingest.intake.intake import Intake
-from lakefeed.ingest.intake.resume import MAX_AGE_S, ResumePositions
+from lakefeed.ingest.intake.sources import RESUME_MAX_AGE_S, ResumePositions
 from lakefeed.ingest.metrics import IngestMetrics
 from lakefeed.ingest.protocol.offers import Durable, NackReason, Refused
 from lakefeed.writer.wal.log import FileLog
@@ -46,7 +46,7 @@ async def test_one_look_serves_all_that_come_while_it_is_young():
     positions = tables.positions()
     found = await asyncio.gather(*(positions.find(SourceId(name)) for name in ("shop", "other", "shop")))
     assert (found, tables.looks) == ([Position(0, 5), None, Position(0, 5)], 1)
-    tables.now += MAX_AGE_S + 1
+    tables.now += RESUME_MAX_AGE_S + 1
     tables.marks = {SHOP: Position(0, 9)}
     assert (await positions.find(SHOP), tables.looks) == (Position(0, 9), 2)
 
@@ -111,7 +111,7 @@ async def test_while_the_tables_cannot_be_asked_a_new_source_waits_and_nothing_o
     tables = Tables({})
     async with Node(tmp_path, tables) as at_work:
         assert isinstance(*await at_work.verdicts(offer_of(1, source="known")), Durable)
-        tables.is_down, tables.now = True, MAX_AGE_S + 1
+        tables.is_down, tables.now = True, RESUME_MAX_AGE_S + 1
         (refused,) = await at_work.verdicts(offer_of(1, 2))
         assert isinstance(refused, Refused)
         assert (refused.reason, refused.retry) == (NackReason.INTERNAL_ERROR, True)

@@ -1,4 +1,4 @@
-"""Durable state of sources: high-water marks, and what adapters remember of a source's own positions.
+"""Sources: their durable state in the log, and where a source resumes that this log does not know.
 
 Every segment of the log begins with the state of all sources at the time it was started:
 
@@ -8,11 +8,17 @@ A start therefore reads the newest segment alone, and trimming older ones loses 
 
 A source that numbers its changes needs no adapter. An adapter that numbers them for it (Debezium's does) keeps a text
 per source. The text becomes durable in the same record as the changes it describes, so the two always agree.
+
+A source may have been on another node, or on this one before its log was lost. The tables then know more than the log:
+up to where everything of the source is committed, and which epochs are over. The source resumes there. That position is
+not a mark: whatever the source sends is logged, and each table skips what it has. A change that only the lost log had
+is therefore accepted when it comes again, even if later changes are committed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -27,6 +33,10 @@ SEGMENT_HEADER_MAX_BYTES = 4096
 
 # The texts of all adapters: some thousand sources at a few hundred bytes each.
 ADAPTER_STATES_MAX_BYTES = 4 * 1024 * 1024
+
+# Reading all tables serves every source that connects within this time. An old position is too low at worst, which only
+# makes the source send more than is missing.
+RESUME_MAX_AGE_S = 30.0
 
 
 class _Head(msgspec.Struct):
@@ -99,3 +109,41 @@ def load_source_state(log: Log) -> tuple[Dedup, AdapterStates]:
         dedup.restore(frame.source, Position(frame.epoch, frame.last_sequence))
         states.record(frame.source, frame.origin)
     return dedup, states
+
+
+class ResumePositions:
+    """The positions as of the last read of the tables; reads do not overlap."""
+
+    def __init__(
+        self, load: Callable[[], Awaitable[Mapping[SourceId, Position]]], *, clock: Callable[[], float]
+    ) -> None:
+        self._load = load
+        self._clock = clock
+        self._loading = asyncio.Lock()
+        self._loaded_at: float | None = None
+        self._positions: Mapping[SourceId, Position] = {}
+
+    async def find(self, source: SourceId) -> Position | None:
+        """Return where a source resumes, reading the tables if needed; None if no table knows it.
+
+        Raises: CatalogError.
+        """
+        if self._loaded_at is None or self._clock() - self._loaded_at > RESUME_MAX_AGE_S:
+            await self.refresh(max_age_s=RESUME_MAX_AGE_S)
+        return self._positions.get(source)
+
+    async def refresh(self, *, max_age_s: float = 0.0) -> None:
+        """Read the tables, unless another caller did so within `max_age_s`. Cancelling it changes nothing.
+
+        Raises: CatalogError.
+        """
+        async with self._loading:
+            began_at = self._clock()
+            if self._loaded_at is not None and began_at - self._loaded_at < max_age_s:
+                return
+            self._positions = await self._load()
+            self._loaded_at = began_at
+
+    def last_known(self, source: SourceId) -> Position | None:
+        """Return what the last read found."""
+        return self._positions.get(source)
