@@ -33,9 +33,8 @@ from lakefeed.catalog.service.purge import Purges
 from lakefeed.catalog.service.tables import Tables
 from lakefeed.catalog.service.versions import Versions
 from lakefeed.catalog.service.views import Views
-from lakefeed.catalog.store.memory import MemoryStore
-from lakefeed.catalog.store.protocol import Store
-from lakefeed.catalog.store.sqlite import SqliteStore
+from lakefeed.catalog.store.sqlite import MemoryStore, SqliteStore
+from lakefeed.catalog.store.store import Store
 from lakefeed.contract.errors import LakefeedError
 from lakefeed.locations import Confinement
 from lakefeed.storage.store import build_object_store

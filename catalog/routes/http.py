@@ -27,7 +27,7 @@ from lakefeed.catalog.service.metadata_cache import LoadResponses
 from lakefeed.catalog.service.namespaces import Namespaces
 from lakefeed.catalog.service.tables import Tables
 from lakefeed.catalog.service.views import Views
-from lakefeed.catalog.store.protocol import RequestOutcome
+from lakefeed.catalog.store.outcomes import RequestOutcome
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Replay: TypeAlias = Callable[[web.Request, RequestOutcome], Awaitable[web.StreamResponse]]

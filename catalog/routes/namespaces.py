@@ -21,7 +21,7 @@ from lakefeed.catalog.routes.http import (
     services,
 )
 from lakefeed.catalog.service.namespaces import PropertiesChange, summarise_change
-from lakefeed.catalog.store.protocol import RequestOutcome
+from lakefeed.catalog.store.outcomes import RequestOutcome
 
 
 async def list_namespaces(request: web.Request) -> web.Response:

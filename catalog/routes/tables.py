@@ -30,7 +30,7 @@ from lakefeed.catalog.routes.http import (
 )
 from lakefeed.catalog.service.metadata_cache import ALL, REFS, ResponseKey, StoredMetadata, encode_load, load_etag
 from lakefeed.catalog.service.versions import Commit
-from lakefeed.catalog.store.protocol import RequestOutcome
+from lakefeed.catalog.store.outcomes import RequestOutcome
 
 # Tables of one transaction, whose commit queues are all held at once; far beyond what a source changes in one.
 TRANSACTION_TABLES_MAX = 1_000

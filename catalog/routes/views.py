@@ -22,7 +22,7 @@ from lakefeed.catalog.routes.http import (
 )
 from lakefeed.catalog.service.metadata_cache import StoredMetadata, encode_load
 from lakefeed.catalog.service.versions import Commit
-from lakefeed.catalog.store.protocol import RequestOutcome
+from lakefeed.catalog.store.outcomes import RequestOutcome
 
 
 async def list_views(request: web.Request) -> web.Response:

@@ -24,7 +24,7 @@ from lakefeed.catalog.metadata.views import parse_view_document
 from lakefeed.catalog.names import EntryId, Namespace, Pointer, ViewId, check_name, namespace_from_json
 from lakefeed.catalog.service.files import Files
 from lakefeed.catalog.service.metadata_cache import check_content, unpack
-from lakefeed.catalog.store.protocol import StoreContents, entry_of
+from lakefeed.catalog.store.store import StoreContents, entry_of
 from lakefeed.contract.errors import LakefeedError
 
 _VERSION_KEY = "lakefeed-catalog-backup"

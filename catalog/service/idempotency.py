@@ -22,14 +22,8 @@ from typing import TypeVar
 from lakefeed.aio import KeyedLocks
 from lakefeed.catalog.config import CatalogConfig
 from lakefeed.catalog.errors import BadRequest, CatalogError, KeyTaken, StoreFailed, Unprocessable, error_model
-from lakefeed.catalog.store.protocol import (
-    MESSAGE_MAX_CHARS,
-    KeyClaim,
-    RecordedError,
-    RequestOutcome,
-    Store,
-    holding_claim,
-)
+from lakefeed.catalog.store.outcomes import MESSAGE_MAX_CHARS, KeyClaim, RecordedError, RequestOutcome, holding_claim
+from lakefeed.catalog.store.store import Store
 from lakefeed.contract.errors import LakefeedError
 
 # Requests under one key that may wait for the first one. Clients repeat requests one by one.

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from lakefeed.catalog.errors import NoSuchNamespace, Unprocessable
 from lakefeed.catalog.names import Namespace, namespace_from_path
-from lakefeed.catalog.store.protocol import Store
+from lakefeed.catalog.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)

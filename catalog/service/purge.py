@@ -35,7 +35,7 @@ from lakefeed.catalog.metadata.properties import may_be_purged
 from lakefeed.catalog.names import Pointer, TableId, owned_directories
 from lakefeed.catalog.service.files import Files
 from lakefeed.catalog.service.metadata_cache import MetadataFiles, StoredMetadata
-from lakefeed.catalog.store.protocol import Store, no_such_entry
+from lakefeed.catalog.store.store import Store, no_such_entry
 from lakefeed.contract.errors import FileMissing, LakefeedError, LocationInvalid, StorageError
 from lakefeed.iceberg.manifests import live_file_paths, manifest_paths
 from lakefeed.locations import Confinement, OwnedDirectories, parent_path

@@ -35,7 +35,7 @@ from lakefeed.catalog.names import Namespace, Pointer, TableId, ViewId, metadata
 from lakefeed.catalog.service.metadata_cache import StoredMetadata
 from lakefeed.catalog.service.purge import Purges
 from lakefeed.catalog.service.versions import COMMIT_ATTEMPTS, Commit, VersionChange, Versions
-from lakefeed.catalog.store.protocol import name_in_use, no_such_entry
+from lakefeed.catalog.store.store import name_in_use, no_such_entry
 
 
 @dataclass(frozen=True, slots=True)

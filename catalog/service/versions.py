@@ -28,7 +28,8 @@ from lakefeed.catalog.names import (
     next_version,
 )
 from lakefeed.catalog.service.metadata_cache import MetadataFiles, StoredMetadata
-from lakefeed.catalog.store.protocol import PointerMove, Store, current_claim, no_such_entry, outcome_at
+from lakefeed.catalog.store.outcomes import current_claim, outcome_at
+from lakefeed.catalog.store.store import PointerMove, Store, no_such_entry
 from lakefeed.contract.errors import FileMissing, LakefeedError
 from lakefeed.locations import Confinement
 

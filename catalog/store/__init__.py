@@ -1,7 +1,9 @@
 """Stores: the database of the catalog, with names, properties, metadata pointers and idempotency records.
 
-    service --Store--> sqlite.py (one machine) | postgres.py (several processes) | memory.py (tests, simulations)
+    service --> store.py   every operation as statements --+--> sqlite.py     a file (one machine), or memory (tests)
+                  |                                        +--> postgres.py   shared by several processes
+                  +-> outcomes.py   idempotency records
 
-Metadata itself is in files; a store holds where they are. protocol.py defines what every store does, and one contract
-test runs against all three. Only catalog/service uses stores; catalog/app.py chooses one.
+Metadata itself is in files; a store holds where they are. One contract test runs against all databases. Only
+catalog/service and catalog/routes use stores; catalog/app.py chooses one.
 """

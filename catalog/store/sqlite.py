@@ -1,13 +1,18 @@
-"""The store on SQLite: its schema and statements. sqlite_connections.py has the threads and the group commit.
-
-    namespaces  name (levels joined by 0x1F) | parent (all but the last level, '' at the top) | properties (JSON)
-    entries     namespace | name | kind (Table or View) | metadata_location | digest | table_uuid ('' if unknown)
-    outcomes    idempotency_key | fingerprint | outcome (JSON) | recorded_ms
+"""SQLite: the schema, the connections, each with the one thread that uses it, and the group commit of writes.
 
 One connection writes and one lists, each in its own thread: in WAL mode a read never waits for a writer's sync. A
 third one looks up pointers and outcomes on the event loop, because a lookup takes microseconds, less than handing it
-to a thread. Every write is synced before it returns (synchronous=FULL). Other processes may use the same file: the
-pointer swap compares in SQL, which is safe, if slow.
+to a thread. Other processes may use the same file: the pointer swap compares in SQL, which is safe, if slow.
+
+Every write is synced before it returns (synchronous=FULL). A write mostly waits for the disk, so writes are synced
+together: the thread takes all that wait, runs each in its own savepoint, and commits them as one transaction. A write
+that fails is rolled back alone. All futures are resolved after the COMMIT; if the COMMIT fails, all writes have failed.
+
+    waiting: a b c  ->  BEGIN  [a: done]  [b: failed, rolled back]  [c: done]  COMMIT  ->  results of a, b, c
+
+A write may come with blocking work that must precede it, such as the sync of a file. That work runs in the same
+thread before the transaction begins, or in helper threads if several wait together: handing a result from one thread
+to another takes nearly as long as the sync of a fast disk.
 
 A new file gets the current schema at its first open. An existing file is only changed by `migrate`.
 """
@@ -15,50 +20,22 @@ A new file gets the current schema at its first open. An existing file is only c
 from __future__ import annotations
 
 import asyncio
+import functools
+import re
 import sqlite3
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import orjson
-
-from lakefeed.catalog.names import EntryId, Namespace, Pointer, TableId
-from lakefeed.catalog.store.protocol import (
-    Entry,
-    KeyClaim,
-    PointerMove,
-    PointerMoved,
-    RecordedOutcome,
-    RequestOutcome,
-    SqlSchema,
-    StoreContents,
-    check_empty,
-    current_claim,
-    decode_outcome,
-    entry_key,
-    entry_of,
-    key_taken,
-    name_in_use,
-    namespace_exists,
-    namespace_key,
-    namespace_not_empty,
-    namespace_of,
-    no_such_entry,
-    no_such_namespace,
-    outcome_at,
-    pointer_columns,
-    rename_target_in_use,
-)
-from lakefeed.catalog.store.sqlite_connections import (
-    ConnectionThread,
-    GroupCommitThread,
-    connect,
-    in_transaction,
-    store_failed,
-)
+from lakefeed.catalog.errors import StoreFailed
+from lakefeed.catalog.store.store import Operation, SqlSchema, Store
 
 SCHEMA = SqlSchema(
     version=4,
+    find="SELECT 1 FROM sqlite_schema WHERE name = 'catalog_schema'",
     create=(
         "CREATE TABLE catalog_schema (version INTEGER NOT NULL) STRICT",
         """CREATE TABLE namespaces (
@@ -86,17 +63,196 @@ SCHEMA = SqlSchema(
     ),
 )
 
-# SQLite's word for "no limit".
-_UNLIMITED = -1
+# How long to wait for a write of another process. This process has one writer, so its writes never collide.
+_BUSY_TIMEOUT_S = 10.0
+# Writes that share a sync. More would gain little and block the writes of other processes for longer.
+GROUP_MAX = 64
 
-_UPDATE_ENTRY = (
-    "UPDATE entries SET metadata_location = ?, digest = ?, table_uuid = ? WHERE namespace = ? AND name = ? AND kind = ?"
-)
+# Syncs of files overlap; more threads than this only queue at the disk.
+_HELPERS = 4
 
 _T = TypeVar("_T")
 
 
-class SqliteStore:
+def store_failed(error: sqlite3.Error) -> StoreFailed:
+    """Return the error that clients see if the database fails."""
+    return StoreFailed(f"Catalog database failed: {error}")
+
+
+def connect(path: Path | str) -> sqlite3.Connection:
+    """Open a connection whose transactions are explicit and whose writes are synced."""
+    # isolation_level=None: the driver begins no transaction by itself.
+    connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    return connection
+
+
+def in_transaction(
+    db: sqlite3.Connection, work: Callable[[sqlite3.Connection], _T], *, begin: str = "BEGIN IMMEDIATE"
+) -> _T:
+    """Run work in a transaction of its own."""
+    db.execute(begin)
+    try:
+        result = work(db)
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+    return result
+
+
+class ConnectionThread:
+    """One connection and the only thread that uses it."""
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"catalog-sqlite-{name}")
+        self._connection: sqlite3.Connection | None = None
+
+    async def open(self, path: Path) -> None:
+        """Connect."""
+        self._connection = await self._in_thread(lambda: connect(path))
+
+    async def close(self) -> None:
+        """Disconnect after running work."""
+        if self._connection is not None:
+            await self._in_thread(self._connection.close)
+        self._executor.shutdown(wait=False)
+
+    async def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Run work in the thread. Cancelling this does not stop the work.
+
+        Raises: StoreFailed, and what the work raises.
+        """
+        return await self._in_thread(lambda: work(self._opened()))
+
+    def _opened(self) -> sqlite3.Connection:
+        assert self._connection is not None, "store is not open"
+        return self._connection
+
+    async def _in_thread(self, work: Callable[[], _T]) -> _T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        except sqlite3.Error as error:
+            raise store_failed(error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    work: Callable[[sqlite3.Connection], Any]
+    prepare: Callable[[], None] | None
+    result: asyncio.Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    value: Any = None
+    error: Exception | None = None
+
+
+class GroupCommitThread(ConnectionThread):
+    """The connection that writes; all waiting writes go with the next commit."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._waiting: deque[_Write] = deque()
+        self._helpers = ThreadPoolExecutor(_HELPERS, thread_name_prefix=f"catalog-sqlite-{name}-prepare")
+
+    async def close(self) -> None:
+        """Disconnect after running work."""
+        await super().close()
+        self._helpers.shutdown(wait=False)
+
+    async def run(self, work: Callable[[sqlite3.Connection], _T], prepare: Callable[[], None] | None = None) -> _T:
+        """Run `prepare`, then the work in a transaction, maybe with other writes; return after the sync.
+
+        Cancelling this does not stop the work.
+
+        Raises: StoreFailed, and what `prepare` and the work raise; nothing of the work has happened then.
+        """
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[_T] = loop.create_future()
+        self._waiting.append(_Write(work, prepare, result))
+        # One call for each write: the first one takes all that wait, and the later ones may find nothing to do.
+        self._executor.submit(self._commit_waiting, loop)
+        return await result
+
+    def _commit_waiting(self, loop: asyncio.AbstractEventLoop) -> None:
+        group = [self._waiting.popleft() for _ in range(min(len(self._waiting), GROUP_MAX))]
+        if group:
+            failures = self._prepare([write.prepare for write in group])
+            works = [
+                write.work if failure is None else _raising(failure)
+                for write, failure in zip(group, failures, strict=True)
+            ]
+            outcomes = _commit_together(self._opened(), works)
+            loop.call_soon_threadsafe(_resolve, group, outcomes)
+
+    def _prepare(self, works: Sequence[Callable[[], None] | None]) -> list[Exception | None]:
+        """Run the work that precedes each write; return the error of each, or None."""
+        is_alone = len(works) - works.count(None) <= 1
+        return list(map(_error_of, works) if is_alone else self._helpers.map(_error_of, works))
+
+
+def _error_of(work: Callable[[], None] | None) -> Exception | None:
+    try:
+        if work is not None:
+            work()
+    except Exception as error:  # noqa: BLE001 - raised to the caller of this write, on the event loop
+        return error
+    return None
+
+
+def _raising(error: Exception) -> Callable[[sqlite3.Connection], None]:
+    def work(_db: sqlite3.Connection) -> None:
+        raise error
+
+    return work
+
+
+def _commit_together(db: sqlite3.Connection, works: Sequence[Callable[[sqlite3.Connection], Any]]) -> list[_Outcome]:
+    try:
+        if len(works) == 1:
+            return [_Outcome(in_transaction(db, works[0]))]
+        return in_transaction(db, lambda _: [_run_in_savepoint(db, work) for work in works])
+    except Exception as error:  # noqa: BLE001 - raised to all callers, on the event loop
+        return [_Outcome(error=error)] * len(works)
+
+
+def _run_in_savepoint(db: sqlite3.Connection, work: Callable[[sqlite3.Connection], Any]) -> _Outcome:
+    """Run one write so that its failure rolls back this write alone.
+
+    Raises: sqlite3.Error if SQLite has rolled back the whole transaction, as it does when the disk is full.
+    """
+    db.execute("SAVEPOINT one")
+    try:
+        outcome = _Outcome(work(db))
+    except Exception as error:  # raised to the caller of this write, on the event loop
+        if not db.in_transaction:
+            raise
+        db.execute("ROLLBACK TO one")
+        outcome = _Outcome(error=error)
+    db.execute("RELEASE one")
+    return outcome
+
+
+def _resolve(group: Sequence[_Write], outcomes: Sequence[_Outcome]) -> None:
+    for write, outcome in zip(group, outcomes, strict=True):
+        if write.result.cancelled():
+            continue
+        if outcome.error is None:
+            write.result.set_result(outcome.value)
+        elif isinstance(outcome.error, sqlite3.Error):
+            failed = store_failed(outcome.error)
+            failed.__cause__ = outcome.error
+            write.result.set_exception(failed)
+        else:
+            write.result.set_exception(outcome.error)
+
+
+class SqliteStore(Store):
     """Names and pointers in one SQLite file."""
 
     def __init__(self, path: Path) -> None:
@@ -109,26 +265,17 @@ class SqliteStore:
         """Open the file, and create or check its schema."""
         await asyncio.to_thread(lambda: self._path.parent.mkdir(parents=True, exist_ok=True))
         await self._writer.open(self._path)
-        await self._writer.run(_create_or_check)
+        await self._write(SCHEMA.open(migrate=False))
         await self._reader.open(self._path)
         self._lookups = connect(self._path)
 
     async def migrate(self) -> tuple[int, int]:
         """Bring the file to the current version."""
-        thread = GroupCommitThread("migrate")
-        await thread.open(self._path)
+        await self._writer.open(self._path)
         try:
-            return await thread.run(_migrate), SCHEMA.version
+            return await self._write(SCHEMA.open(migrate=True)), SCHEMA.version
         finally:
-            await thread.close()
-
-    async def export(self) -> StoreContents:
-        """Read everything in one transaction."""
-        return await self._reader.run(lambda db: in_transaction(db, _export, begin="BEGIN"))
-
-    async def restore(self, contents: StoreContents) -> None:
-        """Fill an empty store."""
-        await self._writer.run(lambda db: _restore(db, contents))
+            await self._writer.close()
 
     async def close(self) -> None:
         """Close the connections after running work."""
@@ -137,315 +284,81 @@ class SqliteStore:
         await self._reader.close()
         await self._writer.close()
 
-    async def create_namespace(self, namespace: Namespace, properties: Mapping[str, str]) -> None:
-        """Create a namespace below an existing parent."""
-        await self._write(lambda db: _create_namespace(db, namespace, properties))
+    async def _read(self, operation: Operation[_T]) -> _T:
+        return await self._reader.run(lambda db: in_transaction(db, _running(operation), begin="BEGIN"))
 
-    async def load_namespace(self, namespace: Namespace) -> dict[str, str]:
-        """Return a namespace's properties."""
-        return await self._reader.run(lambda db: _load_namespace(db, namespace))
-
-    async def list_namespaces(self, parent: Namespace, *, after: str, limit: int | None) -> list[Namespace]:
-        """Return one page of the namespaces directly below a parent."""
-        return await self._reader.run(lambda db: _list_namespaces(db, parent, after=after, limit=limit))
-
-    async def update_namespace(
-        self, namespace: Namespace, *, removals: Collection[str], updates: Mapping[str, str]
-    ) -> list[str]:
-        """Remove and set properties; return which of the removals existed."""
-        return await self._write(
-            lambda db: _update_namespace(db, namespace, removals=removals, updates=updates),
-            lambda removed: RequestOutcome(removed=tuple(removed)),
-        )
-
-    async def drop_namespace(self, namespace: Namespace) -> None:
-        """Drop an empty namespace."""
-        await self._write(lambda db: _drop_namespace(db, namespace))
-
-    async def list_entries(
-        self, kind: type[Entry], namespace: Namespace, *, after: str, limit: int | None
-    ) -> list[Entry]:
-        """Return one page of a namespace's tables or views."""
-        return await self._reader.run(lambda db: _list_entries(db, kind, namespace, after=after, limit=limit))
-
-    async def load_pointer(self, entry: EntryId) -> Pointer | None:
-        """Return the pointer of a table or view, or None."""
-        return self._lookup(lambda db: _load_pointer(db, entry))
-
-    async def find_tables(self, *, table_uuid: str, directory: str) -> dict[TableId, Pointer]:
-        """Return the tables that may be the one of this uuid."""
-        return await self._reader.run(lambda db: _find_tables(db, table_uuid, directory))
-
-    async def create_entry(self, entry: EntryId, pointer: Pointer) -> None:
-        """Create a table or view that points at its first metadata."""
-        await self._write(lambda db: _create_entry(db, entry, pointer), lambda _: outcome_at(pointer))
-
-    async def swap_pointer(
-        self, entry: EntryId, *, expected: Pointer, new: Pointer, prepare: Callable[[], None] | None = None
-    ) -> bool:
-        """Move a pointer if it still is at the expected version."""
-        return await self._write(
-            lambda db: _swap_pointer(db, entry, expected=expected, new=new),
-            lambda swapped: outcome_at(new) if swapped else None,
-            prepare=prepare,
-        )
-
-    async def move_pointers(self, moves: Sequence[PointerMove]) -> bool:
-        """Make all moves in one transaction, or none."""
-        try:
-            await self._write(lambda db: _move_pointers(db, moves))
-        except PointerMoved:
-            return False
-        return True
-
-    async def put_entry(self, entry: EntryId, pointer: Pointer) -> None:
-        """Point a table or view at metadata, whether or not it exists."""
-        await self._write(lambda db: _put_entry(db, entry, pointer), lambda _: outcome_at(pointer))
-
-    async def rename_entry(self, source: EntryId, destination: EntryId) -> None:
-        """Rename a table or view."""
-        await self._write(lambda db: _rename_entry(db, source, destination))
-
-    async def drop_entry(self, entry: EntryId) -> Pointer:
-        """Remove a table or view and return the pointer to its last metadata."""
-        return await self._write(lambda db: _drop_entry(db, entry), outcome_at)
-
-    async def load_outcome(self, key: str) -> RecordedOutcome | None:
-        """Return what is recorded under an idempotency key, or None."""
-        return self._lookup(lambda db: _load_outcome(db, key))
-
-    async def record_outcome(self, claim: KeyClaim, outcome: RequestOutcome) -> None:
-        """Record the outcome of a request that changed nothing."""
-        await self._writer.run(lambda db: _record_outcome(db, claim, outcome))
-
-    async def delete_outcomes(self, *, before_ms: int, kept_max: int) -> int:
-        """Delete outcomes recorded before a time, and the oldest beyond a number; return how many were beyond it."""
-        return await self._writer.run(lambda db: _delete_outcomes(db, before_ms=before_ms, kept_max=kept_max))
-
-    def _lookup(self, read: Callable[[sqlite3.Connection], _T]) -> _T:
+    async def _look_up(self, operation: Operation[_T]) -> _T:
         assert self._lookups is not None, "store is not open"
         try:
-            return read(self._lookups)
+            return _run(self._lookups, operation)
         except sqlite3.Error as error:
             raise store_failed(error) from error
 
     async def _write(
-        self,
-        work: Callable[[sqlite3.Connection], _T],
-        outcome_of: Callable[[_T], RequestOutcome | None] = lambda _: RequestOutcome(),
-        prepare: Callable[[], None] | None = None,
+        self, operation: Operation[_T], prepare: Callable[[], None] | None = None, *, is_single: bool = False
     ) -> _T:
-        """Make a change; for a request with a key, record its outcome, if any, in the same transaction."""
-        claim = current_claim()
-        if claim is None:
-            return await self._writer.run(work, prepare)
-
-        def claimed_work(db: sqlite3.Connection) -> _T:
-            result = work(db)
-            outcome = outcome_of(result)
-            if outcome is not None:
-                _record_outcome(db, claim, outcome)
-            return result
-
-        return await self._writer.run(claimed_work, prepare)
+        del is_single  # every write needs a transaction here, because it is synced with others
+        return await self._writer.run(_running(operation), prepare)
 
 
-def _read_version(db: sqlite3.Connection) -> int:
-    """Return the version of a file's schema; 0 if it has none."""
-    if db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'catalog_schema'").fetchone() is None:
-        return 0
-    (version,) = db.execute("SELECT version FROM catalog_schema").fetchone()
-    return int(version)
+class MemoryStore(Store):
+    """Names and pointers in a SQLite database in memory, for tests and simulations: nothing survives the process.
+
+    No operation awaits anything, so each is one transaction, and no threads are involved.
+    """
+
+    def __init__(self) -> None:
+        self._db: sqlite3.Connection | None = None
+
+    async def open(self) -> None:
+        """Create the database."""
+        self._db = connect(":memory:")
+        await self._write(SCHEMA.open(migrate=False))
+
+    async def migrate(self) -> tuple[int, int]:
+        """Do nothing: a new database has the current schema."""
+        return SCHEMA.version, SCHEMA.version
+
+    async def close(self) -> None:
+        """Forget everything."""
+        if self._db is not None:
+            self._db.close()
+
+    async def _read(self, operation: Operation[_T]) -> _T:
+        assert self._db is not None, "store is not open"
+        return in_transaction(self._db, _running(operation))
+
+    async def _look_up(self, operation: Operation[_T]) -> _T:
+        return await self._read(operation)
+
+    async def _write(
+        self, operation: Operation[_T], prepare: Callable[[], None] | None = None, *, is_single: bool = False
+    ) -> _T:
+        del is_single
+        if prepare is not None:
+            await asyncio.to_thread(prepare)
+        return await self._read(operation)
 
 
-def _create_or_check(db: sqlite3.Connection) -> None:
-    version = _read_version(db)
-    if version == 0:
-        _migrate(db)
-    else:
-        SCHEMA.check(version)
+def _running(operation: Operation[_T]) -> Callable[[sqlite3.Connection], _T]:
+    return lambda db: _run(db, operation)
 
 
-def _migrate(db: sqlite3.Connection) -> int:
-    """Bring a new or older file to the current version; return the version it had."""
-    version = _read_version(db)
-    for statement in SCHEMA.statements_from(version):
-        db.execute(statement)
-    return version
+def _run(db: sqlite3.Connection, operation: Operation[_T]) -> _T:
+    try:
+        sql, parameters = next(operation)
+        while True:
+            if isinstance(parameters, list):
+                rows = db.executemany(_translate(sql), parameters).fetchall()
+            else:
+                rows = db.execute(_translate(sql), parameters).fetchall()
+            sql, parameters = operation.send(rows)
+    except StopIteration as end:
+        result: _T = end.value
+        return result
 
 
-def _export(db: sqlite3.Connection) -> StoreContents:
-    namespaces = db.execute("SELECT name, properties FROM namespaces ORDER BY name")
-    entries = db.execute(
-        "SELECT kind, namespace, name, metadata_location, digest, table_uuid FROM entries ORDER BY namespace, name"
-    )
-    return StoreContents(
-        {namespace_of(name): orjson.loads(properties) for name, properties in namespaces},
-        {entry_of(kind, namespace_of(space), name): Pointer(*pointer) for kind, space, name, *pointer in entries},
-    )
-
-
-def _restore(db: sqlite3.Connection, contents: StoreContents) -> None:
-    check_empty(db.execute("SELECT 1 FROM namespaces LIMIT 1").fetchone() is None)
-    for namespace, properties in contents.namespaces.items():
-        _create_namespace(db, namespace, properties)
-    for entry, pointer in contents.entries.items():
-        _create_entry(db, entry, pointer)
-
-
-def _check_namespace(db: sqlite3.Connection, namespace: Namespace) -> None:
-    if db.execute("SELECT 1 FROM namespaces WHERE name = ?", (namespace_key(namespace),)).fetchone() is None:
-        raise no_such_namespace(namespace)
-
-
-def _create_namespace(db: sqlite3.Connection, namespace: Namespace, properties: Mapping[str, str]) -> None:
-    parent = namespace[:-1]
-    if parent:
-        _check_namespace(db, parent)
-    row = (namespace_key(namespace), namespace_key(parent), orjson.dumps(dict(properties)).decode())
-    if db.execute("INSERT INTO namespaces VALUES (?, ?, ?) ON CONFLICT DO NOTHING", row).rowcount == 0:
-        raise namespace_exists(namespace)
-
-
-def _load_namespace(db: sqlite3.Connection, namespace: Namespace) -> dict[str, str]:
-    row = db.execute("SELECT properties FROM namespaces WHERE name = ?", (namespace_key(namespace),)).fetchone()
-    if row is None:
-        raise no_such_namespace(namespace)
-    properties: dict[str, str] = orjson.loads(row[0])
-    return properties
-
-
-def _list_namespaces(db: sqlite3.Connection, parent: Namespace, *, after: str, limit: int | None) -> list[Namespace]:
-    if parent:
-        _check_namespace(db, parent)
-    rows = db.execute(
-        "SELECT name FROM namespaces WHERE parent = ? AND name > ? ORDER BY name LIMIT ?",
-        (namespace_key(parent), namespace_key((*parent, after)), _UNLIMITED if limit is None else limit),
-    )
-    return [namespace_of(name) for (name,) in rows]
-
-
-def _update_namespace(
-    db: sqlite3.Connection, namespace: Namespace, *, removals: Collection[str], updates: Mapping[str, str]
-) -> list[str]:
-    properties = _load_namespace(db, namespace)
-    removed = [name for name in removals if properties.pop(name, None) is not None]
-    properties |= updates
-    row = (orjson.dumps(properties).decode(), namespace_key(namespace))
-    db.execute("UPDATE namespaces SET properties = ? WHERE name = ?", row)
-    return removed
-
-
-def _drop_namespace(db: sqlite3.Connection, namespace: Namespace) -> None:
-    key = namespace_key(namespace)
-    _check_namespace(db, namespace)
-    for contained, sql in (
-        ("tables or views", "SELECT 1 FROM entries WHERE namespace = ? LIMIT 1"),
-        ("namespaces", "SELECT 1 FROM namespaces WHERE parent = ? LIMIT 1"),
-    ):
-        if db.execute(sql, (key,)).fetchone() is not None:
-            raise namespace_not_empty(namespace, contained)
-    db.execute("DELETE FROM namespaces WHERE name = ?", (key,))
-
-
-def _list_entries(
-    db: sqlite3.Connection, kind: type[Entry], namespace: Namespace, *, after: str, limit: int | None
-) -> list[Entry]:
-    _check_namespace(db, namespace)
-    rows = db.execute(
-        "SELECT name FROM entries WHERE namespace = ? AND kind = ? AND name > ? ORDER BY name LIMIT ?",
-        (namespace_key(namespace), kind.kind, after, _UNLIMITED if limit is None else limit),
-    )
-    return [kind(namespace, name) for (name,) in rows]
-
-
-def _load_pointer(db: sqlite3.Connection, entry: EntryId) -> Pointer | None:
-    sql = "SELECT metadata_location, digest, table_uuid FROM entries WHERE namespace = ? AND name = ? AND kind = ?"
-    row = db.execute(sql, entry_key(entry)).fetchone()
-    return None if row is None else Pointer(*row)
-
-
-def _find_tables(db: sqlite3.Connection, table_uuid: str, directory: str) -> dict[TableId, Pointer]:
-    sql = (
-        "SELECT namespace, name, metadata_location, digest, table_uuid FROM entries WHERE kind = ?"
-        " AND (? = '' OR table_uuid IN ('', ?) OR instr(metadata_location, ?) > 0)"
-    )
-    rows = db.execute(sql, (TableId.kind, table_uuid, table_uuid, directory))
-    return {TableId(namespace_of(space), name): Pointer(*pointer) for space, name, *pointer in rows}
-
-
-def _kind_at(db: sqlite3.Connection, entry: EntryId) -> str | None:
-    """Return the kind of the entry that has a name, or None."""
-    sql = "SELECT kind FROM entries WHERE namespace = ? AND name = ?"
-    row = db.execute(sql, (namespace_key(entry.namespace), entry.name)).fetchone()
-    return None if row is None else str(row[0])
-
-
-def _create_entry(db: sqlite3.Connection, entry: EntryId, pointer: Pointer) -> None:
-    _check_namespace(db, entry.namespace)
-    kind = _kind_at(db, entry)
-    if kind is not None:
-        raise name_in_use(entry, kind)
-    sql = "INSERT INTO entries (namespace, name, kind, metadata_location, digest, table_uuid) VALUES (?, ?, ?, ?, ?, ?)"
-    db.execute(sql, (*entry_key(entry), *pointer_columns(pointer)))
-
-
-def _swap_pointer(db: sqlite3.Connection, entry: EntryId, *, expected: Pointer, new: Pointer) -> bool:
-    sql = f"{_UPDATE_ENTRY} AND metadata_location = ? AND digest = ?"
-    return db.execute(sql, (*pointer_columns(new), *entry_key(entry), expected.location, expected.digest)).rowcount == 1
-
-
-def _move_pointers(db: sqlite3.Connection, moves: Sequence[PointerMove]) -> None:
-    for move in moves:
-        if move.expected is None:
-            _create_entry(db, move.entry, move.new)
-        elif not _swap_pointer(db, move.entry, expected=move.expected, new=move.new):
-            raise PointerMoved
-
-
-def _put_entry(db: sqlite3.Connection, entry: EntryId, pointer: Pointer) -> None:
-    if db.execute(_UPDATE_ENTRY, (*pointer_columns(pointer), *entry_key(entry))).rowcount == 0:
-        _create_entry(db, entry, pointer)
-
-
-def _rename_entry(db: sqlite3.Connection, source: EntryId, destination: EntryId) -> None:
-    if _load_pointer(db, source) is None:
-        raise no_such_entry(source)
-    if source == destination:
-        return
-    _check_namespace(db, destination.namespace)
-    kind = _kind_at(db, destination)
-    if kind is not None:
-        raise rename_target_in_use(source, destination, kind)
-    db.execute(
-        "UPDATE entries SET namespace = ?, name = ? WHERE namespace = ? AND name = ?",
-        (namespace_key(destination.namespace), destination.name, namespace_key(source.namespace), source.name),
-    )
-
-
-def _drop_entry(db: sqlite3.Connection, entry: EntryId) -> Pointer:
-    pointer = _load_pointer(db, entry)
-    if pointer is None:
-        raise no_such_entry(entry)
-    db.execute("DELETE FROM entries WHERE namespace = ? AND name = ?", (namespace_key(entry.namespace), entry.name))
-    return pointer
-
-
-def _load_outcome(db: sqlite3.Connection, key: str) -> RecordedOutcome | None:
-    row = db.execute("SELECT fingerprint, outcome FROM outcomes WHERE idempotency_key = ?", (key,)).fetchone()
-    return None if row is None else RecordedOutcome(row[0], decode_outcome(row[1]))
-
-
-def _record_outcome(db: sqlite3.Connection, claim: KeyClaim, outcome: RequestOutcome) -> None:
-    row = (claim.key, claim.fingerprint, outcome.to_text(), claim.at_ms)
-    if db.execute("INSERT INTO outcomes VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING", row).rowcount == 0:
-        raise key_taken(claim)
-
-
-def _delete_outcomes(db: sqlite3.Connection, *, before_ms: int, kept_max: int) -> int:
-    db.execute("DELETE FROM outcomes WHERE recorded_ms < ?", (before_ms,))
-    excess = (
-        "DELETE FROM outcomes WHERE idempotency_key IN"
-        " (SELECT idempotency_key FROM outcomes ORDER BY recorded_ms DESC LIMIT -1 OFFSET ?)"
-    )
-    return db.execute(excess, (kept_max,)).rowcount
+@functools.cache  # the statements of store.py
+def _translate(sql: str) -> str:
+    """Return a statement of store.py for SQLite, which has no row locks, because it has one writer at a time."""
+    return re.sub(r" FOR (UPDATE|KEY SHARE)$", "", sql).replace("$", "?")

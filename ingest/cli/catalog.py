@@ -15,7 +15,7 @@ from rich.console import Console
 
 from lakefeed.catalog.app import build_store
 from lakefeed.catalog.service.backup import decode_backup, encode_backup, find_problems
-from lakefeed.catalog.store.protocol import Store, StoreContents
+from lakefeed.catalog.store.store import Store, StoreContents
 from lakefeed.command_line import config_option, log_level_option, progress_bar, readable_errors, with_options
 from lakefeed.ingest.config import Config, load_config
 from lakefeed.ingest.service import DATABASE_NAME, open_own_files, run_catalog

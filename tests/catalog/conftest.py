@@ -17,7 +17,7 @@ from pyiceberg.catalog.rest import RestCatalog
 
 from lakefeed.catalog.app import build_catalog, build_store
 from lakefeed.catalog.config import MEMORY_DATABASE, CatalogConfig, Warehouse
-from lakefeed.catalog.store.protocol import Store
+from lakefeed.catalog.store.store import Store
 from lakefeed.storage.config import StorageConfig
 from tests.clients import open_pyiceberg
 from tests.postgres_server import postgres_server

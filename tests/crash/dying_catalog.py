@@ -1,6 +1,6 @@
 """The catalog with a death sentence: runs `lakefeed` as it is, and kills the process at the first call of a function.
 
-python -m tests.crash.dying_catalog before catalog.store.sqlite:SqliteStore.swap_pointer catalog serve ...
+python -m tests.crash.dying_catalog before lakefeed.catalog.store.store:Store.swap_pointer catalog serve ...
 """
 
 from __future__ import annotations

@@ -126,8 +126,8 @@ STEPS: dict[str, dict[str, Step]] = {
     },
     "commit": {
         "before the request": _before("lakefeed.writer.commit.rest_catalog:CatalogClient.commit_table", only=_has_rows),
-        "metadata file written, pointer not swapped": _before("lakefeed.catalog.store.sqlite:_swap_pointer"),
-        "pointer swapped, transaction open": _after("lakefeed.catalog.store.sqlite:_swap_pointer"),
+        "metadata file written, pointer not swapped": _before("lakefeed.catalog.store.store:_swap_pointer"),
+        "pointer swapped, transaction open": _after("lakefeed.catalog.store.store:_swap_pointer"),
         "pointer swapped, not answered": _after("lakefeed.catalog.store.sqlite:SqliteStore.swap_pointer"),
         "answered, log not trimmed": _after("lakefeed.writer.commit.committer:Committer.commit_all"),
     },
@@ -135,7 +135,7 @@ STEPS: dict[str, dict[str, Step]] = {
         "buffers of all tables taken": _after("lakefeed.writer.tables.rounds:FlushRounds._take", calls_max=2),
         "files of all tables written": _before("lakefeed.writer.commit.committer:Committer.commit_all"),
         "before the one request": _before("lakefeed.writer.commit.rest_catalog:CatalogClient.commit_transaction"),
-        "first pointer swapped, transaction open": _after("lakefeed.catalog.store.sqlite:_swap_pointer"),
+        "first pointer swapped, transaction open": _after("lakefeed.catalog.store.store:_swap_pointer"),
         "all pointers swapped, not answered": _after("lakefeed.catalog.store.sqlite:SqliteStore.move_pointers"),
         "answered, tables not told": _after("lakefeed.writer.commit.rest_catalog:CatalogClient.commit_transaction"),
         "first table told": _after("lakefeed.writer.tables.table:TableWriter.finish_flush"),
@@ -256,7 +256,17 @@ def _wrap(where: str, before: Spy, after: Spy) -> None:
         after(args, kwargs)
         return result
 
-    setattr(owner, name, call_async if inspect.iscoroutinefunction(original) else call)
+    @functools.wraps(original)
+    def call_generator(*args: Any, **kwargs: Any) -> Any:
+        before(args, kwargs)
+        result = yield from original(*args, **kwargs)
+        after(args, kwargs)
+        return result
+
+    if inspect.isgeneratorfunction(original):
+        setattr(owner, name, call_generator)
+    else:
+        setattr(owner, name, call_async if inspect.iscoroutinefunction(original) else call)
 
 
 def command(part: str, name: str, nth: int) -> list[str]:

@@ -17,7 +17,7 @@ from tests.crash.dying_catalog import command
 
 pytestmark = pytest.mark.crash
 
-STORE = "lakefeed.catalog.store.sqlite"
+STORE = "lakefeed.catalog.store.store"
 STORAGE = "lakefeed.storage.local"
 # The metadata file is there and empty; it is whole, and its name may not survive a loss of power; the metadata is
 # written; the change and its outcome are written, not yet durable; they are durable, nobody knows.
@@ -26,7 +26,7 @@ MOMENTS = (
     ("before", f"{STORAGE}:_sync_directory"),
     ("before", f"{STORE}:_{{method}}"),
     ("after", f"{STORE}:_record_outcome"),
-    ("after", f"{STORE}:SqliteStore.{{method}}"),
+    ("after", f"{STORE}:Store.{{method}}"),
 )
 # What a commit has made of its metadata file when it dies in there.
 LEFT_BEHIND = {f"{STORAGE}:_write_all": ["empty"]}

@@ -9,7 +9,7 @@ import orjson
 from lakefeed.catalog.config import CatalogConfig
 from lakefeed.catalog.names import Pointer, TableId, content_digest
 from lakefeed.catalog.service.backup import find_problems
-from lakefeed.catalog.store.protocol import StoreContents
+from lakefeed.catalog.store.store import StoreContents
 from tests.catalog.documents import new_table
 from tests.catalog.local_files import LocalFiles
 

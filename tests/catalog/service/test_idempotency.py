@@ -11,7 +11,8 @@ from lakefeed.catalog.config import CatalogConfig
 from lakefeed.catalog.errors import AlreadyExists, Unprocessable
 from lakefeed.catalog.names import Pointer, TableId
 from lakefeed.catalog.service.idempotency import Idempotency
-from lakefeed.catalog.store.protocol import RequestOutcome, Store
+from lakefeed.catalog.store.outcomes import RequestOutcome
+from lakefeed.catalog.store.store import Store
 
 T = TableId(("db",), "t")
 

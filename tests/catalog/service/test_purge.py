@@ -21,7 +21,7 @@ from lakefeed.catalog.app import build_app, build_catalog
 from lakefeed.catalog.config import CatalogConfig, Warehouse
 from lakefeed.catalog.names import owned_directories
 from lakefeed.catalog.service import purge
-from lakefeed.catalog.store.memory import MemoryStore
+from lakefeed.catalog.store.sqlite import MemoryStore
 from lakefeed.contract.errors import StorageError
 from lakefeed.locations import Confinement
 from tests.catalog.conftest import Client, Server

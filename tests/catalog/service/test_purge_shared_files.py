@@ -11,7 +11,7 @@ from lakefeed.catalog.metadata.document import parse_document
 from lakefeed.catalog.names import Pointer, TableId
 from lakefeed.catalog.service.metadata_cache import MetadataFiles, StoredMetadata
 from lakefeed.catalog.service.purge import find_table_sharing_files
-from lakefeed.catalog.store.memory import MemoryStore
+from lakefeed.catalog.store.sqlite import MemoryStore
 from lakefeed.contract.errors import StorageError
 from tests.catalog.documents import new_table
 from tests.catalog.local_files import LocalFiles
@@ -58,10 +58,15 @@ class Catalog:
 
     async def fill(self) -> StoredMetadata:
         """Create all tables; return the one to purge."""
+        await self.store.open()
         await self.store.create_namespace(DB, {})
         for table in OTHERS:
             await self.add(table, f"uuid of {table.name}")
         return await self.files.load(await self.add(PURGED, "uuid"))
+
+    async def close(self) -> None:
+        await self.disk.close()
+        await self.store.close()
 
     async def find_sharing(self, stored: StoredMetadata) -> TableId | None:
         """Find another table with the same files."""
@@ -75,7 +80,7 @@ async def test_tables_of_unknown_uuid_are_read_and_stay_out_of_the_cache(tmp_pat
     assert await catalog.find_sharing(stored) is None
     assert sorted(catalog.disk.read_names) == sorted(f"{table.name}.metadata.json" for table in OTHERS)
     assert await catalog.files.load(stored.pointer) is stored
-    await catalog.disk.close()
+    await catalog.close()
 
 
 async def test_table_with_the_same_files_is_found_though_its_uuid_is_unknown(tmp_path: Path):
@@ -84,7 +89,7 @@ async def test_table_with_the_same_files_is_found_though_its_uuid_is_unknown(tmp
     other = TableId(DB, "other-name")
     await catalog.add(other, "uuid")
     assert await catalog.find_sharing(stored) == other
-    await catalog.disk.close()
+    await catalog.close()
 
 
 async def test_table_that_cannot_be_read_is_named(tmp_path: Path):
@@ -97,4 +102,4 @@ async def test_table_that_cannot_be_read_is_named(tmp_path: Path):
         await catalog.find_sharing(stored)
     catalog.disk.refused_name = ""
     assert await catalog.find_sharing(stored) is None
-    await catalog.disk.close()
+    await catalog.close()

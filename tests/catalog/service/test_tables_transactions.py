@@ -12,8 +12,8 @@ from lakefeed.catalog.app import build_app
 from lakefeed.catalog.config import CatalogConfig, Warehouse
 from lakefeed.catalog.errors import AlreadyExists, StoreFailed
 from lakefeed.catalog.names import Pointer, TableId
-from lakefeed.catalog.store.protocol import PointerMove
 from lakefeed.catalog.store.sqlite import SqliteStore
+from lakefeed.catalog.store.store import PointerMove
 from tests.catalog.conftest import Client, Server
 from tests.catalog.documents import append, create_body, require_main
 from tests.catalog.local_files import LocalFiles

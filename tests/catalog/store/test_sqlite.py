@@ -14,6 +14,7 @@ from lakefeed.catalog.errors import StoreFailed, StoreUnusable
 from lakefeed.catalog.names import Pointer, TableId
 from lakefeed.catalog.store import sqlite
 from lakefeed.catalog.store.sqlite import SCHEMA, SqliteStore
+from lakefeed.catalog.store.store import Operation
 from tests.catalog.conftest import Server
 from tests.earlier_data_directory import unpack
 
@@ -115,11 +116,11 @@ async def test_database_failure_is_no_bare_sqlite_error_and_leaves_no_open_trans
     store = SqliteStore(tmp_path / "catalog.db")
     await store.open()
 
-    def break_constraint(db: sqlite3.Connection) -> None:
-        db.execute("INSERT INTO tables VALUES ('none', 't', 'somewhere')")
+    def break_constraint() -> Operation[None]:
+        yield "INSERT INTO entries VALUES ('none', 't', 'somewhere', 'Table', '', '')", ()
 
     with pytest.raises(StoreFailed):
-        await store._write(break_constraint)
+        await store._write(break_constraint())
     await store.create_namespace(("db",), {})
     assert await store.load_namespace(("db",)) == {}
     await store.close()

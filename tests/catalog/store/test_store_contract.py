@@ -1,4 +1,4 @@
-"""What every store promises, on all of them: SQLite, a real PostgreSQL, and memory."""
+"""What every store does, on all of them: SQLite, a real PostgreSQL, and memory."""
 
 from __future__ import annotations
 
@@ -22,19 +22,10 @@ from lakefeed.catalog.errors import (
 )
 from lakefeed.catalog.names import Pointer, TableId, ViewId
 from lakefeed.catalog.service.backup import decode_backup, encode_backup
-from lakefeed.catalog.store.memory import MemoryStore
+from lakefeed.catalog.store.outcomes import KeyClaim, RecordedError, RecordedOutcome, RequestOutcome, holding_claim
 from lakefeed.catalog.store.postgres import PostgresStore
-from lakefeed.catalog.store.protocol import (
-    KeyClaim,
-    PointerMove,
-    RecordedError,
-    RecordedOutcome,
-    RequestOutcome,
-    Store,
-    StoreContents,
-    holding_claim,
-)
-from lakefeed.catalog.store.sqlite import SqliteStore
+from lakefeed.catalog.store.sqlite import MemoryStore, SqliteStore
+from lakefeed.catalog.store.store import PointerMove, Store, StoreContents
 from lakefeed.contract.errors import StorageError
 
 DB = ("db",)
@@ -169,6 +160,28 @@ async def test_of_many_creates_of_one_name_one_is_made(store: Store):
     )
     assert [error for error in made if error is not None and not isinstance(error, AlreadyExists)] == []
     assert made.count(None) == 1
+
+
+async def test_namespace_is_dropped_or_filled_but_not_both(store: Store):
+    await store.create_namespace(("busy",), {})
+    creates = [store.create_entry(TableId(("busy",), f"t{number}"), Pointer("here")) for number in range(10)]
+    results = await asyncio.gather(*creates[:5], store.drop_namespace(("busy",)), *creates[5:], return_exceptions=True)
+    dropped, created = results.pop(5), results.count(None)
+    if dropped is None:
+        assert all(isinstance(result, NoSuchNamespace) for result in results)
+    else:
+        assert isinstance(dropped, NamespaceNotEmpty)
+        assert len(await store.list_entries(TableId, ("busy",), after="", limit=None)) == created == 10
+
+
+async def test_of_many_renames_to_one_name_one_is_made(store: Store):
+    sources = [TableId(DB, f"t{number}") for number in range(10)]
+    for source in sources:
+        await store.create_entry(source, Pointer(source.name))
+    done = await asyncio.gather(*(store.rename_entry(source, TABLE) for source in sources), return_exceptions=True)
+    assert sum(isinstance(error, AlreadyExists) for error in done) == 9
+    assert await store.load_pointer(TABLE) == Pointer(sources[done.index(None)].name)
+    assert len(await store.list_entries(TableId, DB, after="", limit=None)) == 10
 
 
 async def test_several_pointers_move_together_or_not_at_all(store: Store):

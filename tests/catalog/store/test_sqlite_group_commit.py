@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from lakefeed.catalog.errors import AlreadyExists, StoreFailed
-from lakefeed.catalog.store.sqlite_connections import GROUP_MAX, GroupCommitThread, connect
+from lakefeed.catalog.store.sqlite import GROUP_MAX, GroupCommitThread, connect
 from lakefeed.contract.errors import StorageError
 
 HELD_MAX_S = 20.0
