@@ -1,4 +1,4 @@
-"""Child process of second_reader.py: plans a full scan of one snapshot with PyIceberg. The only import of PyIceberg.
+"""Child process of verify.py: plans a full scan of one snapshot with PyIceberg. The only import of PyIceberg.
 
 Manifests are read through lakefeed.storage, so that every store works that the table itself uses; decoding them and
 choosing files is PyIceberg's.
@@ -21,7 +21,7 @@ from pyiceberg.table.metadata import TableMetadataUtil
 
 from lakefeed.storage.config import StorageConfig
 from lakefeed.storage.store import open_store
-from lakefeed.writer.second_reader import partition_text
+from lakefeed.writer.verify import partition_text
 
 ReadObject = Callable[[str], bytes]
 

@@ -12,17 +12,25 @@ parts by a hash of their sequence, and each part is a search of its own over all
                                        exists once in each epoch, and old rows do not have theirs
     rows that were READ                two of one row id that were received at the same moment: a backfill gives all
                                        rows of a chunk one position
+
+A second reader, PyIceberg, plans the snapshot too, and both lists of files are compared: a fault in our manifest reader
+would hide the same file from every check that uses it. PyIceberg runs in a child process (pyiceberg_plan.py) because
+its decoder is compiled code that may crash on damaged manifests: a crash is then a finding. Settings go by stdin, since
+other users can see a process's arguments and secrets are among them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import signal
+import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -36,11 +44,14 @@ from lakefeed.contract.verification import (
     EXAMPLES_MAX,
     Duplicates,
     Finding,
+    Kind,
     Plan,
+    PlannedFile,
     Range,
     Report,
     Scanned,
     compare,
+    compare_readers,
     file_miscounted,
     file_unreadable,
     plan,
@@ -48,9 +59,7 @@ from lakefeed.contract.verification import (
 from lakefeed.iceberg.arrow import FIELD_ID_KEY
 from lakefeed.iceberg.types import schema_from_json
 from lakefeed.storage.config import StorageConfig
-from lakefeed.storage.store import ObjectStore, open_store
-from lakefeed.writer.commit.rest_catalog import open_foreign_catalog
-from lakefeed.writer.config import IcebergConfig
+from lakefeed.storage.store import ObjectStore
 from lakefeed.writer.files.row_hash import hash_rows
 from lakefeed.writer.files.scan import (
     READ_ROW,
@@ -63,7 +72,6 @@ from lakefeed.writer.files.scan import (
     read_rows,
 )
 from lakefeed.writer.files.xxh64 import hash_longs
-from lakefeed.writer.second_reader import find_disagreements
 
 # Rows of overlapping files, about 30 bytes each; up to twice as many are held.
 HELD_MAX_ROWS = 8_000_000
@@ -72,30 +80,13 @@ _READ_ROW_FIELD = pa.field(READ_ROW, pa.string(), metadata={FIELD_ID_KEY: b"1"})
 _SURPLUS = "surplus"
 _SEED = 7
 
-# Compares the data files of a snapshot, given its id, with those that another reader finds.
-SecondReader = Callable[[int, Sequence[LiveFile]], Awaitable[Sequence[Finding]]]
+READER = "PyIceberg"
+READER_COMMAND = (sys.executable, "-m", "lakefeed.writer.pyiceberg_plan")
+# A plan of a million files takes about a minute.
+READER_TIMEOUT_S = 1800.0
 
-
-@asynccontextmanager
-async def open_verifier(
-    iceberg: IcebergConfig,
-    name: TableName,
-    *,
-    storage: StorageConfig,
-    on_rows: Callable[[int], object] = lambda _: None,
-) -> AsyncIterator[Verifier]:
-    """Open a table to verify it as it is now. Other processes may commit to it meanwhile.
-
-    Raises: CatalogError or StorageError if it cannot be reached.
-    """
-    async with open_foreign_catalog(iceberg) as catalog:
-        await catalog.load_config()
-        document = (await catalog.load_table(name)).document
-    # The table says where its files are; the settings, how to get there.
-    storage = replace(storage, warehouse=document["location"])
-    async with open_store(storage) as store:
-        second_reader = partial(find_disagreements, document, storage)
-        yield Verifier(name, document, store, on_rows=on_rows, second_reader=second_reader)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +105,7 @@ class FilePlan:
 
 
 class Verifier:
-    """Verifies one table as of one version of its metadata."""
+    """Verifies one table as of one version of its metadata. The second reader needs `storage`; else there is none."""
 
     def __init__(
         self,
@@ -124,14 +115,14 @@ class Verifier:
         *,
         on_rows: Callable[[int], object] = lambda _: None,
         held_max_rows: int = HELD_MAX_ROWS,
-        second_reader: SecondReader | None = None,
+        storage: StorageConfig | None = None,
     ) -> None:
         self._name = name
         self._document = document
         self._store = store
         self._on_rows = on_rows
         self._held_max_rows = held_max_rows
-        self._second_reader = second_reader
+        self._storage = storage
         current = [each for each in document["schemas"] if each["schema-id"] == document["current-schema-id"]]
         # Columns that were dropped or renamed are known by their last names.
         schemas = [schema_from_json(each).columns for each in (*document["schemas"], *current)]
@@ -148,8 +139,8 @@ class Verifier:
         sequence_id = next((field_id for field_id, name in self._names.items() if name == cdc.SEQUENCE), 0)
         contents = await load_contents(self._store, chosen.head.manifest_list, sequence_id=sequence_id)
         readers: Sequence[Finding] = ()
-        if self._second_reader is not None:
-            readers = await self._second_reader(chosen.head.snapshot_id, contents.files)
+        if self._storage is not None:
+            readers = await find_disagreements(self._document, self._storage, chosen.head.snapshot_id, contents.files)
         files = [file for file in contents.files if chosen.includes(file.snapshot_id)]
         files.sort(key=lambda file: (file.extent.lowest, file.location))
         return FilePlan(chosen, files, contents.delete_files, readers)
@@ -299,3 +290,59 @@ def _merged(left: Mapping[str, Duplicates], right: Mapping[str, Duplicates]) -> 
         known = merged.get(source, Duplicates())
         merged[source] = Duplicates(known.rows + found.rows, [*known.examples, *found.examples][:EXAMPLES_MAX])
     return merged
+
+
+# -- the second reader
+
+
+async def find_disagreements(
+    document: Mapping[str, Any], storage: StorageConfig, snapshot_id: int, files: Sequence[LiveFile]
+) -> list[Finding]:
+    """Compare our plan of a snapshot with PyIceberg's. A reader that fails or crashes is a finding too."""
+    request = {"metadata": document, "storage": asdict(storage), "snapshot_id": snapshot_id}
+    child = await asyncio.create_subprocess_exec(
+        *READER_COMMAND, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(READER_TIMEOUT_S):
+            output, errors = await child.communicate(json.dumps(request).encode())
+    except TimeoutError:
+        return [Finding(Kind.READERS, f"{READER} did not plan the table within {READER_TIMEOUT_S:.0f} s", snapshot_id)]
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    assert child.returncode is not None, "communicate waits for the end"
+    if child.returncode < 0:
+        name = signal.Signals(-child.returncode).name
+        return [Finding(Kind.UNREADABLE, f"{READER} crashed while it planned the table: {name}", snapshot_id)]
+    if child.returncode:
+        last_line = errors.decode(errors="replace").strip().rpartition("\n")[2]
+        return [Finding(Kind.UNREADABLE, f"{READER} cannot plan the table: {last_line}", snapshot_id)]
+    # PyIceberg leaves out files without rows.
+    own = {file.location: PlannedFile(file.rows, partition_text(file.partition)) for file in files if file.rows}
+    other = {path: PlannedFile(*facts) for path, facts in json.loads(output).items()}
+    return list(compare_readers(own, other, reader=READER))
+
+
+def partition_text(values: Iterable[Any]) -> str:
+    """Return partition values as text that is the same for both readers, whose Avro decoders use different types."""
+    return json.dumps([_plain(value) for value in values])
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case datetime():
+            return ((value if value.tzinfo else value.replace(tzinfo=UTC)) - _EPOCH) // _MICROSECOND
+        case date():
+            return (value - _EPOCH.date()).days
+        case time():
+            return ((value.hour * 60 + value.minute) * 60 + value.second) * 1_000_000 + value.microsecond
+        case UUID():
+            return value.bytes.hex()
+        case bytes():
+            return value.hex()
+        case None | bool() | int() | str():
+            return value
+        case _:
+            return str(value)

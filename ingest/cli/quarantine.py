@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import functools
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
 import click
 import msgspec
 import pyarrow as pa
+from prometheus_client import CollectorRegistry
 
 from lakefeed.command_line import (
     json_option,
@@ -27,26 +28,27 @@ from lakefeed.command_line import (
 from lakefeed.contract import changes as cdc
 from lakefeed.contract import properties
 from lakefeed.contract.changes import TableName
+from lakefeed.contract.errors import TableMissing
 from lakefeed.contract.properties import Kind
 from lakefeed.ingest.cli.lake import Lake, lake_options, load_lake
-from lakefeed.writer.quarantine import store as quarantine_store
-from lakefeed.writer.quarantine.replay import RecordReplay, Replay, ReplayReport
+from lakefeed.storage.store import open_store
+from lakefeed.writer.commit.committer import Committer
+from lakefeed.writer.metrics import WriterMetrics
+from lakefeed.writer.quarantine.replay import Replay, ReplayReport
 from lakefeed.writer.quarantine.store import (
+    ID,
     Contents,
     Filter,
-    OpenLake,
     Quarantine,
     apply_filter,
-    change_ids,
     concat,
-    count_changes,
     files_with,
     find_id,
-    open_quarantines,
+    once,
     summarise,
     with_ids,
 )
-from lakefeed.writer.rows.groups import UNREADABLE_TABLE
+from lakefeed.writer.tables.context import TableContext
 
 LIST_LIMIT = 100
 
@@ -56,12 +58,15 @@ DROP_MAX_ROWS = 100_000
 # Exit code of `replay` when changes are still refused. click itself uses 1 and 2.
 STILL_REFUSED = 3
 
+# The node that commits, as snapshots name it.
+NODE = "lakefeed-quarantine"
+
 # Commands take any start of an id that names a single change.
 ID_SHOWN_CHARS = 12
 
 _IMAGES = (properties.ROW, properties.BEFORE, properties.METADATA)
 _LISTED = (
-    *(quarantine_store.ID, properties.TABLE_NAME, properties.SOURCE, properties.EPOCH, properties.SEQUENCE),
+    *(ID, properties.TABLE_NAME, properties.SOURCE, properties.EPOCH, properties.SEQUENCE),
     *(properties.REASON, properties.RECORDED_AT),
 )
 
@@ -109,9 +114,8 @@ def list_command(*, as_json: bool, table: str | None, changes: bool, limit: int,
     async def run() -> pa.Table:
         lake, wanted = _split(options)
         name = lake.table_name(table) if table else None
-        async with _open(lake, name) as opened:
-            entries = concat([contents.entries for _, contents in await _load(opened)])
-        return apply_filter(entries, _filter(name, **wanted))
+        async with _open(lake, name) as found:
+            return apply_filter(concat([contents.entries for _, contents in found]), _filter(name, **wanted))
 
     with readable_errors():
         entries = asyncio.run(run())
@@ -128,13 +132,12 @@ def show(id_: str, *, as_json: bool, **options: Any) -> None:
     """Show one whole change. ID is its id or the start of it."""
 
     async def run() -> None:
-        async with _open(load_lake(**options), None) as opened:
-            found = await _load(opened)
+        async with _open(load_lake(**options), None) as found:
             full_id = find_id(concat([contents.entries for _, contents in found]), id_)
-            for store, contents in found:
+            for opened, contents in found:
                 entries = with_ids(contents.entries, [full_id])
                 for file in files_with(entries):
-                    for row in (await store.read(contents, entries, file=file)).to_pylist():
+                    for row in (await opened.read(contents, entries, file=file)).to_pylist():
                         _print_change(row, as_json=as_json)
 
     with readable_errors():
@@ -165,15 +168,14 @@ def replay(table: str, ids: tuple[str, ...], *, as_json: bool, not_in_log: bool,
     async def run() -> tuple[TableName, ReplayReport]:
         lake, wanted = _split(options)
         name = lake.table_name(table)
-        make = functools.partial(RecordReplay, not_in_log=not_in_log) if name.name == UNREADABLE_TABLE else Replay
+        chosen = _filter(name, ids=ids, **wanted)
         report = ReplayReport()
-        async with _open(lake, name) as opened:
-            chosen = _filter(name, ids=ids, **wanted)
-            for _, contents in await _load(opened):
-                assert opened is not None
-                with progress_bar("changes", count_changes(apply_filter(contents.entries, chosen))) as bar:
-                    work = make(name, contents, opened.context, now_us=_now_us, on_changes=bar.advance)
-                    report = await work.run(chosen)
+        async with _open(lake, name) as found:
+            for opened, contents in found:
+                entries = once(apply_filter(contents.entries, chosen), ID)
+                with progress_bar("changes", entries.num_rows) as bar:
+                    work = Replay(name, opened, now_us=_now_us, on_entries=bar.advance, not_in_log=not_in_log)
+                    report = await work.run(contents, chosen)
         return name, report
 
     with readable_errors():
@@ -200,15 +202,16 @@ def drop(table: str, ids: tuple[str, ...], *, as_json: bool, yes: bool, **option
         lake, wanted = _split(options)
         name = lake.table_name(table)
         dropped = 0
-        async with _open(lake, name) as opened:
-            for store, contents in await _load(opened):
-                chosen = change_ids(apply_filter(contents.entries, _filter(name, ids=ids, **wanted)))
+        async with _open(lake, name) as found:
+            for opened, contents in found:
+                entries = apply_filter(contents.entries, _filter(name, ids=ids, **wanted))
+                chosen = once(entries, ID).column(ID).to_pylist()
                 if chosen and not yes:
                     click.confirm(f"drop {len(chosen):,} changes of {name}?", abort=True, err=True)
                 with progress_bar("changes", len(chosen)) as bar:
                     for start in range(0, len(chosen), DROP_MAX_ROWS):
                         part = chosen[start : start + DROP_MAX_ROWS]
-                        await store.resolve(part, kind=Kind.DROPPED, table=name, now_us=_now_us())
+                        await opened.resolve(part, kind=Kind.DROPPED, table=name, now_us=_now_us())
                         bar.advance(len(part))
                 dropped += len(chosen)
         return name, dropped
@@ -242,27 +245,38 @@ def _now_us() -> int:
 
 
 @asynccontextmanager
-async def _open(lake: Lake, table: TableName | None) -> AsyncIterator[OpenLake | None]:
-    config = lake.config
-    opened = open_quarantines(
-        lake.iceberg,
-        namespace=table.namespace if table else None,
-        writer=config.writer,
-        storage=config.storage,
-        tables=config.tables,
-    )
-    async with opened as found:
-        yield found
-
-
-async def _load(opened: OpenLake | None) -> Sequence[tuple[Quarantine, Contents]]:
-    found = []
-    with progress_bar("reading the quarantine") as bar:
-        for store in opened.quarantines if opened else ():
-            contents = await store.load(on_rows=bar.advance)
-            if contents is not None:
-                found.append((store, contents))
-    return found
+async def _open(lake: Lake, table: TableName | None) -> AsyncIterator[list[tuple[Quarantine, Contents]]]:
+    """Open the quarantine of a table's namespace, or of all namespaces, and read what is open in each."""
+    async with lake.open_catalog() as catalog:
+        documents = {}
+        for namespace in [table.namespace] if table else await catalog.list_namespaces():
+            with suppress(TableMissing):
+                name = TableName(namespace, properties.TABLE)
+                documents[namespace] = (await catalog.load_table(name)).document
+        if not documents:
+            yield []
+            return
+        storage = lake.storage_of(next(iter(documents.values())))
+        with ThreadPoolExecutor(1) as decoders, ThreadPoolExecutor(1) as encoders:
+            async with open_store(storage) as store:
+                context = TableContext(
+                    node=NODE,
+                    config=lake.config.writer,
+                    committer=Committer(catalog, store),
+                    store=store,
+                    decoders=decoders,
+                    encoders=encoders,
+                    metrics=WriterMetrics(CollectorRegistry()),
+                    clock=time.monotonic,
+                    tables=lake.config.tables,
+                )
+                found = []
+                with progress_bar("reading the quarantine") as bar:
+                    for quarantine in (Quarantine(namespace, context) for namespace in documents):
+                        contents = await quarantine.load(on_rows=bar.advance)
+                        if contents is not None:
+                            found.append((quarantine, contents))
+                yield found
 
 
 def _print_summaries(entries: pa.Table, *, as_json: bool) -> None:
@@ -282,7 +296,7 @@ def _print_changes(entries: pa.Table, *, limit: int, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    print_table([row | {quarantine_store.ID: row[quarantine_store.ID][:ID_SHOWN_CHARS]} for row in rows], _LISTED)
+    print_table([row | {ID: row[ID][:ID_SHOWN_CHARS]} for row in rows], _LISTED)
     if entries.num_rows > limit:
         click.echo(f"and {entries.num_rows - limit:,} more: see --limit")
 

@@ -16,7 +16,8 @@ from lakefeed.contract.verification import Range, Report, report_document, repor
 from lakefeed.ingest.cli.lake import Lake, lake_options, load_lake
 from lakefeed.pipeline.spark.options import cluster_options
 from lakefeed.pipeline.verification.commands import Selection, run_verification
-from lakefeed.writer.verify import open_verifier
+from lakefeed.storage.store import open_store
+from lakefeed.writer.verify import Verifier
 
 # Exit codes, as grep has them: a difference was found; the comparison was not possible.
 DIFFERENT = 1
@@ -80,9 +81,14 @@ def verify(
 
 
 async def _verify(table: str, lake: Lake, wanted: Range) -> Report:
+    """Verify a table as it is now. Other processes may commit to it meanwhile."""
+    name = lake.table_name(table)
+    async with lake.open_catalog() as catalog:
+        document = (await catalog.load_table(name)).document
+    storage = lake.storage_of(document)
     with progress_bar("rows") as bar:
-        opened = open_verifier(lake.iceberg, lake.table_name(table), storage=lake.config.storage, on_rows=bar.advance)
-        async with opened as verifier:
+        async with open_store(storage) as store:
+            verifier = Verifier(name, document, store, on_rows=bar.advance, storage=storage)
             plan = await verifier.plan(wanted)
             bar.set_total(plan.rows)
             return await verifier.run(plan)

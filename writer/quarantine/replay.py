@@ -34,32 +34,24 @@ import pyarrow.compute as pc
 from lakefeed.contract import changes as cdc
 from lakefeed.contract import properties
 from lakefeed.contract.changes import Position, SourceId, Span, TableName, table_name_of
-from lakefeed.contract.errors import (
-    CatalogError,
-    CommitConflict,
-    RowsAlreadyCommitted,
-    RowsUnfit,
-    TableMissing,
-    TableReplaced,
-)
+from lakefeed.contract.errors import TableMissing
 from lakefeed.contract.properties import Kind, moved_marks, quarantine_of
 from lakefeed.iceberg.arrow import to_arrow_schema
 from lakefeed.iceberg.types import Schema
 from lakefeed.writer.commit.state import TableState
 from lakefeed.writer.files.scan import find_files, read_columns
 from lakefeed.writer.quarantine import store as core
-from lakefeed.writer.quarantine.store import Contents, Filter, Quarantine, append_rows
+from lakefeed.writer.quarantine.store import Contents, Filter, Quarantine, append_planned
 from lakefeed.writer.rows.evolution import initial_columns
-from lakefeed.writer.rows.groups import Group, JsonGroup, Run, frame_of_record, group_frames
+from lakefeed.writer.rows.groups import UNREADABLE_TABLE, Group, JsonGroup, Run, frame_of_record, group_frames
 from lakefeed.writer.rows.runs import reason_of
 from lakefeed.writer.rows.values import BASE64_KEY, Image
 from lakefeed.writer.tables.columns import TableColumns
 from lakefeed.writer.tables.context import TableContext
+from lakefeed.writer.tables.quarantine import change_ids
 
 # Changes in one commit: enough that commits are few, few enough to decode, hold and start over at once.
 BATCH_MAX_ROWS = 20_000
-# The service or another replay may commit first a few times; after that it is better to run the command again.
-ATTEMPTS_MAX = 10
 # Failures that a report names; all are counted.
 FAILURES_MAX = 100
 
@@ -81,7 +73,6 @@ Identity: TypeAlias = tuple[str, int, str, str, int, int]
 
 _ABSENT = msgspec.Raw(b"")
 _CHANGE_SCHEMA = to_arrow_schema(Schema(0, initial_columns(keep_before=False)))
-_MOVED_ON = (RowsAlreadyCommitted, RowsUnfit, CommitConflict, TableMissing, TableReplaced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +100,15 @@ class ReplayReport:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Changes of one table: as a group to decode, and what identifies each of them, with IDENTITY_COLUMNS."""
+    """Changes of one table: as a group to decode, and what identifies each of them, with IDENTITY_COLUMNS.
 
+    `record` is the id of the record in quarantine that holds them; None for changes that are in quarantine themselves.
+    """
+
+    table: TableName
     group: Group
     rows: pa.Table
+    record: str | None = None
 
 
 @dataclass(slots=True)
@@ -129,12 +125,12 @@ async def append_once(batches: Sequence[Batch], table: TableName, context: Table
 
     Raises: WriterError if they may not have been committed: call it again.
     """
-    for _ in range(ATTEMPTS_MAX):
-        columns = TableColumns(table, context)
-        await columns.open()
-        result = Appended()
+    result = Appended()
+
+    async def plan(columns: TableColumns) -> tuple[Sequence[pa.Table], Mapping[SourceId, Span]]:
+        nonlocal result
         found = [await _find_present(batch.rows, columns.state, context) for batch in batches]
-        result.present = sorted(set().union(*found))
+        result = Appended(present=sorted(set().union(*found)))
         known = set(result.present)  # grows with what is decoded: two records may hold the same change
         decoded: list[pa.Table] = []
         for batch in batches:
@@ -150,15 +146,12 @@ async def append_once(batches: Sequence[Batch], table: TableName, context: Table
             for part, reason in fitted.refused:
                 ids = rows_of(part, batch.rows)[cdc.ROW_ID].to_pylist()
                 result.refused |= {id_: reason.text for id_ in ids if id_ not in known}
-        try:
-            if result.appended:
-                mark = columns.marks.get(REPLAYS)
-                position = Position(0, mark.sequence + 1 if mark else 1)
-                await append_rows(decoded, columns, context, spans={REPLAYS: Span(position, position)})
-        except _MOVED_ON:
-            continue  # plan again on what the table is now
-        return result
-    raise CatalogError(f"other writers commit to the table all the time: table={table} attempts={ATTEMPTS_MAX}")
+        mark = columns.marks.get(REPLAYS)
+        position = Position(0, mark.sequence + 1 if mark else 1)
+        return decoded if result.appended else [], {REPLAYS: Span(position, position)}
+
+    await append_planned(table, plan, context)
+    return result
 
 
 async def _find_present(rows: pa.Table, state: TableState | None, context: TableContext) -> list[str]:
@@ -197,52 +190,130 @@ def _ends(column: pa.ChunkedArray) -> tuple[object, object]:
 
 
 class Replay:
-    """One replay of one table's changes."""
+    """One replay of one table's changes, or of records that could not be read.
+
+    `not_in_log`: the user says that no log has these records any more.
+    """
 
     def __init__(
         self,
         table: TableName,
-        contents: Contents,
-        context: TableContext,
+        quarantine: Quarantine,
         *,
         now_us: Callable[[], int],
-        on_changes: Callable[[int], object] = lambda _: None,
+        on_entries: Callable[[int], object] = lambda _: None,
+        not_in_log: bool = False,
     ) -> None:
         self.report = ReplayReport()
         self._table = table
-        self._contents = contents
-        self._context = context
+        self._quarantine = quarantine
+        self._context = quarantine.context
         self._now_us = now_us
-        self._on_changes = on_changes
-        self._quarantine = Quarantine(table.namespace, context)
+        self._on_entries = on_entries
+        self._not_in_log = not_in_log
+        # Gathered from several files for one commit: changes as they were read, or those of records.
+        self._changes: list[pa.Table] = []
+        self._batches: list[Batch] = []
 
-    async def run(self, wanted: Filter) -> ReplayReport:
-        """Replay the changes of the table that a filter selects. A crash or cancellation keeps what is done.
+    async def run(self, contents: Contents, wanted: Filter) -> ReplayReport:
+        """Replay what a filter selects of the table's entries. A crash or cancellation keeps what is done.
 
         Raises: WriterError if it did not finish: run it again.
         """
-        entries = core.apply_filter(core.apply_filter(self._contents.entries, Filter(table=str(self._table))), wanted)
-        gathered: list[pa.Table] = []
+        entries = core.apply_filter(core.apply_filter(contents.entries, Filter(table=str(self._table))), wanted)
+        replay = self._replay_records if self._table.name == UNREADABLE_TABLE else self._replay_changes
+        entries = core.once(entries, core.ID)  # two nodes may have quarantined the same
         for file in core.files_with(entries):
-            gathered.append(await self._quarantine.read(self._contents, entries, file=file, columns=READ_COLUMNS))
-            if sum(rows.num_rows for rows in gathered) >= BATCH_MAX_ROWS:
-                await self._replay(pa.concat_tables(gathered))
-                gathered = []
-        if gathered:
-            await self._replay(pa.concat_tables(gathered))
+            rows = await self._quarantine.read(contents, entries, file=file, columns=READ_COLUMNS)
+            await replay(core.once(rows, cdc.ROW_ID))
+        await self._append_changes()
+        await self._append(self._batches)
         return self.report
 
-    async def _replay(self, rows: pa.Table) -> None:
-        ids = rows.column(cdc.ROW_ID)
-        once = rows.take(pc.index_in(pc.unique(ids), ids))  # two nodes may have quarantined one change
-        for part in plan_batches(once, max_rows=BATCH_MAX_ROWS):
-            result = await append_once([Batch(change_group(part, self._table), part)], self._table, self._context)
-            if done := [*result.appended, *result.present]:
-                await self._quarantine.resolve(done, kind=Kind.REPLAYED, table=self._table, now_us=self._now_us())
+    async def _replay_changes(self, rows: pa.Table) -> None:
+        self._changes.append(rows)
+        if sum(rows.num_rows for rows in self._changes) >= BATCH_MAX_ROWS:
+            await self._append_changes()
+
+    async def _append_changes(self) -> None:
+        gathered, self._changes = self._changes, []
+        for part in plan_batches(pa.concat_tables(gathered), max_rows=BATCH_MAX_ROWS) if gathered else ():
+            await self._append([Batch(self._table, change_group(part, self._table), part)])
+
+    async def _replay_records(self, rows: pa.Table) -> None:
+        times_us = rows.column(cdc.INGESTED_AT).cast(pa.int64())
+        rows = rows.set_column(rows.column_names.index(cdc.INGESTED_AT), cdc.INGESTED_AT, times_us)
+        for row in rows.to_pylist():
+            try:
+                batches = await self._read_record(row)
+                self._batches += batches
+                if not batches:  # it turned out to have no change
+                    await self._resolve([row[cdc.ROW_ID]])
+            except _NotReplayable as error:
+                self.report.add_failures([Failure(row[cdc.ROW_ID], str(error))])
+                self._on_entries(1)
+            if sum(batch.rows.num_rows for batch in self._batches) >= BATCH_MAX_ROWS:
+                await self._append(self._batches)
+                self._batches = []
+
+    async def _read_record(self, row: Mapping[str, Any]) -> list[Batch]:
+        """Read a record, and check that no log brings its changes.
+
+        Raises: _NotReplayable.
+        """
+        split = functools.partial(_split_record, row, default_namespace=self._context.config.default_namespace)
+        try:
+            batches = await asyncio.get_running_loop().run_in_executor(self._context.decoders, split)
+        except MemoryError:
+            raise  # says nothing about the record
+        except Exception as error:
+            raise _NotReplayable(f"still cannot be read: {reason_of(error).text}") from error
+        for batch in batches:
+            if not self._not_in_log and not await self._is_past(batch):
+                raise _NotReplayable(
+                    f"the log may still bring its changes: start the service that can read them, or say --not-in-log"
+                    f" if its log has no such record any more: table={batch.table} offset={row[properties.LOG_OFFSET]}"
+                )
+        return batches
+
+    async def _is_past(self, batch: Batch) -> bool:
+        """Return whether a service that read these changes again would leave them out."""
+        marks = await self._marks(batch.table)
+        moved = moved_marks(await self._marks(quarantine_of(batch.table)), batch.table)
+        return all(
+            any(mark is not None and mark >= span.last for mark in (marks.get(source), moved.get(source)))
+            for source, span in batch.group.spans().items()
+        )
+
+    async def _marks(self, table: TableName) -> Mapping[SourceId, Position]:
+        try:
+            return (await self._context.committer.load(table)).progress.sources
+        except TableMissing:
+            return {}
+
+    async def _append(self, batches: Sequence[Batch]) -> None:
+        """Append changes, one commit per table, then record which entries are replayed: of a record, all changes."""
+        refused: dict[str, str] = {}
+        for table in dict.fromkeys(batch.table for batch in batches):
+            result = await append_once([batch for batch in batches if batch.table == table], table, self._context)
             self.report.replayed += len(result.appended)
             self.report.found += len(result.present)
-            self.report.add_failures([Failure(id_, reason) for id_, reason in result.refused.items()])
-            self._on_changes(part.num_rows)
+            refused |= result.refused
+        failures: dict[str, list[Failure]] = {}
+        for batch in batches:
+            for id_ in batch.rows[cdc.ROW_ID].to_pylist():
+                failed = failures.setdefault(batch.record or id_, [])
+                if id_ in refused:
+                    reason = f"table={batch.table}: {refused[id_]}" if batch.record else refused[id_]
+                    failed.append(Failure(batch.record or id_, reason))
+        for failed in failures.values():
+            self.report.add_failures(failed)
+        if done := [entry for entry, failed in failures.items() if not failed]:
+            await self._resolve(done)
+        self._on_entries(len(failures))
+
+    async def _resolve(self, ids: Sequence[str]) -> None:
+        await self._quarantine.resolve(ids, kind=Kind.REPLAYED, table=self._table, now_us=self._now_us())
 
 
 def plan_batches(rows: pa.Table, *, max_rows: int) -> list[pa.Table]:
@@ -317,127 +388,11 @@ def with_times(decoded: pa.Table, rows: pa.Table) -> pa.Table:
     return decoded.set_column(index, field, rows.column(cdc.TIMESTAMP).cast(field.type))
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
-    """A record that could be read: its id in the quarantine, and the changes of each of its tables."""
-
-    id: str
-    batches: Sequence[tuple[TableName, Batch]]
-
-    def __len__(self) -> int:
-        return sum(batch.rows.num_rows for _, batch in self.batches)
-
-
-class RecordReplay:
-    """One replay of records that could not be read. `not_in_log`: the user says that no log has them any more."""
-
-    def __init__(
-        self,
-        table: TableName,
-        contents: Contents,
-        context: TableContext,
-        *,
-        now_us: Callable[[], int],
-        on_changes: Callable[[int], object] = lambda _: None,
-        not_in_log: bool = False,
-    ) -> None:
-        self.report = ReplayReport()
-        self._table = table
-        self._contents = contents
-        self._context = context
-        self._now_us = now_us
-        self._on_records = on_changes
-        self._not_in_log = not_in_log
-        self._quarantine = Quarantine(table.namespace, context)
-
-    async def run(self, wanted: Filter) -> ReplayReport:
-        """Replay the records that a filter selects. A crash or cancellation keeps what is done.
-
-        Raises: WriterError if it did not finish: run it again.
-        """
-        entries = core.apply_filter(core.apply_filter(self._contents.entries, Filter(table=str(self._table))), wanted)
-        seen: set[str] = set()
-        gathered: list[_Record] = []
-        for file in core.files_with(entries):
-            rows = await self._quarantine.read(self._contents, entries, file=file, columns=READ_COLUMNS)
-            times_us = rows.column(cdc.INGESTED_AT).cast(pa.int64())
-            rows = rows.set_column(rows.column_names.index(cdc.INGESTED_AT), cdc.INGESTED_AT, times_us)
-            for row in rows.to_pylist():
-                if row[cdc.ROW_ID] in seen:
-                    continue
-                seen.add(row[cdc.ROW_ID])
-                try:
-                    gathered.append(await self._read(row))
-                except _NotReplayable as error:
-                    self.report.add_failures([Failure(row[cdc.ROW_ID], str(error))])
-                    self._on_records(1)
-                if sum(map(len, gathered)) >= BATCH_MAX_ROWS:
-                    await self._replay(gathered)
-                    gathered = []
-        await self._replay(gathered)
-        return self.report
-
-    async def _read(self, row: Mapping[str, Any]) -> _Record:
-        """Read a record, and check that no log brings its changes.
-
-        Raises: _NotReplayable.
-        """
-        split = functools.partial(_split_record, row, default_namespace=self._context.config.default_namespace)
-        try:
-            record = await asyncio.get_running_loop().run_in_executor(self._context.decoders, split)
-        except MemoryError:
-            raise  # says nothing about the record
-        except Exception as error:
-            raise _NotReplayable(f"still cannot be read: {reason_of(error).text}") from error
-        for table, batch in record.batches:
-            if not self._not_in_log and not await self._is_past(table, batch.group):
-                raise _NotReplayable(
-                    f"the log may still bring its changes: start the service that can read them, or say --not-in-log"
-                    f" if its log has no such record any more: table={table} offset={row[properties.LOG_OFFSET]}"
-                )
-        return record
-
-    async def _is_past(self, table: TableName, group: Group) -> bool:
-        """Return whether a service that read these changes again would leave them out."""
-        marks = await self._marks(table)
-        moved = moved_marks(await self._marks(quarantine_of(table)), table)
-        return all(
-            any(mark is not None and mark >= span.last for mark in (marks.get(source), moved.get(source)))
-            for source, span in group.spans().items()
-        )
-
-    async def _marks(self, table: TableName) -> Mapping[SourceId, Position]:
-        try:
-            return (await self._context.committer.load(table)).progress.sources
-        except TableMissing:
-            return {}
-
-    async def _replay(self, records: Sequence[_Record]) -> None:
-        """Append the changes of records, one commit per table, then record which records are replayed whole."""
-        tables = dict.fromkeys(table for record in records for table, _ in record.batches)
-        refused: dict[str, str] = {}
-        for table in tables:
-            batches = [batch for record in records for name, batch in record.batches if name == table]
-            result = await append_once(batches, table, self._context)
-            self.report.replayed += len(result.appended)
-            self.report.found += len(result.present)
-            refused |= {id_: f"table={table}: {reason}" for id_, reason in result.refused.items()}
-        whole = []
-        for record in records:
-            ids = [id_ for _, batch in record.batches for id_ in batch.rows[cdc.ROW_ID].to_pylist()]
-            failures = [Failure(record.id, refused[id_]) for id_ in ids if id_ in refused]
-            self.report.add_failures(failures)
-            whole += [] if failures else [record.id]
-        if whole:
-            await self._quarantine.resolve(whole, kind=Kind.REPLAYED, table=self._table, now_us=self._now_us())
-        self._on_records(len(records))
-
-
 class _NotReplayable(Exception):
     """A record has to stay in quarantine, for the reason that the message gives."""
 
 
-def _split_record(row: Mapping[str, Any], *, default_namespace: str) -> _Record:
+def _split_record(row: Mapping[str, Any], *, default_namespace: str) -> list[Batch]:
     """Split a record into the changes of its tables, as a run of the log is. Raises whatever our code raises for it."""
     source, last = SourceId(row[properties.SOURCE]), Position(row[properties.EPOCH], row[properties.SEQUENCE])
     frame = frame_of_record(row[properties.ROW], source=source, last=last, received_at_us=row[cdc.INGESTED_AT])
@@ -449,24 +404,18 @@ def _split_record(row: Mapping[str, Any], *, default_namespace: str) -> _Record:
     batches = []
     for group in groups:
         table = table_name_of(group.table, default_namespace)
-        batches.append((table, Batch(group, _identity_rows(group, table))))
-    return _Record(row[cdc.ROW_ID], batches)
+        batches.append(Batch(table, group, _identity_rows(group, table), record=row[cdc.ROW_ID]))
+    return batches
 
 
 def _identity_rows(group: Group, table: TableName) -> pa.Table:
     change = group.change_columns(_CHANGE_SCHEMA)
-    epochs = [run.epoch for run in group.runs for _ in range(run.start, run.stop)]
-    ids = [
-        properties.change_id(run.source, epoch=run.epoch, sequence=group.sequence_at(row), table=table)
-        for run in group.runs
-        for row in range(run.start, run.stop)
-    ]
     return pa.table(
         {
-            cdc.ROW_ID: pa.array(ids, pa.string()),
+            cdc.ROW_ID: pa.array(change_ids(group, table), pa.string()),
             cdc.TIMESTAMP: change[cdc.TIMESTAMP],
             properties.SOURCE: change[cdc.SOURCE],
-            properties.EPOCH: pa.array(epochs, pa.int64()),
+            properties.EPOCH: pa.array(group.by_run([run.epoch for run in group.runs]), pa.int64()),
             properties.SEQUENCE: change[cdc.SEQUENCE],
             properties.OPERATION: change[cdc.OPERATION],
             properties.ROW_ID: change[cdc.ROW_ID],

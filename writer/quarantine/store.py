@@ -14,17 +14,13 @@ Commands go through the REST catalog, so they run beside a service, on another m
 from __future__ import annotations
 
 import datetime as dt
-import time
-import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from prometheus_client import CollectorRegistry
 
 from lakefeed.contract import changes as cdc
 from lakefeed.contract import properties
@@ -35,29 +31,20 @@ from lakefeed.contract.errors import (
     RowsAlreadyCommitted,
     RowsUnfit,
     TableMissing,
+    TableReplaced,
     WriterError,
 )
 from lakefeed.contract.properties import Kind
-from lakefeed.storage.config import StorageConfig
-from lakefeed.storage.store import open_store
-from lakefeed.writer.commit.committer import CommitResult, Committer
-from lakefeed.writer.commit.plan import Flush
-from lakefeed.writer.commit.rest_catalog import CatalogClient, open_foreign_catalog
 from lakefeed.writer.commit.state import TableState
-from lakefeed.writer.config import IcebergConfig, WriterConfig
 from lakefeed.writer.files.scan import StoredFile, find_files, read_columns
-from lakefeed.writer.files.write import write_files
-from lakefeed.writer.metrics import WriterMetrics
-from lakefeed.writer.rows.table_settings import TableSections
 from lakefeed.writer.tables.columns import TableColumns
 from lakefeed.writer.tables.context import TableContext
+from lakefeed.writer.tables.flush import write_flush
 from lakefeed.writer.tables.flush_policy import FlushPolicy
 from lakefeed.writer.tables.quarantine import COLUMNS, RESOLUTIONS, resolution_rows
 
-# Two commands that write at once conflict once or twice; more conflicts have another cause.
+# The service or another command may commit first a few times; after that it is better to run the command again.
 ATTEMPTS_MAX = 10
-# The node that commits, as snapshots name it.
-NODE = "lakefeed-quarantine"
 
 # All that `show` prints of a change.
 SHOWN_COLUMNS = (cdc.ROW_ID, cdc.TIMESTAMP, cdc.INGESTED_AT, *COLUMNS.names)
@@ -195,16 +182,10 @@ def concat(loaded: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables(loaded) if loaded else NO_ENTRIES
 
 
-def change_ids(entries: pa.Table) -> list[str]:
-    """Return the id of each change once, in the order of commits."""
-    ids: list[str] = pc.unique(entries.column(ID)).to_pylist()
-    return ids
-
-
-def count_changes(entries: pa.Table) -> int:
-    """Return the number of changes; one that was quarantined twice is one."""
-    count: int = pc.count_distinct(entries.column(ID)).as_py()
-    return count
+def once(rows: pa.Table, column: str) -> pa.Table:
+    """Return the first of the rows with the same id, in the order of commits."""
+    ids = rows.column(column)
+    return rows.take(pc.index_in(pc.unique(ids), ids))
 
 
 def summarise(entries: pa.Table) -> list[Summary]:
@@ -241,49 +222,33 @@ def files_with(entries: pa.Table) -> list[int]:
     return sorted(int(number) for number in np.unique(entries.column(FILE).to_numpy()))
 
 
-async def append_rows(
-    rows: Sequence[pa.Table],
-    columns: TableColumns,
-    context: TableContext,
-    *,
-    spans: Mapping[SourceId, Span],
-) -> CommitResult:
-    """Commit rows that were decoded to these columns, beside a service that may be committing to the table too.
+# Returns the rows of a commit, decoded to the table's columns as they are now, and the spans that it covers.
+AppendPlan: TypeAlias = Callable[[TableColumns], Awaitable[tuple[Sequence[pa.Table], Mapping[SourceId, Span]]]]
 
-    Unlike a flush this is never planned again here: if the table has moved on, the caller gets the error. Cancelling
-    leaves the rows committed or not; the table's marks show which.
 
-    Raises: RowsAlreadyCommitted if the marks have moved past the spans; WriterError if it may not be committed.
+async def append_planned(table: TableName, plan: AppendPlan, context: TableContext) -> None:
+    """Append rows to a table in one commit, beside a service that may be committing to it too.
+
+    If another writer was first, everything is planned again for what the table is then. Cancelling leaves the rows
+    committed or not; the table's marks show which.
+
+    Raises: WriterError if they may not be committed.
     """
-    state = await columns.agree()
-    flush_id = str(uuid.uuid4())
-    config = columns.settings.config
-    files_for = FlushPolicy(config).files_for
-    try:
-        written = await write_files(
-            context.store,
-            context.encoders,
-            rows,
-            state,
-            config=config,
-            flush_id=flush_id,
-            files_for=files_for,
-            spans=spans,
-        )
-    except pa.ArrowInvalid:
-        raise RowsUnfit(f"rows do not fit the table's columns any more: table={state.name}") from None
-    flush = Flush(
-        id=flush_id,
-        node=context.node,
-        log_from=0,
-        log_to=0,
-        spans=spans,
-        files=written.files,
-        ledger=written.ledger,
-    )
-    result = await context.committer.commit(state, flush)
-    columns.state = result.state
-    return result
+    for _ in range(ATTEMPTS_MAX):
+        columns = TableColumns(table, context)
+        await columns.open()
+        rows, spans = await plan(columns)
+        if not rows:
+            return
+        config = columns.settings.config
+        try:
+            state = await columns.agree()
+            flush = await write_flush(rows, state, context, config=config, policy=FlushPolicy(config), spans=spans)
+            await context.committer.commit(state, flush)
+        except (RowsAlreadyCommitted, RowsUnfit, CommitConflict, TableMissing, TableReplaced):
+            continue
+        return
+    raise CatalogError(f"other writers commit to the table all the time: table={table} attempts={ATTEMPTS_MAX}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,20 +265,20 @@ class Quarantine:
 
     def __init__(self, namespace: tuple[str, ...], context: TableContext) -> None:
         self.name = TableName(namespace, properties.TABLE)
-        self._context = context
+        self.context = context
 
     async def load(self, *, on_rows: Callable[[int], object] = lambda _: None) -> Contents | None:
         """Read what is open; None if nothing was ever quarantined. `on_rows` is called with the rows read so far."""
         try:
-            state = await self._context.committer.load(self.name)
+            state = await self.context.committer.load(self.name)
         except TableMissing:
             return None
-        files = await find_files(state, self._context.store)
+        files = await find_files(state, self.context.store)
         if not files:
             return None
         parts = []
         for file in files:
-            parts.append(await read_columns(file, state, self._context.store, names=list(READ_COLUMNS)))
+            parts.append(await read_columns(file, state, self.context.store, names=list(READ_COLUMNS)))
             on_rows(file.record_count)
         return Contents(state, files, open_entries(entries_of(parts)))
 
@@ -321,7 +286,7 @@ class Quarantine:
         self, contents: Contents, entries: pa.Table, *, file: int, columns: Sequence[str] = SHOWN_COLUMNS
     ) -> pa.Table:
         """Read the rows of those entries that are in one file."""
-        store = self._context.store
+        store = self.context.store
         rows = await read_columns(contents.files[file], contents.state, store, names=list({*columns, properties.KIND}))
         ids = entries.filter(pc.equal(entries.column(FILE), file)).column(ID).combine_chunks()
         is_kept = pc.equal(rows.column(properties.KIND), Kind.QUARANTINED.value)
@@ -333,75 +298,13 @@ class Quarantine:
 
         Raises: WriterError if it may not be committed: recording it again is harmless.
         """
-        for _ in range(ATTEMPTS_MAX):
-            columns = TableColumns(self.name, self._context)
-            await columns.open()
+
+        async def plan(columns: TableColumns) -> tuple[Sequence[pa.Table], Mapping[SourceId, Span]]:
             mark = columns.marks.get(RESOLUTIONS)
             after = mark.sequence if mark else 0
             group = resolution_rows(ids, kind=kind, table=table, after_sequence=after, recorded_at_us=now_us)
             fitted = await columns.decode(group)
             assert not fitted.refused, "these rows are our own"
-            try:
-                rows = [decoded for _, decoded in fitted.kept]
-                await append_rows(rows, columns, self._context, spans=group.spans())
-            except (RowsAlreadyCommitted, CommitConflict):
-                continue  # another command was first: number the rows after its own
-            return
-        raise CatalogError(
-            f"other commands write to the quarantine all the time: table={self.name} attempts={ATTEMPTS_MAX}"
-        )
+            return [decoded for _, decoded in fitted.kept], group.spans()
 
-
-@dataclass(frozen=True, slots=True)
-class OpenLake:
-    """The quarantines of a lake, and the context to read and write their tables."""
-
-    quarantines: Sequence[Quarantine]
-    context: TableContext
-
-
-@asynccontextmanager
-async def open_quarantines(
-    iceberg: IcebergConfig,
-    *,
-    namespace: tuple[str, ...] | None,
-    writer: WriterConfig,
-    storage: StorageConfig,
-    tables: TableSections,
-) -> AsyncIterator[OpenLake | None]:
-    """Open the quarantine of a namespace, or of all namespaces; None if there is none."""
-    async with open_foreign_catalog(iceberg) as catalog:
-        await catalog.load_config()
-        namespaces = [namespace] if namespace is not None else await catalog.list_namespaces()
-        found = [(each, location) for each in namespaces if (location := await _locate(catalog, each)) is not None]
-        if not found:
-            yield None
-            return
-        # The tables say where files are; the settings, how to get there.
-        where = replace(storage, warehouse=found[0][1])
-        with (
-            ThreadPoolExecutor(1, thread_name_prefix="decode") as decoders,
-            ThreadPoolExecutor(1, thread_name_prefix="parquet") as encoders,
-        ):
-            async with open_store(where) as store:
-                context = TableContext(
-                    node=NODE,
-                    config=writer,
-                    committer=Committer(catalog, store),
-                    store=store,
-                    decoders=decoders,
-                    encoders=encoders,
-                    metrics=WriterMetrics(CollectorRegistry()),
-                    clock=time.monotonic,
-                    tables=tables,
-                )
-                yield OpenLake([Quarantine(each, context) for each, _ in found], context)
-
-
-async def _locate(catalog: CatalogClient, namespace: tuple[str, ...]) -> str | None:
-    try:
-        loaded = await catalog.load_table(TableName(namespace, properties.TABLE))
-    except TableMissing:
-        return None
-    location: str = loaded.document["location"]
-    return location
+        await append_planned(self.name, plan, self.context)

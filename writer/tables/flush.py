@@ -24,11 +24,12 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from lakefeed.contract.changes import Position, SourceId
+from lakefeed.contract.changes import Position, SourceId, Span
 from lakefeed.contract.errors import RowsUnfit, TableMissing, TableReplaced, WriterError
 from lakefeed.writer.commit.committer import CommitResult
 from lakefeed.writer.commit.plan import Flush
 from lakefeed.writer.commit.state import TableState
+from lakefeed.writer.config import WriterConfig
 from lakefeed.writer.files.write import write_files
 from lakefeed.writer.tables.columns import TableColumns
 from lakefeed.writer.tables.context import TableContext
@@ -133,7 +134,6 @@ class TableFlush:
         self._columns = columns
         self._policy = policy
         self._wall_clock = wall_clock
-        self._partitions = 0
         # When a file was last stored, or the commit began.
         self._progress_at = flushing.started_at
         self._retrying_since: float | None = None
@@ -165,42 +165,24 @@ class TableFlush:
             try:
                 self._prepared_at = self._wall_clock()
                 state = await self._columns.agree()
-                self._prepared = state, await self._write_files(state)
+                rows = self.flushing.rows
+                flush = await write_flush(
+                    rows.tables,
+                    state,
+                    self._context,
+                    config=self._columns.settings.config,
+                    policy=self._policy,
+                    spans=rows.spans,
+                    log_range=(rows.log_from, rows.log_to),
+                    on_file=self._note_progress,
+                )
+                self._prepared = state, flush
             except (TableMissing, TableReplaced):
                 self.discard_files()
                 raise
-            except pa.ArrowInvalid:
-                self.discard_files()
-                # Arrow's own message would show a row's value.
-                raise RowsUnfit("buffered rows do not fit the table's columns any more") from None
             self._advance(Event.FILES_WRITTEN)
         self._note_progress()
         return bool(self.flushing.rows.rows)
-
-    async def _write_files(self, state: TableState) -> Flush:
-        rows = self.flushing.rows
-        flush_id = str(uuid.uuid4())
-        written = await write_files(
-            self._context.store,
-            self._context.encoders,
-            rows.tables,
-            state,
-            config=self._columns.settings.config,
-            flush_id=flush_id,
-            files_for=self._policy.files_for,
-            spans=rows.spans,
-            on_file=self._note_progress,
-        )
-        self._partitions = len({file.partition for file in written.files})
-        return Flush(
-            id=flush_id,
-            node=self._context.node,
-            log_from=rows.log_from,
-            log_to=rows.log_to,
-            spans=rows.spans,
-            files=written.files,
-            ledger=written.ledger,
-        )
 
     def prepared_with(self, complete: Mapping[SourceId, Position]) -> tuple[TableState, Flush]:
         """Return what to commit, after `prepare`; `complete` has the watermarks that hold once it has landed."""
@@ -242,7 +224,7 @@ class TableFlush:
             arrow_bytes=self.flushing.rows.bytes,
             file_bytes=flushed.bytes,
             files=flushed.files,
-            partitions=self._partitions,
+            partitions=len({file.partition for file in self._prepared[1].files}) if self._prepared else 0,
         )
 
     # -- progress
@@ -264,6 +246,47 @@ class TableFlush:
     def _note_progress(self) -> None:
         self._progress_at = self._context.clock()
         self._retrying_since = None
+
+
+async def write_flush(
+    tables: Sequence[pa.Table],
+    state: TableState,
+    context: TableContext,
+    *,
+    config: WriterConfig,
+    policy: FlushPolicy,
+    spans: Mapping[SourceId, Span],
+    log_range: tuple[int, int] = (0, 0),
+    on_file: Callable[[], object] = lambda: None,
+) -> Flush:
+    """Write rows as data files, and return what to commit. Cancelling leaves orphan files.
+
+    Raises: RowsUnfit if they do not fit the table's columns; WriterError if not all are written.
+    """
+    flush_id = str(uuid.uuid4())
+    try:
+        written = await write_files(
+            context.store,
+            context.encoders,
+            tables,
+            state,
+            config=config,
+            flush_id=flush_id,
+            files_for=policy.files_for,
+            spans=spans,
+            on_file=on_file,
+        )
+    except pa.ArrowInvalid:  # its own message would show a row's value
+        raise RowsUnfit(f"rows do not fit the table's columns any more: table={state.name}") from None
+    return Flush(
+        id=flush_id,
+        node=context.node,
+        log_from=log_range[0],
+        log_to=log_range[1],
+        spans=spans,
+        files=written.files,
+        ledger=written.ledger,
+    )
 
 
 @dataclass(slots=True)

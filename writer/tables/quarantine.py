@@ -25,7 +25,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -104,9 +104,12 @@ def quarantine_rows(group: Group, *, table: TableName, reason: Reason, node: str
         properties.NODE: pa.repeat(node, len(group)),
         properties.LOG_OFFSET: pa.array(group.by_run([run.offset for run in group.runs])),
     }
-    ids = list(_ids(group, table))
     recorded = _record_rows(
-        own, Kind.QUARANTINED, ids=ids, sequences=change[cdc.SEQUENCE], recorded_at_us=recorded_at_us
+        own,
+        Kind.QUARANTINED,
+        ids=change_ids(group, table),
+        sequences=change[cdc.SEQUENCE],
+        recorded_at_us=recorded_at_us,
     )
     index = recorded.schema.get_field_index(cdc.TIMESTAMP)
     rows = recorded.set_column(index, cdc.TIMESTAMP, change[cdc.TIMESTAMP])
@@ -155,10 +158,13 @@ def _group_of(rows: pa.Table, table: TableName, runs: Sequence[Run]) -> ArrowGro
     )
 
 
-def _ids(group: Group, table: TableName) -> Iterator[str]:
-    for run in group.runs:
-        for row in range(run.start, run.stop):
-            yield properties.change_id(run.source, epoch=run.epoch, sequence=group.sequence_at(row), table=table)
+def change_ids(group: Group, table: TableName) -> list[str]:
+    """Return the id of each change in the quarantine."""
+    return [
+        properties.change_id(run.source, epoch=run.epoch, sequence=group.sequence_at(row), table=table)
+        for run in group.runs
+        for row in range(run.start, run.stop)
+    ]
 
 
 class QuarantineSink:

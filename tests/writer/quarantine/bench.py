@@ -92,9 +92,9 @@ class Bench:
         return contents
 
     async def replay(self, wanted: Filter | None = None, *, table: TableName = USERS) -> ReplayReport:
-        replay = Replay(table, await self.contents(), self.context, now_us=lambda: NOW_US)
+        replay = Replay(table, Quarantine(table.namespace, self.context), now_us=lambda: NOW_US)
         async with asyncio.timeout(DEADLINE_S):
-            return await replay.run(wanted or Filter())
+            return await replay.run(await self.contents(), wanted or Filter())
 
     def rows(self, name: TableName, *columns: str) -> list[tuple[Any, ...]]:
         """Read columns of a table with PyIceberg, sorted; of the same values, null comes first."""

@@ -8,16 +8,15 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
-from functools import partial
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from lakefeed.contract.verification import Kind, Report
-from lakefeed.writer import second_reader, verify
+from lakefeed.writer import verify
 from lakefeed.writer.files.scan import SnapshotFiles, load_contents
-from lakefeed.writer.second_reader import find_disagreements, partition_text
+from lakefeed.writer.verify import partition_text
 from tests.writer import lakes
 from tests.writer.conftest import Lake
 from tests.writer.lakes import load_document, verify_document
@@ -36,7 +35,7 @@ async def verify_twice_read(bench: Bench) -> Report:
     """Verify as the command does, with the second reader."""
     document = await load_document(bench)
     storage = replace(bench.lake.storage, warehouse=document["location"])
-    return await verify_document(bench, document, second_reader=partial(find_disagreements, document, storage))
+    return await verify_document(bench, document, storage=storage)
 
 
 async def test_both_readers_agree_on_a_partitioned_table(bench: Bench) -> None:
@@ -104,15 +103,15 @@ async def test_other_rows_or_partitions_are_found(
 async def test_a_reader_that_crashes_or_fails_is_a_finding_and_the_rest_is_verified(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, program: str, text: str
 ) -> None:
-    monkeypatch.setattr(second_reader, "COMMAND", (sys.executable, "-c", program))
+    monkeypatch.setattr(verify, "READER_COMMAND", (sys.executable, "-c", program))
     report = await verify_twice_read(bench)
     assert [(each.kind, each.text) for each in report.findings] == [(Kind.UNREADABLE, text)]
     assert (report.rows, report.totals_compared) == (3, True)
 
 
 async def test_a_reader_that_hangs_is_ended_and_is_a_finding(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(second_reader, "COMMAND", (sys.executable, "-c", "import time; time.sleep(600)"))
-    monkeypatch.setattr(second_reader, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(verify, "READER_COMMAND", (sys.executable, "-c", "import time; time.sleep(600)"))
+    monkeypatch.setattr(verify, "READER_TIMEOUT_S", 0.1)
     report = await verify_twice_read(bench)
     assert [each.kind for each in report.findings] == [Kind.READERS]
 
