@@ -26,7 +26,6 @@ PURE = (
     "writer/tables/memory.py",
     "writer/tables/pending.py",
     "writer/tables/state.py",
-    "writer/tables/watermarks.py",
     "ingest/protocol",
     "ingest/admission",
     "ingest/debezium",

@@ -113,7 +113,7 @@ STEPS: dict[str, dict[str, Step]] = {
             "lakefeed.catalog.store.sqlite:SqliteStore.create_entry", calls_max=1
         ),
         "table created": _after("lakefeed.writer.commit.rest_catalog:CatalogClient.create_table", calls_max=1),
-        "buffer taken": _after("lakefeed.writer.tables.pending:TableBuffer.take"),
+        "buffer taken": _after("lakefeed.writer.tables.pending:Pending.take"),
         "schema committed": _after("lakefeed.writer.commit.committer:Committer.commit_schema"),
         "first data file written": _after("lakefeed.storage.local:LocalStore.write", only=_named("-00000.parquet")),
         "second data file written": _after("lakefeed.storage.local:LocalStore.write", only=_named("-00001.parquet")),

@@ -39,9 +39,9 @@ from lakefeed.writer.commit.state import TableState
 from lakefeed.writer.files.scan import StoredFile, find_files, read_columns
 from lakefeed.writer.tables.columns import TableColumns
 from lakefeed.writer.tables.context import TableContext
-from lakefeed.writer.tables.flush import write_flush
 from lakefeed.writer.tables.flush_policy import FlushPolicy
 from lakefeed.writer.tables.quarantine import COLUMNS, RESOLUTIONS, resolution_rows
+from lakefeed.writer.tables.rounds import write_flush
 
 # The service or another command may commit first a few times; after that it is better to run the command again.
 ATTEMPTS_MAX = 10

@@ -1,13 +1,21 @@
-"""A table's schema, the catalog's and ours, reconciled. Owns both versions.
+"""A table's schema, the catalog's and ours, reconciled; and changes fitted into its columns.
 
     load ----> state: schema, partitions, marks -----+
                                                      +--> agree: the table has at least our columns, we have its ids
     rows ----> expected: columns that rows need -----+
 
+    group --(the table's own marks, and those of its quarantine)--> rows that are in neither
+          --(decoded already? else bisect)------------------------> chunks for the buffer
+                                           +----------------------> rows that cannot be decoded --> quarantine
+
 Rows may need new columns while a flush is being written, so all changes of the columns hold the lock. A column that the
 table had when it was last loaded, and does not have under its name any more, was dropped or renamed by another writer:
 only rows bring it back. Lakefeed's own columns are always added again: a change without its epoch or its rescued values
 is incomplete.
+
+Quarantined rows keep the order of the log: the table commits what lies before them, then the quarantine commits them,
+then the table continues behind them. The marks of both together therefore tell of every row that it is in one of them.
+A row that was quarantined and is read again is left out like one that is in the table, even if it could be decoded now.
 """
 
 from __future__ import annotations
@@ -17,13 +25,24 @@ import functools
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
 
 from lakefeed.contract.changes import RESERVED_PREFIX, Position, SourceId, TableName
-from lakefeed.contract.errors import CatalogError, CommitConflict, CommitRefused, RowsUnfit, TableMissing
+from lakefeed.contract.errors import (
+    CatalogError,
+    CommitConflict,
+    CommitRefused,
+    RowsUnfit,
+    TableMissing,
+    WriterError,
+)
+from lakefeed.contract.properties import Reason, Refusal
 from lakefeed.iceberg.types import Schema, StructType
 from lakefeed.writer.commit.plan import plan_layout
 from lakefeed.writer.commit.state import TableState
+from lakefeed.writer.metrics import WriterMetrics
 from lakefeed.writer.rows.declaration import declare_columns, without_nanoseconds
 from lakefeed.writer.rows.evolution import initial_columns
 from lakefeed.writer.rows.groups import Expected, Group
@@ -35,8 +54,10 @@ from lakefeed.writer.rows.merge import (
     required_ids,
     without_fields,
 )
-from lakefeed.writer.rows.runs import FittedParts, fit_or_bisect
+from lakefeed.writer.rows.runs import Decoded, FittedParts, fit_or_bisect
 from lakefeed.writer.tables.context import TableContext
+from lakefeed.writer.tables.pending import Chunk
+from lakefeed.writer.tables.quarantine import QuarantineSink
 
 logger = logging.getLogger(__name__)
 
@@ -125,10 +146,15 @@ class TableColumns:
     async def expire_snapshots(self) -> None:
         """Remove old snapshots if it is time to. Called between flushes; a failure is left to the next time."""
         before = self.state
-        if before is not None:
+        if before is None:
+            return
+        try:
             after = await self._context.committer.maybe_expire(before)
-            if self.state is before:
-                self.state = after
+        except Exception:
+            logger.exception("snapshot_expiry_failed", extra={"table": str(self.name)})
+            return
+        if self.state is before:
+            self.state = after
 
     @property
     def marks(self) -> Mapping[SourceId, Position]:
@@ -240,3 +266,81 @@ class TableColumns:
         fields = self._seen.schema.columns.fields
         seen = StructType(tuple(field for field in fields if not field.name.startswith(RESERVED_PREFIX)))
         return dropped_ids(seen, state.schema.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Chunks for the buffer, and the next changes, which cannot be decoded; what follows is fitted after them."""
+
+    chunks: list[Chunk]
+    refused: tuple[Group, Reason] | None = None
+
+
+class RowFitter:
+    """Fits one table's changes into its columns. The fitter of a quarantine table has no quarantine itself."""
+
+    def __init__(self, columns: TableColumns, quarantine: QuarantineSink | None, metrics: WriterMetrics) -> None:
+        self._columns = columns
+        self._quarantine = quarantine
+        self._metrics = metrics
+        self._quarantined: Mapping[SourceId, Position] = {}
+        # By this process, for /status.
+        self.quarantined_rows = 0
+
+    async def open(self) -> None:
+        """Load the marks of the table and of its quarantine.
+
+        Raises: WriterError, after which to retry.
+        """
+        if self._quarantine is not None:
+            self._quarantined = await self._quarantine.quarantined_marks(self._columns.name)
+        await self._columns.open()
+
+    async def fit(self, decoded: Decoded) -> Fit:
+        """Turn changes into chunks for the buffer, up to the first that cannot be decoded."""
+        group = self._fresh_part(decoded.group)
+        if not len(group):
+            return Fit([])
+        if decoded.rows is not None and group is decoded.group and self._columns.takes_rows_of(decoded.columns):
+            return Fit([_chunk(group, decoded.rows)])
+        self._metrics.slow_groups.labels(str(self._columns.name)).inc()
+        fitted = await self._columns.decode(group, refused_for=decoded.columns if decoded.rows is None else None)
+        first = fitted.refused[0] if fitted.refused else None
+        kept = [(part, rows) for part, rows in fitted.kept if first is None or _start(part) < _start(first[0])]
+        return Fit([_chunk(part, rows) for part, rows in kept], first)
+
+    async def drain(self, decoded: Decoded, *, problem: str | None) -> None:
+        """Write changes to quarantine that fit the table, because the table cannot be written."""
+        group = self._fresh_part(decoded.group)
+        if len(group):
+            await self.quarantine(group, Reason(Refusal.LOG_SHARE, f"table stood still for too long: {problem}"))
+
+    async def quarantine(self, group: Group, reason: Reason) -> None:
+        """Write changes to quarantine. Everything before them in the log is committed; everything behind them waits."""
+        if self._quarantine is None:
+            raise WriterError(f"quarantine cannot take its own rows: rows={len(group)} reason={reason.text}")
+        await self._quarantine.put(group, table=self._columns.name, reason=reason)
+        self.quarantined_rows += len(group)
+        self._quarantined = {**self._quarantined, **{source: span.last for source, span in group.spans().items()}}
+
+    @property
+    def quarantine_problem(self) -> str | None:
+        """Why the table's quarantine cannot be written, or None."""
+        return self._quarantine.problem_of(self._columns.name) if self._quarantine else None
+
+    def _fresh_part(self, group: Group) -> Group:
+        fresh = group.after(self._columns.marks)
+        if self._quarantined:
+            fresh = fresh.after(self._quarantined)
+        if len(fresh) < len(group):
+            self._metrics.duplicate_changes.labels(str(self._columns.name)).inc(len(group) - len(fresh))
+        return fresh
+
+
+def _start(group: Group) -> tuple[int, int]:
+    """Return where a part of a group begins, in log order."""
+    return group.first_offset, group.sequence_at(0)
+
+
+def _chunk(group: Group, rows: pa.Table) -> Chunk:
+    return Chunk(rows=rows, log_from=group.first_offset, log_to=group.last_offset + 1, spans=group.spans())

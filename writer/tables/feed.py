@@ -3,16 +3,22 @@
     reader     tail -> decode threads (several runs at once) -> queue of futures, in log order
     applier    awaits them in that order -> offers each table its changes, and waits for no table;
                with transactions, it holds back those that are open (rows/runs.py)
-    catch-up   reads again what evicted tables have missed (catch_up.py)
+    catch-up   reads again what evicted tables have missed, one run at a time, through the same decode threads, which
+               bounds what it takes from the other tables
     timer      flushes by age, evicts and drains stuck tables (memory.py), trims the log
 
 Owns the tables and their tasks; `status` (status.py) reports on them. A record is needed until every table has
 committed what it holds; the log is trimmed below the oldest one needed.
+
+A table leaves catch-up when it has read as far as the applier, at that very offset. Under steady changes the applier
+would have moved on each time, so the last run, which is as short as the one before it took, is read while the applier
+is held still.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import logging
@@ -20,6 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from lakefeed.contract.changes import Position, SourceId, TableName, table_name_of
 from lakefeed.contract.properties import is_quarantine
+from lakefeed.writer.config import WriterConfig
 from lakefeed.writer.rows.runs import (
     DecodedRun,
     Open,
@@ -31,20 +38,24 @@ from lakefeed.writer.rows.runs import (
     cut_whole,
     decode_run,
 )
-from lakefeed.writer.tables.catch_up import CatchUp, run_max_bytes
-from lakefeed.writer.tables.context import Applier, FeedSignals, TableContext
-from lakefeed.writer.tables.flush import Flushed
+from lakefeed.writer.tables.context import Flushed, TableContext
+from lakefeed.writer.tables.feed_state import FeedState
 from lakefeed.writer.tables.memory import STUCK_MAX_SHARE, MemoryPressure, TableLimit
-from lakefeed.writer.tables.pending import FlushReason
+from lakefeed.writer.tables.pending import CatchUpRange, FlushReason, plan_catch_up
 from lakefeed.writer.tables.quarantine import QuarantineSink
 from lakefeed.writer.tables.rounds import FlushRounds
 from lakefeed.writer.tables.status import FeedStatus, FlushReport
 from lakefeed.writer.tables.table import TableWriter
-from lakefeed.writer.tables.watermarks import SourceWatermarks
-from lakefeed.writer.wal.protocol import Log
+from lakefeed.writer.wal.protocol import Log, LogTail
 from lakefeed.writer.wal.records import Record
 
 logger = logging.getLogger(__name__)
+
+# One decode job. Smaller jobs cost more per change, larger ones delay the first row and hold more memory.
+RUN_MAX_BYTES = 4 * 1024 * 1024
+
+# Runs that the memory for rows must hold at least, where it is so small that one run would fill it.
+_RUNS_IN_MEMORY = 8
 
 # How long a requested flush waits for a paused table: for the one attempt that the request itself causes, if that is
 # answered soon. Otherwise the reason is known already.
@@ -68,12 +79,14 @@ class Feed:
         limit: TableLimit | None = None,
     ) -> None:
         config = context.config
-        self.tables: dict[str, TableWriter] = {}
-        self.applier = Applier(log.first_offset, now=context.clock())
+        self._state = FeedState(log, context, marks_at_start=marks_at_start)
+        self.tables = self._state.tables
+        self.applier = self._state.applier
         self._log = log
         self._context = context
         self._config = config
         self._clock = context.clock
+        self._signals = self._state.signals
         self._limit = limit
         self._tasks = tasks
         self._table_tasks: list[asyncio.Task[None]] = []
@@ -85,34 +98,17 @@ class Feed:
             max_bytes=min(config.transaction_max_bytes, int(config.buffer_max_bytes * STUCK_MAX_SHARE)),
             max_wait_s=config.transaction_max_wait_s,
         )
-        self._signals = FeedSignals()
-        self._watermarks = SourceWatermarks(marks_at_start=marks_at_start)
-        self._memory = MemoryPressure(
-            log, config, self.tables, self.applier, table_max_share=table_max_share, clock=context.clock
-        )
-        self._catch_up = CatchUp(
-            log,
+        self._memory = MemoryPressure(self._state, table_max_share=table_max_share)
+        self._catch_up = CatchUp(self._state, self._memory)
+        self._quarantine = QuarantineSink(
             context,
-            self._signals,
-            tables=self.tables,
-            memory=self._memory,
-            applier=self.applier,
-            name_of=self._name_of,
+            write=lambda name, decoded: self._table_of(name).put(decoded),
+            failure_of=lambda name: table.retry.reason if (table := self.tables.get(str(name))) else None,
         )
-        self._quarantine = QuarantineSink(context, writer_of=self._table_of)
-        self._rounds = FlushRounds(
-            context, self._signals, self._watermarks, tables=self.tables, applier=self.applier, tasks=tasks
-        )
+        self._rounds = FlushRounds(self._state, tasks=tasks)
         if config.transactions:
             self._table_tasks.append(tasks.create_task(self._rounds.run(), name="flush-rounds"))
-        self.status = FeedStatus(
-            log,
-            context,
-            tables=self.tables,
-            applier=self.applier,
-            memory=self._memory,
-            watermarks=self._watermarks,
-        )
+        self.status = FeedStatus(self._state, self._memory)
 
     # -- the tasks
 
@@ -128,14 +124,16 @@ class Feed:
             for part in self._cut(records, max_bytes=max_bytes):
                 await self._wait_for_memory()
                 # Rows of a table that is behind are not decoded here: the applier only passes them.
-                expected = {name: each.expected for name, each in self.tables.items() if not each.state.is_behind}
+                expected = {
+                    name: each.columns.expected for name, each in self.tables.items() if not each.state.is_behind
+                }
                 decode = functools.partial(
                     decode_run,
                     part.records,
                     expected,
                     next_offset=part.next_offset,
                     keep_before=self._context.tables.keeps_before(self._config),
-                    name_of=self._name_of,
+                    name_of=self._context.name_of,
                 )
                 decoding = loop.run_in_executor(self._context.decoders, decode)
                 await self._runs.put((decoding, part.open_transactions))
@@ -202,7 +200,7 @@ class Feed:
             table.offer(decoded, spans)
         # Not before: a source's change in a table to come may lie below its last one in this table.
         for _, spans in offered:
-            self._watermarks.note_delivered(spans)
+            self._state.note_delivered(spans)
         self.applier.offset = run.next_offset
 
     async def run_catch_up(self) -> None:
@@ -230,10 +228,6 @@ class Feed:
 
     # -- the tables
 
-    def _name_of(self, source_table: str) -> str:
-        """Return the table of a source's table: two source names can mean one (`users` and `default.users`)."""
-        return str(table_name_of(source_table, self._config.default_namespace))
-
     def _table_of(self, name: TableName) -> TableWriter:
         if str(name) not in self.tables:
             self.tables[str(name)] = self._start_table(name)
@@ -249,7 +243,6 @@ class Feed:
             quarantine=None if is_quarantine(name) else self._quarantine,
             round_request=self._rounds.request if self._context.commits_together and not is_quarantine(name) else None,
         )
-        self._watermarks.add_table(table.pending)
         for work, kind in ((table.run_intake(), "intake"), (self._rounds.run_table(table), "flushes")):
             self._table_tasks.append(self._tasks.create_task(work, name=f"table-{name}-{kind}"))
         return table
@@ -266,7 +259,7 @@ class Feed:
         target = self._log.durable_end
         async with self.applier.held:
             await self.applier.held.wait_for(lambda: self.applier.met_offset >= target)
-        chosen = [self.tables.get(self._name_of(table))] if table is not None else list(self.tables.values())
+        chosen = [self.tables.get(self._context.name_of(table))] if table is not None else list(self.tables.values())
         waits = {
             str(each.name): self._flush_table(each, reason=reason, until=target) for each in chosen if each is not None
         }
@@ -288,3 +281,100 @@ class Feed:
     async def wait_for_commit(self, seen: int) -> int:
         """Wait for a commit after the first `seen` ones; return how many there are. Cancelling it changes nothing."""
         return await self._signals.committed.wait(seen)
+
+
+class CatchUp:
+    """The reading task of all tables that are behind."""
+
+    def __init__(self, feed: FeedState, memory: MemoryPressure) -> None:
+        self._log = feed.log
+        self._context = feed.context
+        self._config = feed.context.config
+        self._signals = feed.signals
+        self._tables = feed.tables
+        self._applier = feed.applier
+        self._memory = memory
+        self._tail: LogTail | None = None
+        # Where the applier was when a run was read that reached it.
+        self._end_seen: int | None = None
+
+    async def run(self) -> None:
+        """Read for the tables that are behind. Cancelling it loses nothing."""
+        while True:
+            seen = self._signals.changed.count
+            following = self._plan()
+            if following is None:  # until something changes, or a table's next attempt may be due
+                is_needed = any(table.state.is_behind for table in self._tables.values())
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._config.flush_check_interval_s if is_needed else None):
+                        await self._signals.changed.wait(seen)
+            elif following.start != self._end_seen:
+                await self._read(following)
+            else:
+                async with self._applier.held:
+                    self._end_seen = None  # if it is more than a run after all, the applier may move meanwhile
+                    following = self._plan()
+                    if following is not None:
+                        await self._read(following)
+
+    def close(self) -> None:
+        """Close the file that is being read."""
+        if self._tail is not None:
+            self._tail.close()
+
+    def _plan(self) -> CatchUpRange | None:
+        now = self._context.clock()
+        behind = {name: table for name, table in self._tables.items() if table.state.is_behind}
+        working = [table for table in behind.values() if not table.is_stuck(now=now)]
+        if not self._memory.has_catch_up_room(working):
+            largest = max(working, key=lambda table: table.pending.buffer.bytes, default=None)
+            if largest is not None and largest.pending.buffer.bytes:
+                largest.request_flush(FlushReason.MEMORY)
+            return None
+        ready = {
+            name: table.pending.backlog.resume_offset
+            for name, table in behind.items()
+            if table.pending.backlog.resume_offset is not None and table.may_reread(now=now)
+        }
+        return plan_catch_up(ready, applied_offset=self._applier.offset)
+
+    async def _read(self, following: CatchUpRange) -> None:
+        loop = asyncio.get_running_loop()
+        applied_offset = self._applier.offset
+        if self._tail is None or self._tail.offset != following.start:
+            self.close()
+            self._tail = self._log.tail(following.start)
+        max_bytes = run_max_bytes(self._config)
+        read = functools.partial(self._tail.read, until=following.until, max_bytes=max_bytes)
+        records = await loop.run_in_executor(self._context.decoders, read)
+        start = following.start
+        for part, next_offset in cut_run(records, max_bytes=max_bytes, next_offset=self._tail.offset):
+            tables = [self._tables[name] for name in following.tables]
+            decode = functools.partial(
+                decode_run,
+                part,
+                {str(table.name): table.columns.expected for table in tables if not table.is_draining},
+                next_offset=next_offset,
+                # Rows go to quarantine whole.
+                keep_before=self._context.tables.keeps_before(self._config)
+                or any(table.is_draining for table in tables),
+                name_of=self._context.name_of,
+                only=following.tables,
+            )
+            self._deliver(await loop.run_in_executor(self._context.decoders, decode), following.tables, start)
+            start = next_offset
+        self._end_seen = start if start == applied_offset else None
+
+    def _deliver(self, run: DecodedRun, names: frozenset[str], start: int) -> None:
+        """Hand the run to the tables that still wait at its start: one may have been evicted meanwhile."""
+        waiting = {name for name in names if self._tables[name].pending.backlog.resume_offset == start}
+        for decoded in run.tables:
+            if decoded.group.table in waiting:
+                self._tables[decoded.group.table].offer_reread(decoded)
+        for name in waiting:
+            self._tables[name].advance_to(run.next_offset, applied_offset=self._applier.offset)
+
+
+def run_max_bytes(config: WriterConfig) -> int:
+    """Return how much of the log is read and decoded at a time."""
+    return min(RUN_MAX_BYTES, config.buffer_max_bytes // _RUNS_IN_MEMORY)

@@ -9,17 +9,14 @@ tasks call in here; nothing here waits for a table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from lakefeed.contract.changes import TableName, table_name_of
 from lakefeed.contract.properties import is_quarantine
-from lakefeed.writer.config import WriterConfig
-from lakefeed.writer.tables.context import Applier
+from lakefeed.writer.tables.feed_state import FeedState
 from lakefeed.writer.tables.pending import FlushReason
 from lakefeed.writer.tables.table import TableWriter
-from lakefeed.writer.wal.protocol import Log
 
 # What stuck tables may hold together of the memory for rows. The other half is for the tables that can be written:
 # enough for flushes of full size at the default settings.
@@ -33,8 +30,6 @@ LIVE_MAX_SHARE = 0.25
 # in one go and then not needed for a while.
 DRAIN_UNTIL_SHARE = 0.8
 
-Name = TypeVar("Name")
-
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
@@ -44,37 +39,30 @@ class MemoryUse:
     flushing_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class EvictionPlan(Generic[Name]):
-    """Tables whose waiting rows are evicted, and those whose flush under way is evicted too."""
-
-    waiting: frozenset[Name]
-    everything: frozenset[Name]
-
-
 def plan_evictions(
-    stuck: Mapping[Name, MemoryUse], *, interruptible: Collection[Name], max_bytes: int
-) -> EvictionPlan[Name]:
+    stuck: Mapping[str, MemoryUse], *, interruptible: Collection[str], max_bytes: int
+) -> tuple[set[str], set[str]]:
     """Choose which stuck tables are evicted, so that together they hold at most their share of `max_bytes`.
 
-    The largest first. Waiting rows only cost a second reading; a flush under way has written files, so it comes last,
-    and only where it is `interruptible`: one that makes progress, if slowly, would be no faster the second time.
+    Return the tables whose waiting rows are evicted, and those whose flush under way is evicted too. The largest first.
+    Waiting rows only cost a second reading; a flush has written files, so it comes last, and only where it is
+    `interruptible`: one that makes progress, if slowly, would be no faster the second time.
     """
     over = sum(each.waiting_bytes + each.flushing_bytes for each in stuck.values()) - int(max_bytes * STUCK_MAX_SHARE)
-    waiting: set[Name] = set()
+    waiting: set[str] = set()
     for name in sorted(stuck, key=lambda name: -stuck[name].waiting_bytes):
         if over > 0 and stuck[name].waiting_bytes:
             waiting.add(name)
             over -= stuck[name].waiting_bytes
-    everything: set[Name] = set()
+    everything: set[str] = set()
     for name in sorted(stuck, key=lambda name: -stuck[name].flushing_bytes):
         if over > 0 and stuck[name].flushing_bytes and name in interruptible:
             everything.add(name)
             over -= stuck[name].flushing_bytes
-    return EvictionPlan(frozenset(waiting - everything), frozenset(everything))
+    return waiting - everything, everything
 
 
-def plan_drain(paused: Mapping[Name, int], *, held_bytes: int, max_bytes: float, is_draining: bool) -> Name | None:
+def plan_drain(paused: Mapping[str, int], *, held_bytes: int, max_bytes: float, is_draining: bool) -> str | None:
     """Choose whose oldest rows drain to quarantine, given the oldest offset that each paused table needs.
 
     `held_bytes` is what these tables hold of the log beyond what all others need of it.
@@ -86,22 +74,13 @@ def plan_drain(paused: Mapping[Name, int], *, held_bytes: int, max_bytes: float,
 class MemoryPressure:
     """What all tables together hold of memory and log."""
 
-    def __init__(
-        self,
-        log: Log,
-        config: WriterConfig,
-        tables: Mapping[str, TableWriter],
-        applier: Applier,
-        *,
-        table_max_share: float,
-        clock: Callable[[], float],
-    ) -> None:
-        self._log = log
-        self._max_bytes = config.buffer_max_bytes
-        self._tables = tables
-        self._applier = applier
+    def __init__(self, feed: FeedState, *, table_max_share: float) -> None:
+        self._log = feed.log
+        self._max_bytes = feed.context.config.buffer_max_bytes
+        self._tables = feed.tables
+        self._applier = feed.applier
         self._table_max_share = table_max_share
-        self._clock = clock
+        self._clock = feed.context.clock
         # Decoded and not offered to any table yet, because a transaction is open.
         self.held_bytes = 0
 
@@ -163,12 +142,12 @@ class MemoryPressure:
             and not is_quarantine(table.name)
         }
         interruptible = {name for name in stuck if tables[name].may_interrupt(now=now)}
-        plan = plan_evictions(stuck, interruptible=interruptible, max_bytes=self._max_bytes)
-        for name in plan.waiting:
+        waiting, everything = plan_evictions(stuck, interruptible=interruptible, max_bytes=self._max_bytes)
+        for name in waiting:
             tables[name].evict_waiting()
-        for name in plan.everything:
+        for name in everything:
             tables[name].evict_all()
-        return bool(plan.waiting or plan.everything)
+        return bool(waiting or everything)
 
     # -- the log
 

@@ -19,18 +19,23 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakefeed.contract import changes
 from lakefeed.contract.changes import Position, SourceId, Span
+from lakefeed.contract.errors import WriterError
+from lakefeed.contract.properties import is_own_mark
 from lakefeed.writer.rows.runs import Decoded
 
-Name = TypeVar("Name")
+# A flush without progress for this long, and longer the more it has to write, is stalled. A store that is slower than
+# this, in bytes of Arrow, cannot be used. Requests that hang mostly fail by their own timeouts before this.
+STALLED_AFTER_S = 30.0
+SLOWEST_BYTES_PER_S = 1024 * 1024
 
 
 class FlushReason(enum.Enum):
@@ -47,17 +52,8 @@ class FlushReason(enum.Enum):
     SHUTDOWN = "shutdown"
 
 
-class Waiter(Protocol):
-    """The future of a caller that waits until certain rows are committed."""
-
-    def done(self) -> bool:
-        """Return whether it has a result, or the caller has stopped waiting."""
-
-    def set_result(self, result: Any, /) -> None:
-        """Finish it."""
-
-    def set_exception(self, exception: BaseException, /) -> None:
-        """Fail it."""
+# Called once rows are committed, with None, or have left memory before that, with the error. May be called again.
+Waiter: TypeAlias = Callable[[WriterError | None], None]
 
 
 # -- the log only
@@ -113,15 +109,15 @@ class LogBacklog:
 
 
 @dataclass(frozen=True, slots=True)
-class CatchUpRange(Generic[Name]):
+class CatchUpRange:
     """The records [start, until) to read again next, for these tables."""
 
     start: int
     until: int
-    tables: frozenset[Name]
+    tables: frozenset[str]
 
 
-def plan_catch_up(resume_offsets: Mapping[Name, int], *, applied_offset: int) -> CatchUpRange[Name] | None:
+def plan_catch_up(resume_offsets: Mapping[str, int], *, applied_offset: int) -> CatchUpRange | None:
     """Choose what to read again next for tables that are behind; None if there are none.
 
     The table furthest behind goes first, up to where the next one waits; from there they continue together. A table
@@ -193,19 +189,38 @@ class Chunk:
     spans: Mapping[SourceId, Span]
 
 
-@dataclass(frozen=True, slots=True)
-class FlushRows:
-    """What one flush writes: the rows, the range [from, to) of the log and the sources they cover."""
+@dataclass(slots=True)
+class TableBuffer:
+    """Rows that one flush takes, in log order: the range [from, to) of the log and the sources that they cover."""
 
-    tables: Sequence[pa.Table]
-    rows: int
-    bytes: int
-    log_from: int
-    log_to: int
-    spans: Mapping[SourceId, Span]
-    oldest_at: float
+    tables: list[pa.Table] = field(default_factory=list)
+    rows: int = 0
+    bytes: int = 0
+    oldest_at: float = 0.0
+    log_from: int = 0
+    log_to: int = 0
+    spans: dict[SourceId, Span] = field(default_factory=dict)
 
-    def after(self, marks: Mapping[SourceId, Position]) -> FlushRows:
+    def add(self, chunk: Chunk, *, now: float) -> None:
+        """Append a chunk that follows everything added before."""
+        if not self.rows:
+            self.oldest_at = now
+            self.log_from = chunk.log_from
+        self.log_to = chunk.log_to
+        self.tables.append(chunk.rows)
+        self.rows += chunk.rows.num_rows
+        self.bytes += chunk.rows.nbytes
+        for source, added in chunk.spans.items():
+            self.spans[source] = self.spans[source].joined(added) if source in self.spans else added
+
+    def begins_epoch(self, chunk: Chunk) -> bool:
+        """Return whether a source starts over in this chunk; a flush holds one epoch of each source only."""
+        return any(
+            source in self.spans and added.first.epoch != self.spans[source].last.epoch
+            for source, added in chunk.spans.items()
+        )
+
+    def after(self, marks: Mapping[SourceId, Position]) -> TableBuffer:
         """Return the rows that the table does not have, by its own marks."""
         cut = (_rows_after(table, marks, self.spans) for table in self.tables)
         kept = [table for table in cut if table.num_rows]
@@ -244,64 +259,43 @@ def _spans_after(spans: Mapping[SourceId, Span], marks: Mapping[SourceId, Positi
     return kept
 
 
-@dataclass(slots=True)
-class TableBuffer:
-    """Rows that the next flush takes, in log order."""
-
-    rows: int = 0
-    bytes: int = 0
-    oldest_at: float = 0.0
-    log_from: int = 0
-    log_to: int = 0
-    spans: dict[SourceId, Span] = field(default_factory=dict)
-    _tables: list[pa.Table] = field(default_factory=list)
-
-    def add(self, chunk: Chunk, *, now: float) -> None:
-        """Append a chunk that follows everything added before."""
-        if not self.rows:
-            self.oldest_at = now
-            self.log_from = chunk.log_from
-        self.log_to = chunk.log_to
-        self._tables.append(chunk.rows)
-        self.rows += chunk.rows.num_rows
-        self.bytes += chunk.rows.nbytes
-        for source, added in chunk.spans.items():
-            self.spans[source] = self.spans[source].joined(added) if source in self.spans else added
-
-    def begins_epoch(self, chunk: Chunk) -> bool:
-        """Return whether a source starts over in this chunk; a flush holds one epoch of each source only."""
-        return any(
-            source in self.spans and added.first.epoch != self.spans[source].last.epoch
-            for source, added in chunk.spans.items()
-        )
-
-    def take(self) -> FlushRows:
-        """Hand over everything and start empty."""
-        taken = FlushRows(
-            tables=self._tables,
-            rows=self.rows,
-            bytes=self.bytes,
-            log_from=self.log_from,
-            log_to=self.log_to,
-            spans=self.spans,
-            oldest_at=self.oldest_at,
-        )
-        self.rows = self.bytes = 0
-        self.spans = {}
-        self._tables = []
-        return taken
-
-
 # -- flushing, and all together
 
 
 @dataclass(slots=True, eq=False)
 class Flushing:
-    """The rows of the flush under way, fewer once the table turns out to have some, and the callers that wait."""
+    """The flush under way: its rows, fewer once the table turns out to have some, and the callers that wait."""
 
-    rows: FlushRows
+    rows: TableBuffer
+    reason: FlushReason
     started_at: float
+    # When a file was last stored, or the commit began.
+    progress_at: float
     waiters: Sequence[Waiter] = ()
+    # Whether other tables' flushes are committed with it.
+    is_shared: bool = False
+    # Why, and since when, the commit is being retried.
+    retry_reason: str | None = None
+    retrying_since: float | None = None
+
+    def note_progress(self, *, now: float) -> None:
+        """Record that a file was stored, or that the commit begins."""
+        self.progress_at = now
+        self.retrying_since = None
+
+    def note_retry(self, reason: str, *, now: float) -> None:
+        """Record why the commit is being retried."""
+        self.retry_reason = reason
+        if self.retrying_since is None:
+            self.retrying_since = now
+
+    def is_retried_for(self, seconds: float, *, now: float) -> bool:
+        """Return whether the commit has been retried for longer than this."""
+        return self.retrying_since is not None and now - self.retrying_since > seconds
+
+    def is_stalled(self, *, now: float) -> bool:
+        """Return whether it has made no progress for longer than a large flush to a slow store explains."""
+        return now - self.progress_at > STALLED_AFTER_S + self.rows.bytes / SLOWEST_BYTES_PER_S
 
 
 @dataclass(slots=True)
@@ -321,17 +315,27 @@ class Pending:
 
     # -- what there is
 
+    def _stages(self) -> Iterator[tuple[int, float]]:
+        """Yield, of each stage that has rows, the oldest log offset and when the oldest row arrived."""
+        if self.backlog.resume_offset is not None:
+            assert self.backlog.since is not None
+            yield self.backlog.resume_offset, self.backlog.since
+        if self.received:
+            yield self.received.first.decoded.group.first_offset, self.received.first.arrived_at
+        if self.buffer.rows:
+            yield self.buffer.log_from, self.buffer.oldest_at
+        if self.flushing is not None:
+            yield self.flushing.rows.log_from, self.flushing.rows.oldest_at
+
     @property
     def needed_offset(self) -> int | None:
         """The oldest log offset that is not committed, or None."""
-        offsets = [] if self.backlog.resume_offset is None else [self.backlog.resume_offset]
-        if self.received:
-            offsets.append(self.received.first.decoded.group.first_offset)
-        if self.buffer.rows:
-            offsets.append(self.buffer.log_from)
-        if self.flushing is not None:
-            offsets.append(self.flushing.rows.log_from)
-        return min(offsets, default=None)
+        return min((offset for offset, _ in self._stages()), default=None)
+
+    @property
+    def oldest_at(self) -> float | None:
+        """When the oldest uncommitted change arrived, or None."""
+        return min((arrived_at for _, arrived_at in self._stages()), default=None)
 
     @property
     def rows(self) -> int:
@@ -352,18 +356,6 @@ class Pending:
     def bytes(self) -> int:
         """Bytes in memory."""
         return self.waiting_bytes + self.flushing_bytes
-
-    @property
-    def oldest_at(self) -> float | None:
-        """When the oldest uncommitted change arrived, or None."""
-        moments = [] if self.backlog.since is None else [self.backlog.since]
-        if self.received:
-            moments.append(self.received.first.arrived_at)
-        if self.buffer.rows:
-            moments.append(self.buffer.oldest_at)
-        if self.flushing is not None:
-            moments.append(self.flushing.rows.oldest_at)
-        return min(moments, default=None)
 
     def due_at(self, *, flush_max_age_s: float) -> float | None:
         """Return when the oldest change had to be on its way into a snapshot, or None.
@@ -390,10 +382,6 @@ class Pending:
             parts.append(self.flushing.rows.spans)
         return parts
 
-    def first_uncommitted(self, source: SourceId) -> Position | None:
-        """Return a lower bound of a source's positions that are not committed; None if all are."""
-        return min((spans[source].first for spans in self.uncommitted_spans() if source in spans), default=None)
-
     # -- moving rows on
 
     def buffer_first(self) -> None:
@@ -403,48 +391,74 @@ class Pending:
         if waiter is not None:
             self.waiters.append(waiter)
 
-    def take(self, *, now: float) -> Flushing:
+    def take(self, reason: FlushReason, *, now: float) -> Flushing:
         """Start a flush of all that is buffered."""
         assert self.flushing is None, "one flush at a time"
-        self.flushing = Flushing(self.buffer.take(), now, self.waiters)
-        self.waiters = []
+        self.flushing = Flushing(self.buffer, reason, started_at=now, progress_at=now, waiters=self.waiters)
+        self.buffer, self.waiters = TableBuffer(), []
         return self.flushing
 
-    def finish(self, flushing: Flushing) -> None:
-        """Remove the rows of a flush that is committed."""
-        assert self.flushing is flushing
-        self.flushing = None
+    def finish(self) -> Flushing:
+        """Remove and return the flush under way, which is committed."""
+        flushing, self.flushing = self.flushing, None
+        assert flushing is not None
+        return flushing
 
     # -- eviction
 
-    def evict_waiting(self) -> list[Waiter] | None:
-        """Remove the rows that no flush has taken. None if there are none; else the callers that waited for them."""
-        return self._evict(None)
+    def evict(self, *, flushing: bool) -> list[Waiter] | None:
+        """Remove the rows that no flush has taken, or all: the flush under way then ends as it would in a crash.
 
-    def evict_all(self) -> list[Waiter] | None:
-        """Remove all rows, as `evict_waiting`; the flush under way ends as it would in a crash."""
-        return self._evict(self.flushing)
-
-    def _evict(self, flushing: Flushing | None) -> list[Waiter] | None:
+        Return the callers that waited for these rows; None if there were no rows.
+        """
         parts = [(run.decoded.group.first_offset, run.spans) for run in self.received]
         waiters = [*self.waiters, *(run.waiter for run in self.received if run.waiter is not None)]
         if self.buffer.rows:
             parts.append((self.buffer.log_from, self.buffer.spans))
-        if flushing is not None:
-            parts.append((flushing.rows.log_from, flushing.rows.spans))
-            waiters += flushing.waiters
+        if flushing and self.flushing is not None:
+            parts.append((self.flushing.rows.log_from, self.flushing.rows.spans))
+            waiters += self.flushing.waiters
         if not parts:
             return None
         since = self.oldest_at
         assert since is not None, "rows have an arrival time"
-        offsets = [offset for offset, _ in parts]
-        if self.backlog.resume_offset is not None:
-            offsets.append(self.backlog.resume_offset)
+        resume_offset = self.backlog.resume_offset
+        offsets = [*(offset for offset, _ in parts), *([] if resume_offset is None else [resume_offset])]
         self.backlog.evict_to(min(offsets), *(spans for _, spans in parts), since=since)
-        if flushing is not None:
+        if flushing:
             self.flushing = None
         self.generation += 1
-        self.received = Received()
-        self.buffer.take()
-        self.waiters = []
+        self.received, self.buffer, self.waiters = Received(), TableBuffer(), []
         return waiters
+
+
+# -- all tables
+
+
+def complete_positions(
+    sources: Iterable[SourceId],
+    *,
+    waiting: Iterable[Mapping[SourceId, Span]],
+    applied: Mapping[SourceId, Position],
+) -> dict[SourceId, Position]:
+    """Return up to where sources are complete: right below the first change that waits, or all that was delivered.
+
+    `waiting` is everything uncommitted, of all tables and in any parts. Epochs sort before sequences: while something
+    of an old epoch is uncommitted, nothing of a later one is complete.
+    """
+    wanted = {source for source in sources if source in applied and not is_own_mark(source)}
+    firsts: dict[SourceId, Position] = {}
+    for spans in waiting:
+        # Thousands of sources may be in hundreds of parts, at every commit: walk the smaller side.
+        few: Collection[SourceId] = wanted if len(wanted) < len(spans) else spans
+        many: Collection[SourceId] = spans if few is wanted else wanted
+        for source in few:
+            if source in many:
+                first, known = spans[source].first, firsts.get(source)
+                if known is None or (first.epoch, first.sequence) < (known.epoch, known.sequence):
+                    firsts[source] = first
+    return {source: _before(firsts[source]) if source in firsts else applied[source] for source in wanted}
+
+
+def _before(first: Position) -> Position:
+    return Position(first.epoch, first.sequence - 1)

@@ -25,7 +25,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,7 +42,6 @@ from lakefeed.writer.rows.evolution import initial_columns
 from lakefeed.writer.rows.groups import ArrowGroup, Group, Run
 from lakefeed.writer.rows.runs import Decoded
 from lakefeed.writer.tables.context import TableContext
-from lakefeed.writer.tables.table import TableWriter
 
 logger = logging.getLogger(__name__)
 
@@ -168,12 +167,21 @@ def change_ids(group: Group, table: TableName) -> list[str]:
 
 
 class QuarantineSink:
-    """The quarantines of all namespaces, as the tables' writers use them."""
+    """The quarantines of all namespaces, as the tables' writers use them.
 
-    def __init__(self, context: TableContext, *, writer_of: Callable[[TableName], TableWriter]) -> None:
+    `write` returns once rows are committed to a quarantine; `failure_of` returns why one cannot be written, or None.
+    """
+
+    def __init__(
+        self,
+        context: TableContext,
+        *,
+        write: Callable[[TableName, Decoded], Awaitable[None]],
+        failure_of: Callable[[TableName], str | None],
+    ) -> None:
         self._context = context
-        self._writer_of = writer_of
-        self._used: dict[TableName, TableWriter] = {}
+        self._write = write
+        self._failure_of = failure_of
 
     async def put(self, group: Group, *, table: TableName, reason: Reason) -> None:
         """Write whole changes; returns once they are committed. Cancelling leaves them committed or not."""
@@ -186,9 +194,7 @@ class QuarantineSink:
             recorded_at_us=int(time.time() * _US_PER_S),
         )
         rows = await asyncio.get_running_loop().run_in_executor(self._context.decoders, make)
-        writer = self._writer_of(quarantine_of(table))
-        self._used[writer.name] = writer
-        await writer.put(Decoded(rows, None, rows.held_bytes))
+        await self._write(quarantine_of(table), Decoded(rows, None, rows.held_bytes))
         self._context.metrics.quarantined_changes.labels(str(table)).inc(len(group))
         logger.warning(
             "rows_quarantined",
@@ -220,6 +226,5 @@ class QuarantineSink:
 
     def problem_of(self, table: TableName) -> str | None:
         """Return why a table's quarantine cannot be written, or None."""
-        writer = self._used.get(quarantine_of(table))
-        reason = writer.retry.reason if writer is not None else None
+        reason = self._failure_of(quarantine_of(table))
         return f"{quarantine_of(table)} cannot be written: {reason}" if reason is not None else None

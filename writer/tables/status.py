@@ -9,14 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lakefeed.contract.changes import Position, SourceId, table_name_of
-from lakefeed.writer.tables.context import Applier, TableContext
-from lakefeed.writer.tables.flush import Flushed
+from lakefeed.contract.changes import Position, SourceId
+from lakefeed.writer.tables.context import Flushed
+from lakefeed.writer.tables.feed_state import FeedState
 from lakefeed.writer.tables.memory import MemoryPressure
 from lakefeed.writer.tables.state import Health
 from lakefeed.writer.tables.table import TableWriter
-from lakefeed.writer.tables.watermarks import SourceWatermarks
-from lakefeed.writer.wal.protocol import Log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,25 +68,15 @@ def _table_json(item: Flushed) -> dict[str, Any]:
 class FeedStatus:
     """The status of one feed."""
 
-    def __init__(
-        self,
-        log: Log,
-        context: TableContext,
-        *,
-        tables: Mapping[str, TableWriter],
-        applier: Applier,
-        memory: MemoryPressure,
-        watermarks: SourceWatermarks,
-    ) -> None:
-        self._log = log
-        self._config = context.config
-        self._clock = context.clock
-        self._metrics = context.metrics
-        self._tables = tables
-        self._applier = applier
+    def __init__(self, feed: FeedState, memory: MemoryPressure) -> None:
+        self._log = feed.log
+        self._config = feed.context.config
+        self._context = feed.context
+        self._tables = feed.tables
+        self._applier = feed.applier
+        self._feed = feed
         self._memory = memory
-        self._watermarks = watermarks
-        self._start_end = log.durable_end
+        self._start_end = feed.log.durable_end
 
     # -- single tables
 
@@ -99,10 +87,13 @@ class FeedStatus:
     def explain_flush(self, table: str, *, now: float) -> dict[str, Any] | None:
         """Explain why a table was last flushed and when it will be; None if it has not been seen."""
         writer = self._find(table)
-        return writer.explain_flush(now=now) if writer else None
+        if writer is None:
+            return None
+        explained = writer.policy.explain(writer.pending.buffer, now=now)
+        return {"table": str(writer.name), "flushing": writer.is_flushing, **explained}
 
     def _find(self, name: str) -> TableWriter | None:
-        return self._tables.get(str(table_name_of(name, self._config.default_namespace)))
+        return self._tables.get(self._context.name_of(name))
 
     # -- what is committed
 
@@ -110,7 +101,7 @@ class FeedStatus:
         """Return how far a source is committed; None while the log's old records are still being read."""
         if self._applier.offset < self._start_end:
             return None
-        return self._watermarks.committed(source)
+        return self._feed.committed(source)
 
     def snapshots_of(self, source: SourceId) -> dict[str, int]:
         """Return the tables that hold changes of a source, each with its newest snapshot of ours."""
@@ -147,7 +138,7 @@ class FeedStatus:
         """Sum up what is durable and not committed."""
         tables = self._tables.values()
         ages = (table.oldest_age_s(now=now) for table in tables)
-        flushes = (table.next_flush(now=now) for table in tables)
+        flushes = (table.policy.next_flush(table.pending.buffer, now=now) for table in tables)
         return PendingTotals(
             batches=self._uncommitted_records,
             changes=sum(table.pending.rows for table in tables),
@@ -205,8 +196,9 @@ class FeedStatus:
     def _table_problems(self, *, now: float, stalled_after_s: float) -> list[tuple[TableWriter, str]]:
         found = []
         for table in self._tables.values():
-            age_s, late_s = table.oldest_age_s(now=now), table.late_s(now=now)
-            if late_s is not None and late_s > stalled_after_s:
+            due_at = table.pending.due_at(flush_max_age_s=table.columns.settings.config.flush_max_age_s)
+            if due_at is not None and now - due_at > stalled_after_s:
+                age_s = table.oldest_age_s(now=now)
                 text = f"table is not committed: table={table.name} seconds={age_s:.0f} reason={table.problem}"
                 found.append((table, text))
             elif table.state.is_paused:
@@ -215,7 +207,7 @@ class FeedStatus:
 
     def set_gauges(self) -> None:
         """Refresh the gauges that time moves."""
-        metrics, now = self._metrics, self._clock()
+        metrics, now = self._context.metrics, self._context.clock()
         metrics.log_bytes.set(self._log.size_bytes)
         metrics.log_uncommitted_records.set(self._uncommitted_records)
         metrics.buffered_bytes.set(self._memory.buffered_bytes)
@@ -224,30 +216,31 @@ class FeedStatus:
             metrics.oldest_change_s.labels(name).set(table.oldest_age_s(now=now) or 0.0)
             metrics.paused_tables.labels(name).set(table.state.is_paused)
             metrics.tables_behind.labels(name).set(table.state.is_behind)
-            if table.totals.last_commit_at is not None:
-                metrics.since_commit_s.labels(name).set(now - table.totals.last_commit_at)
+            if table.policy.last is not None:
+                metrics.since_commit_s.labels(name).set(now - table.policy.last.finished_at)
 
 
 def _describe(table: TableWriter, *, now: float) -> dict[str, Any]:
-    age_s, totals, retry, coming = table.oldest_age_s(now=now), table.totals, table.retry, table.next_flush(now=now)
+    age_s, retry, last = table.oldest_age_s(now=now), table.retry, table.policy.last
+    coming = table.policy.next_flush(table.pending.buffer, now=now)
     return {
         "table": str(table.name),
         "state": _state_word(table),
         "bufferedRows": table.pending.rows,
         "pendingRows": table.pending.received.rows,
         "bufferedBytes": table.pending.bytes,
-        "partitions": table.policy.last.partitions if table.policy.last else None,
+        "partitions": last.partitions if last else None,
         "oldestUncommittedSeconds": None if age_s is None else round(age_s, 3),
-        "committedRows": totals.rows,
-        "commits": totals.commits,
-        "quarantinedRows": table.quarantined_rows,
+        "committedRows": table.committed_rows,
+        "commits": table.commits,
+        "quarantinedRows": table.fitter.quarantined_rows,
         "snapshotId": table.columns.snapshot_id,
-        "secondsSinceCommit": None if totals.last_commit_at is None else round(now - totals.last_commit_at, 3),
-        "lastFlushReason": totals.last_reason.value if totals.last_reason else None,
+        "secondsSinceCommit": round(now - last.finished_at, 3) if last else None,
+        "lastFlushReason": last.reason.value if last else None,
         "nextFlushReason": coming.reason.value if coming else None,
         "nextFlushInSeconds": round(coming.in_s, 3) if coming else None,
         "layoutProblem": table.columns.layout_problem,
-        "columns": len(table.expected.columns.fields),
+        "columns": len(table.columns.expected.columns.fields),
         "schemaChanges": list(table.columns.changes),
         "declarationsNotFollowed": list(table.columns.refusals),
         "neededOffset": table.pending.needed_offset,

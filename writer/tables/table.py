@@ -1,6 +1,6 @@
 """One table from decoded changes to snapshots. Owns its intake task and every change of its state.
 
-    offer --> received --(intake task: fitting.py)--> buffer --> flush (rounds.py, flush.py) --> snapshot
+    offer --> received --(intake task: columns.py)--> buffer --> flush (rounds.py) --> snapshot
       ^                                                 |
       +-------- read again from the log <-- eviction ---+
 
@@ -15,22 +15,18 @@ import asyncio
 import logging
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from lakefeed.contract.changes import SourceId, Span, TableName
 from lakefeed.contract.errors import WriterError
 from lakefeed.contract.properties import is_quarantine
-from lakefeed.writer.metrics import WriterMetrics
-from lakefeed.writer.rows.groups import Expected
 from lakefeed.writer.rows.runs import Decoded
-from lakefeed.writer.tables.columns import TableColumns
-from lakefeed.writer.tables.context import FeedSignals, FlushRequest, TableContext
-from lakefeed.writer.tables.fitting import Fit, Quarantine, RowFitter
-from lakefeed.writer.tables.flush import Attempts, Flushed, FlushWaiters, TableFlush, fail_waiters, resolve_waiters
-from lakefeed.writer.tables.flush_policy import FlushPolicy, Threshold
-from lakefeed.writer.tables.pending import Chunk, FlushReason, Pending, PendingRun, Waiter
-from lakefeed.writer.tables.state import Event, FlushPhase, Health, Lifecycle, RetryState
+from lakefeed.writer.tables.columns import Fit, RowFitter, TableColumns
+from lakefeed.writer.tables.context import Attempts, FeedSignals, Flushed, FlushRequest, FlushWaiters, TableContext
+from lakefeed.writer.tables.flush_policy import FlushPolicy, FlushRecord
+from lakefeed.writer.tables.pending import Flushing, FlushReason, Pending, PendingRun, Waiter
+from lakefeed.writer.tables.quarantine import QuarantineSink
+from lakefeed.writer.tables.state import Event, FlushPhase, Health, Lifecycle, Reading, RetryState
 
 logger = logging.getLogger(__name__)
 
@@ -38,16 +34,6 @@ logger = logging.getLogger(__name__)
 # meanwhile are evicted if others need the memory. Longer than a flush of full size usually takes; short enough that
 # others do not wait long. The flush itself continues while it makes progress.
 LAG_MAX_S = 5.0
-
-
-@dataclass(slots=True)
-class CommitTotals:
-    """What this process has committed of the table."""
-
-    rows: int = 0
-    commits: int = 0
-    last_commit_at: float | None = None
-    last_reason: FlushReason | None = None
 
 
 class TableWriter:
@@ -59,7 +45,7 @@ class TableWriter:
         context: TableContext,
         signals: FeedSignals,
         *,
-        quarantine: Quarantine | None,
+        quarantine: QuarantineSink | None,
         round_request: FlushRequest | None = None,
     ) -> None:
         self.name = name
@@ -68,15 +54,20 @@ class TableWriter:
         self.columns = TableColumns(name, context)
         self.retry = RetryState()
         self.policy = FlushPolicy(self.columns.settings.config)
-        self.totals = CommitTotals()
+        # What this process has committed of the table.
+        self.committed_rows = 0
+        self.commits = 0
         self.flush_request = FlushRequest()
+        # Whether the table is flushed with others, as a rule.
+        self.is_in_rounds = round_request is not None
         self._round_request = round_request
-        self._context = context
+        self.context = context
         self._config = self.columns.settings.config
         self._clock = context.clock
         self._signals = signals
-        self._fitter = RowFitter(self.columns, quarantine, context.metrics)
-        self._flush: TableFlush | None = None
+        self.fitter = RowFitter(self.columns, quarantine, context.metrics)
+        # Of the task that runs the flush under way.
+        self.flush_attempts: Attempts | None = None
         self._flush_waiters = FlushWaiters()
         self._intake_attempts = Attempts()
         self._has_work = asyncio.Event()
@@ -84,11 +75,6 @@ class TableWriter:
         self._buffer_taken = asyncio.Event()
 
     # -- receiving changes
-
-    @property
-    def expected(self) -> Expected:
-        """The columns that rows of the table are decoded to."""
-        return self.columns.expected
 
     def offer(self, decoded: Decoded, spans: Mapping[SourceId, Span]) -> None:
         """Receive changes from the live reader, in log order. A table that is behind reads them later."""
@@ -114,7 +100,16 @@ class TableWriter:
     def put(self, decoded: Decoded) -> asyncio.Future[None]:
         """Receive changes that are not the log's next ones; the future is done when they are committed."""
         committed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._receive(decoded, decoded.group.spans(), committed)
+
+        def settle(error: WriterError | None) -> None:
+            if committed.done():  # or the caller has stopped waiting
+                return
+            if error is None:
+                committed.set_result(None)
+            else:
+                committed.set_exception(error)
+
+        self._receive(decoded, decoded.group.spans(), settle)
         return committed
 
     def _receive(self, decoded: Decoded, spans: Mapping[SourceId, Span], waiter: Waiter | None = None) -> None:
@@ -128,25 +123,23 @@ class TableWriter:
         while True:
             await self._has_work.wait()
             self._has_work.clear()
-            while self.pending.received or self._must_open:
+            while self.pending.received or (self.state.reading is Reading.REOPENING and not self.is_draining):
                 try:
                     if not self.state.is_open:
                         await self._open()
                     elif self.pending.received:
                         await self._take_in(self.pending.received.first)
-                except WriterError as error:
-                    await self._fail_intake(str(error))
                 except Exception as error:
-                    logger.exception("table_intake_failed", extra={"table": str(self.name)})
-                    await self._fail_intake(f"unexpected error: {type(error).__name__}")
-
-    @property
-    def _must_open(self) -> bool:
-        return not self.state.is_open and self.state.is_behind and not self.is_draining
+                    reason = str(error)
+                    if not isinstance(error, WriterError):
+                        logger.exception("table_intake_failed", extra={"table": str(self.name)})
+                        reason = f"unexpected error: {type(error).__name__}"
+                    self.fail(reason)
+                    await self._intake_attempts.delay(self.retry.retry_at - self._clock())
 
     async def _open(self) -> None:
         try:
-            await self._fitter.open()
+            await self.fitter.open()
         except WriterError:
             if not self.is_draining:
                 raise
@@ -156,38 +149,30 @@ class TableWriter:
         self._signals.changed.notify()
 
     async def _take_in(self, run: PendingRun) -> None:
-        generation = self.pending.generation
+        pending, generation = self.pending, self.pending.generation
         fit = Fit([])
         if self.is_draining:
-            await self._fitter.drain(run.decoded, problem=self.retry.reason)
+            await self.fitter.drain(run.decoded, problem=self.retry.reason)
         else:
-            fit = await self._fitter.fit(run.decoded)
-            await self._end_epoch(fit.chunks, generation)
-        if generation != self.pending.generation:
+            fit = await self.fitter.fit(run.decoded)
+            # A flush holds one epoch of each source.
+            while generation == pending.generation and any(pending.buffer.begins_epoch(chunk) for chunk in fit.chunks):
+                await self._wait_for_flush(FlushReason.EPOCH)
+        if generation != pending.generation:
             return  # the run was evicted with everything else, and will be read again
         for chunk in fit.chunks:
-            self.pending.buffer.add(chunk, now=self._clock())
+            pending.buffer.add(chunk, now=self._clock())
         if fit.refused is not None:
-            await self._commit_all(generation)
+            # What lies before rows that go to quarantine is committed first.
+            while generation == pending.generation and (pending.buffer.rows or pending.flushing is not None):
+                await self._wait_for_flush(FlushReason.REQUEST)
             # Rows that do not fit the table's columns may fit since another writer has changed them.
-            if generation == self.pending.generation and not await self.columns.refresh():
-                await self._fitter.quarantine(*fit.refused)
+            if generation == pending.generation and not await self.columns.refresh():
+                await self.fitter.quarantine(*fit.refused)
             return  # the run is taken in again, for what lies behind
-        self.pending.buffer_first()
+        pending.buffer_first()
         self._signals.changed.notify()
         self._flush_if_due()
-
-    async def _end_epoch(self, chunks: list[Chunk], generation: int) -> None:
-        """Wait until the buffer is empty if a source starts over here: a flush holds one epoch of each source."""
-        pending = self.pending
-        while generation == pending.generation and any(pending.buffer.begins_epoch(chunk) for chunk in chunks):
-            await self._wait_for_flush(FlushReason.EPOCH)
-
-    async def _commit_all(self, generation: int) -> None:
-        """Wait until all buffered rows are committed: the rows behind them are about to be quarantined."""
-        pending = self.pending
-        while generation == pending.generation and (pending.buffer.rows or pending.flushing is not None):
-            await self._wait_for_flush(FlushReason.REQUEST)
 
     async def _wait_for_flush(self, reason: FlushReason) -> None:
         """Wait until a flush has begun or ended, or rows were evicted."""
@@ -199,10 +184,6 @@ class TableWriter:
             await self._buffer_taken.wait()
         finally:
             self.pending.has_barrier = False
-
-    async def _fail_intake(self, reason: str) -> None:
-        self.fail(reason)
-        await self._intake_attempts.delay(self.retry.retry_at - self._clock())
 
     # -- requesting flushes
 
@@ -226,8 +207,8 @@ class TableWriter:
         if not answer.done():
             self.request_flush(reason)
             self._intake_attempts.retry_now()
-            if self._flush is not None:
-                self._flush.attempts.retry_now()
+            if self.flush_attempts is not None:
+                self.flush_attempts.retry_now()
         return answer
 
     def _flush_if_due(self) -> None:
@@ -241,50 +222,62 @@ class TableWriter:
 
     # -- flushing, as rounds.py does it
 
-    def start_flush(self, reason: FlushReason) -> TableFlush:
+    def start_flush(self, reason: FlushReason) -> Flushing:
         """Start a flush of what is buffered; the caller runs it to its end."""
-        flushing = self.pending.take(now=self._clock())
+        flushing = self.pending.take(reason, now=self._clock())
         self.state.advance(Event.FLUSH_STARTED)
-        self._flush = TableFlush(
-            flushing,
-            self._context,
-            state=self.state,
-            pending=self.pending,
-            columns=self.columns,
-            policy=self.policy,
-            reason=reason,
-        )
         self._buffer_taken.set()
-        return self._flush
+        return flushing
 
-    def finish_flush(self, flush: TableFlush, flushed: Flushed) -> None:
+    def finish_flush(self, flushed: Flushed) -> None:
         """Continue from a flush that is committed."""
         now = self._clock()
-        self.pending.finish(flush.flushing)
+        flushing = self.pending.finish()
         self.state.advance(Event.FLUSH_COMMITTED)
         self.retry.clear()
-        self._flush = None
+        self.flush_attempts = None
         self._buffer_taken.set()
-        self.totals.rows += flushed.rows
-        self.totals.commits += 1
-        self.totals.last_commit_at = now
-        self.totals.last_reason = flush.reason
-        record = flush.record(flushed, now=now)
+        self.committed_rows += flushed.rows
+        self.commits += 1
+        record = FlushRecord(
+            reason=flushing.reason,
+            finished_at=now,
+            seconds=now - flushing.started_at,
+            rows=flushed.rows,
+            arrow_bytes=flushing.rows.bytes,
+            file_bytes=flushed.bytes,
+            files=flushed.files,
+            partitions=flushed.partitions,
+        )
         self.policy.record(record)
-        _report_flush(self.name, flushed, reason=flush.reason, seconds=record.seconds, metrics=self._context.metrics)
-        resolve_waiters(flush.flushing.waiters)
+        self._report(record, snapshot_id=flushed.snapshot_id)
+        for waiter in flushing.waiters:
+            waiter(None)
         self._flush_waiters.note(flushed)
         self._flush_if_due()
         self._signals.changed.notify()
         self._signals.table_commits += not is_quarantine(self.name)
         self._signals.committed.notify()
 
-    async def expire_snapshots(self) -> None:
-        """Remove old snapshots if it is time to. A failure affects no row and is left to the next time."""
-        try:
-            await self.columns.expire_snapshots()
-        except Exception:
-            logger.exception("table_not_tidied", extra={"table": str(self.name)})
+    def _report(self, flush: FlushRecord, *, snapshot_id: int | None) -> None:
+        table, metrics = str(self.name), self.context.metrics
+        metrics.flushes.labels(flush.reason.value).inc()
+        metrics.flush_s.observe(flush.seconds)
+        metrics.committed_changes.labels(table).inc(flush.rows)
+        metrics.committed_bytes.labels(table).inc(flush.file_bytes)
+        metrics.committed_files.labels(table).inc(flush.files)
+        logger.info(
+            "flush_committed",
+            extra={
+                "table": table,
+                "rows": flush.rows,
+                "files": flush.files,
+                "bytes": flush.file_bytes,
+                "snapshot": snapshot_id,
+                "reason": flush.reason.value,
+                "seconds": round(flush.seconds, 3),
+            },
+        )
 
     # -- failures
 
@@ -294,7 +287,7 @@ class TableWriter:
         jitter = random.random()  # noqa: S311
         event = self.retry.note_failure(reason, now=now, jitter=jitter, commits=self._signals.table_commits)
         self.state.advance(event)
-        self._context.metrics.flush_failures.labels(str(self.name)).inc()
+        self.context.metrics.flush_failures.labels(str(self.name)).inc()
         logger.warning(
             "table_failed",
             extra={
@@ -312,7 +305,8 @@ class TableWriter:
         """Answer the callers for whom everything is committed."""
         self._recover_if_empty()
         if self.pending.needed_offset is None:
-            resolve_waiters(self.pending.waiters)
+            for waiter in self.pending.waiters:
+                waiter(None)
             self.pending.waiters = []
         self._flush_waiters.answer(needed_offset=self.pending.needed_offset)
 
@@ -329,14 +323,14 @@ class TableWriter:
 
     def evict_waiting(self) -> None:
         """Evict the rows that no flush has taken. They are read again from the log."""
-        self._on_evicted(self.pending.evict_waiting())
+        self._on_evicted(self.pending.evict(flushing=False))
 
     def evict_all(self) -> None:
         """Evict all rows, including those of the flush under way, which ends as it would in a crash."""
-        flush, self._flush = self._flush, None
-        waiters = self.pending.evict_all()
-        if flush is not None:
-            flush.attempts.interrupt()
+        waiters = self.pending.evict(flushing=True)
+        if self.flush_attempts is not None:
+            self.flush_attempts.interrupt()
+            self.flush_attempts = None
         self._close()
         self._on_evicted(waiters)
 
@@ -350,7 +344,8 @@ class TableWriter:
         if waiters is None:
             return
         self.state.advance(Event.ROWS_EVICTED)
-        fail_waiters(waiters)
+        for waiter in waiters:
+            waiter(WriterError("rows have left memory before they were committed"))
         self._buffer_taken.set()
         resume_offset = self.pending.backlog.resume_offset
         logger.warning(
@@ -383,12 +378,13 @@ class TableWriter:
     @property
     def problem(self) -> str | None:
         """Why the table is not committed, or None."""
-        of_quarantine = self._fitter.quarantine_problem if self.pending.received else None
+        of_quarantine = self.fitter.quarantine_problem if self.pending.received else None
         if self.retry.reason is not None:
             return f"{self.retry.reason}; {of_quarantine}" if of_quarantine else self.retry.reason
-        if self._flush is not None and self._flush.retry_reason is not None:
-            return self._flush.retry_reason
-        if self._flush is not None and (seconds := self._clock() - self._flush.flushing.started_at) > LAG_MAX_S:
+        flushing = self.pending.flushing
+        if flushing is not None and flushing.retry_reason is not None:
+            return flushing.retry_reason
+        if flushing is not None and (seconds := self._clock() - flushing.started_at) > LAG_MAX_S:
             return f"flush takes long: seconds={seconds:.0f}"
         return of_quarantine
 
@@ -410,8 +406,9 @@ class TableWriter:
     def is_stuck(self, *, now: float) -> bool:
         """Return whether the table fails, or takes so long that others should not share their memory with it."""
         started = [self.pending.received.first.arrived_at] if self.pending.received else []
-        if self._flush is not None and not self._flush.is_shared:  # a shared one takes as long as the slowest table
-            started.append(self._flush.flushing.started_at)
+        flushing = self.pending.flushing
+        if flushing is not None and not flushing.is_shared:  # a shared one takes as long as the slowest table
+            started.append(flushing.started_at)
         return self.is_failing or any(now - each > LAG_MAX_S for each in started)
 
     def may_interrupt(self, *, now: float) -> bool:
@@ -419,10 +416,10 @@ class TableWriter:
 
         Any other flush is not interrupted, because a restart would cost the same time again.
         """
-        flush = self._flush
-        if flush is None or flush.is_shared:
+        flushing = self.pending.flushing
+        if self.is_failing or flushing is None or flushing.is_shared:
             return self.is_failing
-        return self.is_failing or flush.retrying_s(now=now) > LAG_MAX_S or flush.is_stalled(now=now)
+        return flushing.is_retried_for(LAG_MAX_S, now=now) or flushing.is_stalled(now=now)
 
     def may_reread(self, *, now: float) -> bool:
         """Return whether catch-up may deliver the table's next run."""
@@ -436,72 +433,20 @@ class TableWriter:
             return self.pending.bytes == 0 and now >= self.retry.retry_at  # one run, as a probe
         return self.pending.waiting_bytes < self._config.flush_max_bytes
 
-    def late_s(self, *, now: float) -> float | None:
-        """Return for how long the oldest change should have been on its way into a snapshot; None if there is none."""
-        due_at = self.pending.due_at(flush_max_age_s=self._config.flush_max_age_s)
-        return None if due_at is None else now - due_at
-
     def oldest_age_s(self, *, now: float) -> float | None:
         """Return for how long the oldest uncommitted change has been here, or None."""
         oldest_at = self.pending.oldest_at
         return None if oldest_at is None else now - oldest_at
 
-    @property
-    def quarantined_rows(self) -> int:
-        """Rows that this process has put into quarantine."""
-        return self._fitter.quarantined_rows
-
-    def next_flush(self, *, now: float) -> Threshold | None:
-        """Return when and why the buffer will be flushed at the present rate; None while it is empty."""
-        return self.policy.next_flush(self.pending.buffer, now=now)
-
-    def explain_flush(self, *, now: float) -> dict[str, Any]:
-        """Explain why the last flush happened, and when and why the next will."""
-        explained = self.policy.explain(self.pending.buffer, now=now)
-        return {"table": str(self.name), "flushing": self.is_flushing, **explained}
-
     # -- rounds with other tables
-
-    @property
-    def is_in_rounds(self) -> bool:
-        """Whether the table is flushed with others, as a rule."""
-        return self._round_request is not None
 
     @property
     def joins_rounds(self) -> bool:
         """Whether the table takes part in the next round: the live reader delivers to it, and it works."""
-        is_held_up = bool(self.pending.received) and self._fitter.quarantine_problem is not None
+        is_held_up = bool(self.pending.received) and self.fitter.quarantine_problem is not None
         return self.is_in_rounds and not (self.state.is_behind or self.state.is_paused or is_held_up)
 
     @property
     def is_settled(self) -> bool:
         """Whether the buffer holds everything that a flush could take now."""
         return not self.is_flushing and (not self.pending.received or self.pending.has_barrier)
-
-    @property
-    def is_cut_short(self) -> bool:
-        """Whether the next flush takes only a part of what the table received."""
-        return self.pending.has_barrier and bool(self.pending.received)
-
-
-def _report_flush(
-    name: TableName, flushed: Flushed, *, reason: FlushReason, seconds: float, metrics: WriterMetrics
-) -> None:
-    table = str(name)
-    metrics.flushes.labels(reason.value).inc()
-    metrics.flush_s.observe(seconds)
-    metrics.committed_changes.labels(table).inc(flushed.rows)
-    metrics.committed_bytes.labels(table).inc(flushed.bytes)
-    metrics.committed_files.labels(table).inc(flushed.files)
-    logger.info(
-        "flush_committed",
-        extra={
-            "table": table,
-            "rows": flushed.rows,
-            "files": flushed.files,
-            "bytes": flushed.bytes,
-            "snapshot": flushed.snapshot_id,
-            "reason": reason.value,
-            "seconds": round(seconds, 3),
-        },
-    )

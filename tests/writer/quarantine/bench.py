@@ -25,14 +25,15 @@ from lakefeed.writer.quarantine.replay import Replay, ReplayReport
 from lakefeed.writer.quarantine.store import Contents, Filter, Quarantine
 from lakefeed.writer.rows.groups import Group, JsonGroup
 from lakefeed.writer.rows.runs import Decoded
-from lakefeed.writer.tables.context import Applier, FeedSignals, TableContext
+from lakefeed.writer.tables.context import TableContext
+from lakefeed.writer.tables.feed_state import FeedState
 from lakefeed.writer.tables.quarantine import quarantine_rows
 from lakefeed.writer.tables.rounds import FlushRounds
 from lakefeed.writer.tables.table import TableWriter
-from lakefeed.writer.tables.watermarks import SourceWatermarks
 from tests.fakes import FlakyCatalog
 from tests.writer.conftest import Lake
 from tests.writer.sample_rows import event, frame, json_groups
+from tests.writer.wal.memory_log import MemoryLog
 
 DEADLINE_S = 30.0
 USERS = TableName(("default",), "users")
@@ -62,17 +63,10 @@ class Bench:
 
     async def write(self, name: TableName, *groups: Group) -> None:
         """Let a table's writer take groups and commit them; a new writer each time, as after a restart."""
-        signals = FeedSignals()
-        writer = TableWriter(name, self.context, signals, quarantine=None)
+        state = FeedState(MemoryLog(), self.context, marks_at_start={})
+        state.tables[str(name)] = writer = TableWriter(name, self.context, state.signals, quarantine=None)
         async with asyncio.TaskGroup() as group_tasks:
-            rounds = FlushRounds(
-                self.context,
-                signals,
-                SourceWatermarks(marks_at_start={}),
-                tables={str(name): writer},
-                applier=Applier(0, now=0.0),
-                tasks=group_tasks,
-            )
+            rounds = FlushRounds(state, tasks=group_tasks)
             tasks = [group_tasks.create_task(work) for work in (writer.run_intake(), rounds.run_table(writer))]
             async with asyncio.timeout(DEADLINE_S):
                 await asyncio.gather(*(writer.put(Decoded(group, None, held_bytes=0)) for group in groups))

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from lakefeed.contract.changes import Position, SourceId, Span
 from lakefeed.writer.tables.memory import MemoryUse, plan_evictions
-from lakefeed.writer.tables.pending import LogBacklog, plan_catch_up
-from lakefeed.writer.tables.watermarks import complete_positions
+from lakefeed.writer.tables.pending import LogBacklog, complete_positions, plan_catch_up
 
 TABLES = ("a", "b", "c")
 SOURCES = (SourceId("shop"), SourceId("bank"))
@@ -272,12 +271,10 @@ def test_table_that_has_passed_its_last_change_of_a_source_no_longer_holds_that_
     ],
 )
 def test_waiting_rows_of_stuck_tables_are_evicted_before_flushes_and_the_largest_first(stuck, waiting, everything):
-    plan = plan_evictions(stuck, interruptible=stuck, max_bytes=100)
-    assert (plan.waiting, plan.everything) == (waiting, everything)
+    assert plan_evictions(stuck, interruptible=stuck, max_bytes=100) == (waiting, everything)
 
 
 def test_a_flush_that_makes_progress_is_not_evicted_whatever_it_holds():
     stuck = {"a": MemoryUse(10, 60), "b": MemoryUse(10, 50)}
-    plan = plan_evictions(stuck, interruptible={"b"}, max_bytes=100)
-    assert (plan.waiting, plan.everything) == ({"a"}, {"b"})
-    assert plan_evictions(stuck, interruptible=(), max_bytes=100).everything == set()
+    assert plan_evictions(stuck, interruptible={"b"}, max_bytes=100) == ({"a"}, {"b"})
+    assert plan_evictions(stuck, interruptible=(), max_bytes=100)[1] == set()

@@ -106,7 +106,7 @@ async def test_files_of_a_flush_that_waited_for_long_are_written_again_before_th
     ):
         await running.append(range(1, 4))
         await running.flush()
-        monkeypatch.setattr("lakefeed.writer.tables.flush.FILES_MAX_AGE_S", -1.0)
+        monkeypatch.setattr("lakefeed.writer.tables.rounds.FILES_MAX_AGE_S", -1.0)
         catalog.commit_faults.append(fault)
         await running.append(range(4, 6))
         await running.flush()

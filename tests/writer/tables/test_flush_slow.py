@@ -96,8 +96,8 @@ async def test_flushes_that_take_long_are_not_begun_again_though_others_need_mem
 async def test_flush_that_stands_still_gives_its_memory_to_others_and_is_begun_again(
     tmp_path: Path, local_lake: Lake, monkeypatch
 ) -> None:
-    monkeypatch.setattr("lakefeed.writer.tables.flush.STALLED_AFTER_S", 0.2)
-    monkeypatch.setattr("lakefeed.writer.tables.flush.SLOWEST_BYTES_PER_S", 1_000_000 * KIB)
+    monkeypatch.setattr("lakefeed.writer.tables.pending.STALLED_AFTER_S", 0.2)
+    monkeypatch.setattr("lakefeed.writer.tables.pending.SLOWEST_BYTES_PER_S", 1_000_000 * KIB)
     async with running_feed(tmp_path, local_lake, **SMALL) as running:
         source = Source(running)
         running.store.slow = is_slow

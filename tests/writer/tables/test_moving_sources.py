@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lakefeed.contract.changes import Position, SourceId, Span
 from lakefeed.contract.progress import Progress, progress_from_text
 from lakefeed.writer.commit.sources import resume_positions
-from lakefeed.writer.tables.watermarks import complete_positions
+from lakefeed.writer.tables.pending import complete_positions
 
 SHOP = SourceId("shop")
 TABLES = ("a", "b", "c")

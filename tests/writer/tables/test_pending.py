@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lakefeed.contract import changes
 from lakefeed.contract.changes import Position, SourceId, Span
-from lakefeed.writer.tables.pending import Chunk, FlushRows, TableBuffer
+from lakefeed.writer.tables.pending import Chunk, FlushReason, Pending, TableBuffer
 
 A, B = SourceId("a"), SourceId("b")
 
@@ -43,7 +43,7 @@ def filled(*chunks: Chunk) -> TableBuffer:
     return buffer
 
 
-def sequences_of(gathered: FlushRows) -> list[int]:
+def sequences_of(gathered: TableBuffer) -> list[int]:
     return [value for table in gathered.tables for value in table[changes.SEQUENCE].to_pylist()]
 
 
@@ -51,9 +51,7 @@ def sequences_of(gathered: FlushRows) -> list[int]:
 
 
 def test_buffer_hands_over_rows_in_the_order_of_the_log():
-    buffer = filled(chunk(1, 2, offset=4), chunk(3, 4, offset=5), chunk(5, 6, offset=9))
-    assert buffer.rows == 6
-    gathered = buffer.take()
+    gathered = filled(chunk(1, 2, offset=4), chunk(3, 4, offset=5), chunk(5, 6, offset=9))
     assert sequences_of(gathered) == [1, 2, 3, 4, 5, 6]
     assert (gathered.rows, gathered.log_from, gathered.log_to) == (6, 4, 10)
     assert gathered.bytes == sum(table.nbytes for table in gathered.tables)
@@ -62,24 +60,23 @@ def test_buffer_hands_over_rows_in_the_order_of_the_log():
 
 def test_spans_of_several_sources_grow_on_their_own():
     buffer = filled(chunk(1, 2), chunk(7, 9, source="b"), chunk(3, 4), chunk(10, 12, source="b"))
-    assert buffer.take().spans == {A: span(1, 4), B: span(7, 12)}
+    assert buffer.spans == {A: span(1, 4), B: span(7, 12)}
 
 
 def test_buffer_is_empty_after_it_was_taken_and_starts_anew():
-    buffer = filled(chunk(1, 2, offset=4))
-    taken = buffer.take()
-    assert (buffer.rows, buffer.bytes, buffer.spans) == (0, 0, {})
-    buffer.add(chunk(3, 3, offset=8), now=50.0)
-    assert (buffer.log_from, buffer.oldest_at) == (8, 50.0)
-    assert taken.rows == 2
-    assert taken.spans == {A: span(1, 2)}
+    pending = Pending(buffer=filled(chunk(1, 2, offset=4)))
+    taken = pending.take(FlushReason.AGE, now=40.0).rows
+    assert (pending.buffer.rows, pending.buffer.bytes, pending.buffer.spans) == (0, 0, {})
+    pending.buffer.add(chunk(3, 3, offset=8), now=50.0)
+    assert (pending.buffer.log_from, pending.buffer.oldest_at, pending.needed_offset) == (8, 50.0, 4)
+    assert (taken.rows, taken.spans) == (2, {A: span(1, 2)})
 
 
 def test_age_counts_from_the_oldest_row():
     buffer = TableBuffer()
     buffer.add(chunk(1, 1), now=100.0)
     buffer.add(chunk(2, 2), now=105.0)
-    assert buffer.take().oldest_at == 100.0
+    assert buffer.oldest_at == 100.0
 
 
 def test_only_a_new_epoch_of_a_buffered_source_begins_an_epoch():
@@ -87,15 +84,14 @@ def test_only_a_new_epoch_of_a_buffered_source_begins_an_epoch():
     assert not buffer.begins_epoch(chunk(7, 8))
     assert not buffer.begins_epoch(chunk(1, 2, source="b", epoch=3))
     assert buffer.begins_epoch(chunk(1, 2, epoch=1))
-    buffer.take()
-    assert not buffer.begins_epoch(chunk(1, 2, epoch=1))
+    assert not TableBuffer().begins_epoch(chunk(1, 2, epoch=1))
 
 
 # -- after the table's own marks
 
 
 def test_rows_at_or_below_the_mark_are_left_out():
-    gathered = filled(chunk(1, 4), chunk(5, 8), chunk(1, 3, source="b")).take()
+    gathered = filled(chunk(1, 4), chunk(5, 8), chunk(1, 3, source="b"))
     left = gathered.after({A: Position(0, 5)})
     assert sequences_of(left) == [6, 7, 8, 1, 2, 3]
     assert left.rows == 6
@@ -105,18 +101,18 @@ def test_rows_at_or_below_the_mark_are_left_out():
 
 
 def test_nothing_is_left_where_the_table_has_everything():
-    left = filled(chunk(1, 4)).take().after({A: Position(0, 9)})
+    left = filled(chunk(1, 4)).after({A: Position(0, 9)})
     assert (left.rows, left.bytes, left.tables, left.spans) == (0, 0, [], {})
 
 
 @pytest.mark.parametrize("marks", [{}, {B: Position(0, 99)}, {A: Position(0, 0)}])
 def test_marks_below_or_of_others_leave_everything(marks):
-    gathered = filled(chunk(1, 4)).take()
+    gathered = filled(chunk(1, 4))
     assert sequences_of(gathered.after(marks)) == [1, 2, 3, 4]
 
 
 def test_later_epoch_in_the_table_makes_all_rows_history_and_an_earlier_one_none():
-    gathered = filled(chunk(5, 6, epoch=1)).take()
+    gathered = filled(chunk(5, 6, epoch=1))
     assert gathered.after({A: Position(2, 0)}).rows == 0
     assert gathered.after({A: Position(0, 999)}).rows == 2
 
@@ -132,7 +128,7 @@ def test_marks_cut_exactly_the_rows_that_a_set_says(lengths, marks):
         next_sequence[source] = first + length
         buffer.add(chunk(first, first + length - 1, source=source, offset=offset), now=0.0)
         expected += [(source, each) for each in range(first, first + length) if each > marks.get(SourceId(source), 0)]
-    left = buffer.take().after({source: Position(0, mark) for source, mark in marks.items()})
+    left = buffer.after({source: Position(0, mark) for source, mark in marks.items()})
     found = [
         pair
         for table in left.tables

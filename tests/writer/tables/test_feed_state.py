@@ -10,7 +10,7 @@ import pytest
 from lakefeed.contract.changes import Position, SourceId, Span, TableName
 from lakefeed.contract.progress import PROGRESS_PROPERTY, progress_from_text
 from lakefeed.contract.properties import mark_of
-from lakefeed.writer.tables.watermarks import complete_positions
+from lakefeed.writer.tables.pending import complete_positions
 from tests.writer.conftest import Lake
 from tests.writer.feeding import running_feed, wait_for
 
