@@ -124,8 +124,8 @@ class IngestMetrics:
             "sequence_regressions_total",
             "Batches without new changes whose source seems to have restarted its sequences",
         )
-        self.transaction_doubts = counter(
-            "transaction_doubts_total", "Source transactions that may be incomplete, by doubt", "doubt"
+        self.incomplete_transactions = counter(
+            "incomplete_transactions_total", "Source transactions that may be incomplete, by reason", "reason"
         )
         self.connections = gauge("connections", "Open WebSocket connections")
         self.peak_connections = gauge("peak_connections", "Highest number of open WebSocket connections")

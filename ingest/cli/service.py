@@ -102,7 +102,7 @@ def status(url: str, *, token: str, as_json: bool) -> None:
     )
     sources = ("sourceDoId", "connected", "lastDurableSequence", "lastCommittedSequence")
     tables = ("table", "bufferedRows", "committedRows", "snapshotId", "problem")
-    consumers = ("table", "name", "snapshotsBehind", "secondsBehind", "isPassedOver")
+    consumers = ("table", "name", "snapshotsBehind", "secondsBehind", "isExpired")
     print_table(document["sources"], sources, title="sources")
     print_table(document["tables"], tables, title="tables")
     if document["consumers"]:

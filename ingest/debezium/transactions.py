@@ -34,7 +34,7 @@ TABLES_MAX = 1_000
 OPEN_ID_MAX_CHARS = 255
 
 
-class Doubt(enum.Enum):
+class IncompleteReason(enum.Enum):
     """Why a transaction may not be whole."""
 
     MISSING = "missing"
@@ -49,7 +49,7 @@ class Report:
     `missing` has, per table as the source names it, how many changes END counted beyond those that arrived.
     """
 
-    doubt: Doubt
+    reason: IncompleteReason
     transaction: str
     arrived: int
     expected: int | None
@@ -123,23 +123,25 @@ class TransactionTally:
     def _report_left(self) -> Report | None:
         """Report and forget the transaction that was left open longest."""
         left = next((transaction for transaction in self.unended if transaction != self.current), None)
-        return None if left is None else Report(Doubt.UNFINISHED, left, self.unended.pop(left).arrived, None, {})
+        if left is None:
+            return None
+        return Report(IncompleteReason.UNFINISHED, left, self.unended.pop(left).arrived, None, {})
 
     def _end(self, mark: TransactionMark) -> Report | None:
         known = self.unended.pop(mark.transaction, None) or _Open()
-        doubt = _doubt(known, mark)
-        if doubt is None:
+        reason = _incomplete_reason(known, mark)
+        if reason is None:
             return None
         counted = mark.collections or {}
         missing = {table: count - known.tables.get(table, 0) for table, count in counted.items()}
         missing = {table: count for table, count in missing.items() if count > 0} if known.begun else {}
-        return Report(doubt, mark.transaction, known.arrived, mark.event_count, missing)
+        return Report(reason, mark.transaction, known.arrived, mark.event_count, missing)
 
 
-def _doubt(known: _Open, mark: TransactionMark) -> Doubt | None:
+def _incomplete_reason(known: _Open, mark: TransactionMark) -> IncompleteReason | None:
     if known.arrived < mark.event_count:
-        return Doubt.MISSING if known.begun else Doubt.INTERRUPTED
+        return IncompleteReason.MISSING if known.begun else IncompleteReason.INTERRUPTED
     # A transaction that counts none was seen only where the rest of it had been lost.
     if known.interrupted or known.arrived > mark.event_count or mark.event_count == 0:
-        return Doubt.INTERRUPTED
+        return IncompleteReason.INTERRUPTED
     return None

@@ -172,7 +172,7 @@ def build_status(parts: Parts, *, consumers: Sequence[Mapping[str, Any]], now: f
         ),
         "tables": parts.feed.status.table_status(now=time.monotonic()),
         "consumers": consumers,
-        "transactionDoubts": list(parts.debezium.doubts),
+        "incompleteTransactions": list(parts.debezium.incomplete_transactions),
         "problems": _problems(parts),
         **_admission(parts),
     }

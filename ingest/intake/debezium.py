@@ -36,7 +36,7 @@ from lakefeed.writer.wal.payload import Encoding
 logger = logging.getLogger(__name__)
 
 # Newest incomplete transactions in /status; all of them are logged and counted.
-DOUBTS_SHOWN = 20
+REPORTS_SHOWN = 20
 # Tables named per incomplete transaction: enough to know where to look, and log lines stay readable.
 TABLES_SHOWN = 20
 
@@ -96,7 +96,7 @@ class DebeziumIntake:
     def __init__(
         self, intake: Intake, *, config: DebeziumConfig, metrics: IngestMetrics, clock: Callable[[], float]
     ) -> None:
-        self.doubts: deque[dict[str, Any]] = deque(maxlen=DOUBTS_SHOWN)
+        self.incomplete_transactions: deque[dict[str, Any]] = deque(maxlen=REPORTS_SHOWN)
         self._intake = intake
         self._config = config
         self._metrics = metrics
@@ -181,17 +181,17 @@ class DebeziumIntake:
             self._report(source, report)
 
     def _report(self, source: SourceId, report: Report) -> None:
-        self._metrics.transaction_doubts.labels(report.doubt.value).inc()
-        doubt = {
+        self._metrics.incomplete_transactions.labels(report.reason.value).inc()
+        facts = {
             "source": source,
-            "doubt": report.doubt.value,
+            "reason": report.reason.value,
             "transaction": report.transaction,
             "arrived": report.arrived,
             "expected": report.expected,
             "missing": dict(islice(report.missing.items(), TABLES_SHOWN)),
         }
-        self.doubts.append(doubt)
-        logger.warning("transaction_in_doubt", extra=doubt)
+        self.incomplete_transactions.append(facts)
+        logger.warning("transaction_incomplete", extra=facts)
 
 
 def _offer_of(

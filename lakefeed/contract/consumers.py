@@ -187,7 +187,7 @@ def _described(consumer: Consumer, head: Mapping[str, Any], snapshot: Mapping[st
         "snapshotsBehind": _difference(head, snapshot, "sequence-number"),
         "secondsBehind": (_difference(head, snapshot, "timestamp-ms") or 0) / 1000,
         "keptForSeconds": None if left_ms is None else max(0, left_ms) / 1000,
-        "isPassedOver": consumer.is_over(now_ms),
+        "isExpired": consumer.is_over(now_ms),
     }
 
 

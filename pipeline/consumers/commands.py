@@ -65,7 +65,7 @@ def list_consumers(tables: Sequence[str], *, as_json: bool, **options: Any) -> N
 
 
 def _kept_text(consumer: Mapping[str, Any]) -> str:
-    if consumer["isPassedOver"]:
+    if consumer["isExpired"]:
         return "expired"
     kept_s = consumer["keptForSeconds"]
     return "no limit" if kept_s is None else f"{kept_s / 3600:.1f}"
@@ -85,7 +85,7 @@ def _describe(spark: SparkSession, names: Sequence[TableIdentifier]) -> list[dic
             "keptForSeconds": None
             if consumer.kept_until_ms is None
             else max(0, consumer.kept_until_ms - now_ms) / 1000,
-            "isPassedOver": consumer.is_over(now_ms),
+            "isExpired": consumer.is_over(now_ms),
         }
         for table in chosen
         for consumer in load_consumers(spark, table.sql(catalog))

@@ -118,7 +118,7 @@ async def test_recording_is_taken_once_from_servers_that_are_killed_and_go_back(
     async with service(tmp_path) as at_work:
         assert await at_work.send(requests) == changes_in("v1")
         assert await at_work.differences("v1") == []
-        assert (await at_work.status())["transactionDoubts"] == []
+        assert (await at_work.status())["incompleteTransactions"] == []
     assert len(requests) > 1.3 * len(load("v1"))
 
 
@@ -163,17 +163,17 @@ async def test_transaction_that_is_not_whole_is_seen_in_status_metrics_and_log_a
         await at_work.send([request_of(mark("BEGIN", "5:100"), change)])
     async with service(tmp_path) as at_work:
         await at_work.send([request_of(mark("END", "5:200", 3, t=3))])
-        (doubt,) = (await at_work.status())["transactionDoubts"]
-        assert doubt == {
+        (incomplete,) = (await at_work.status())["incompleteTransactions"]
+        assert incomplete == {
             "source": "shop",
-            "doubt": "missing",
+            "reason": "missing",
             "transaction": "5",
             "arrived": 1,
             "expected": 3,
             "missing": {"public.t": 2},
         }
-        assert 'lakefeed_ingest_transaction_doubts_total{doubt="missing"} 1.0' in await at_work.get("/metrics")
-    assert [record.levelname for record in caplog.records if record.message == "transaction_in_doubt"] == ["WARNING"]
+        assert 'lakefeed_ingest_incomplete_transactions_total{reason="missing"} 1.0' in await at_work.get("/metrics")
+    assert [record.levelname for record in caplog.records if record.message == "transaction_incomplete"] == ["WARNING"]
 
 
 async def test_mutated_requests_are_taken_or_refused_and_harm_nobody(tmp_path):

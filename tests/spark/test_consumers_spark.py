@@ -102,7 +102,7 @@ def test_status_and_the_command_line_tell_of_consumers_with_their_lag(
     while not (status := service.get("/status")["consumers"]):  # it is looked for every ten seconds
         assert time.monotonic() < deadline
         time.sleep(0.2)
-    facts = ("table", "name", "snapshotId", "snapshotsBehind", "secondsBehind", "isPassedOver")
+    facts = ("table", "name", "snapshotId", "snapshotsBehind", "secondsBehind", "isExpired")
     assert [{key: each[key] for key in facts} for each in status] == [{key: told[key] for key in facts}]
     assert (told["table"], told["name"], told["snapshotId"]) == ("default.users", "dashboard", first.snapshot_id)
     assert told["snapshotsBehind"] == len(later) > 0

@@ -85,7 +85,7 @@ class ExpiryPlan:
     """Snapshots to remove in one commit. `replaced` has the lists before and after each merge among them.
 
     A manifest that is in the list before and not in the list after is unused unless one of `kept_lists` has it.
-    `passed_over` names the consumers that have not read all of the removed snapshots.
+    `unread_by` names the consumers that have not read all of the removed snapshots.
     """
 
     snapshot_ids: tuple[int, ...]
@@ -93,7 +93,7 @@ class ExpiryPlan:
     lists: tuple[str, ...]
     replaced: tuple[tuple[str, str], ...]
     kept_lists: tuple[str, ...]
-    passed_over: tuple[str, ...]
+    unread_by: tuple[str, ...]
 
 
 def plan_expiry(document: Mapping[str, Any], *, now_ms: int) -> ExpiryPlan | None:
@@ -203,7 +203,7 @@ def _plan(
             if before["snapshot-id"] in removed_ids and MANIFESTS_REPLACED_KEY in (after.get("summary") or {})
         ),
         kept_lists=tuple(snapshot["manifest-list"] for snapshot in kept if snapshot["snapshot-id"] not in run),
-        passed_over=tuple(each.name for each in consumers if positions.get(each.snapshot_id, -1) > newest_removed),
+        unread_by=tuple(each.name for each in consumers if positions.get(each.snapshot_id, -1) > newest_removed),
     )
 
 
@@ -230,8 +230,8 @@ async def expire_snapshots(catalog: CatalogClient, store: ObjectStore, state: Ta
     root = metadata_location(state, "")
     own = (f"{root}{OWN_MANIFEST_PREFIX}", f"{root}snap-")
     await _delete_all(store, [location for location in (*unused, *plan.lists) if location.startswith(own)])
-    if plan.passed_over:
-        _log.warning("consumers_passed_over", extra={"table": str(state.name), "consumers": list(plan.passed_over)})
+    if plan.unread_by:
+        _log.warning("unread_snapshots_removed", extra={"table": str(state.name), "consumers": list(plan.unread_by)})
     left = len(document["snapshots"]) - len(plan.snapshot_ids)
     _log.info(
         "snapshots_expired", extra={"table": str(state.name), "removed": len(plan.snapshot_ids), "snapshots": left}

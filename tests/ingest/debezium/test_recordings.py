@@ -7,7 +7,7 @@ import pytest
 from lakefeed.ingest.debezium.envelope import read_events
 from lakefeed.ingest.debezium.events import Change, DebeziumEvent
 from lakefeed.ingest.debezium.positions import Positions, digest_of
-from lakefeed.ingest.debezium.transactions import Doubt, TransactionTally
+from lakefeed.ingest.debezium.transactions import IncompleteReason, TransactionTally
 from tests.ingest.debezium import postgres_text
 from tests.ingest.debezium.folding import Mirror
 from tests.ingest.debezium.recordings import CONFIG, EXPECTED, NAMES, load, load_events
@@ -161,14 +161,14 @@ def test_truncates_that_unwrapping_drops_are_reported_missing():
 
     reports = [tally.observe(event) for events in load_events("v4") for event in events]
 
-    found = [(report.doubt, dict(report.missing)) for report in reports if report]
+    found = [(report.reason, dict(report.missing)) for report in reports if report]
     assert found == [
-        (Doubt.MISSING, {"public.to_truncate": 1}),
-        (Doubt.MISSING, {"public.to_truncate": 1, "public.to_truncate_renamed": 1}),
+        (IncompleteReason.MISSING, {"public.to_truncate": 1}),
+        (IncompleteReason.MISSING, {"public.to_truncate": 1, "public.to_truncate_renamed": 1}),
     ]
 
 
-def test_events_without_marks_of_transactions_raise_no_doubt():
+def test_events_without_marks_of_transactions_are_not_reported():
     tally = TransactionTally()
 
     reports = [tally.observe(event) for events in load_events("v5") for event in events]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from lakefeed.ingest.debezium.positions import Positions
-from lakefeed.ingest.debezium.transactions import OPEN_MAX, Doubt, TransactionTally
+from lakefeed.ingest.debezium.transactions import OPEN_MAX, IncompleteReason, TransactionTally
 from tests.ingest.debezium.envelopes import mark, read, streamed
 from tests.ingest.debezium.recordings import FAULTS
 
@@ -24,7 +24,7 @@ def reports(*documents: dict) -> list:
         plan = positions.plan([event])
         found.append(tally.observe(event, repeat=bool(plan.repeated)))
         positions, tally = plan.after, msgspec.json.decode(msgspec.json.encode(tally), type=TransactionTally)
-    return [(report.doubt, report.arrived, report.expected) for report in found if report]
+    return [(report.reason, report.arrived, report.expected) for report in found if report]
 
 
 def test_transaction_that_arrived_whole_is_not_reported():
@@ -39,7 +39,7 @@ def test_changes_that_are_missing_are_counted_by_table():
 
     found = [tally.observe(event) for event in events][-1]
 
-    assert (found.doubt, found.transaction, found.arrived, found.expected) == (Doubt.MISSING, "5", 2, 5)
+    assert (found.reason, found.transaction, found.arrived, found.expected) == (IncompleteReason.MISSING, "5", 2, 5)
     assert found.missing == {"public.t": 2, "public.never_seen": 1}
 
 
@@ -61,19 +61,19 @@ def test_transaction_cut_by_a_kill_is_whole_if_what_came_again_overlaps():
 def test_copy_whose_rest_was_never_sent_is_reported_when_the_server_ends_it_with_nothing():
     found = reports(mark("BEGIN", "5:101"), change(1), change(2), mark("BEGIN", "5:101"), mark("END", "5:200", 0))
 
-    assert found == [(Doubt.INTERRUPTED, 0, 0)]
+    assert found == [(IncompleteReason.INTERRUPTED, 0, 0)]
 
 
 def test_copy_whose_end_never_came_is_reported_when_the_next_transaction_begins():
     found = reports(mark("BEGIN", "5:101"), change(1), mark("BEGIN", "6:300"), change(99, "6"), mark("END", "6:301", 1))
 
-    assert found == [(Doubt.UNFINISHED, 1, None)]
+    assert found == [(IncompleteReason.UNFINISHED, 1, None)]
 
 
-def test_rest_of_a_transaction_that_does_not_overlap_is_in_doubt():
+def test_rest_of_a_transaction_that_does_not_overlap_is_reported():
     found = reports(mark("BEGIN", "5:101"), change(1), mark("BEGIN", "5:101"), change(4), mark("END", "5:200", 1))
 
-    assert found == [(Doubt.INTERRUPTED, 1, 1)]
+    assert found == [(IncompleteReason.INTERRUPTED, 1, 1)]
 
 
 def test_transaction_that_is_sent_again_as_a_whole_is_not_reported():
@@ -82,9 +82,9 @@ def test_transaction_that_is_sent_again_as_a_whole_is_not_reported():
     assert reports(*whole, *whole) == []
 
 
-def test_end_of_a_transaction_whose_begin_was_not_seen_is_in_doubt_only_if_something_lacks():
+def test_end_of_a_transaction_whose_begin_was_not_seen_is_reported_only_if_changes_are_missing():
     assert reports(change(2), mark("END", "5:200", 1, t=1)) == []
-    assert reports(change(2), mark("END", "5:200", 2, t=2)) == [(Doubt.INTERRUPTED, 1, 2)]
+    assert reports(change(2), mark("END", "5:200", 2, t=2)) == [(IncompleteReason.INTERRUPTED, 1, 2)]
 
 
 def test_transaction_that_a_killed_server_left_open_is_not_reported_when_it_goes_back_to_an_earlier_one():
@@ -102,7 +102,7 @@ def test_transaction_that_was_left_open_is_reported_once_something_newer_comes_w
 
     found = reports(*earlier, mark("BEGIN", "6:300"), change(201, "6"), *earlier, *newest)
 
-    assert found == [(Doubt.UNFINISHED, 1, None)]
+    assert found == [(IncompleteReason.UNFINISHED, 1, None)]
 
 
 def test_transaction_that_was_left_open_and_misses_changes_when_it_returns_is_reported():
@@ -110,14 +110,14 @@ def test_transaction_that_was_left_open_and_misses_changes_when_it_returns_is_re
     first = (mark("BEGIN", "6:300"), change(201, "6"), change(202, "6"))
     second = (mark("BEGIN", "6:300"), change(204, "6"), mark("END", "6:400", 1))
 
-    assert reports(*earlier, *first, *earlier, *second) == [(Doubt.INTERRUPTED, 1, 1)]
+    assert reports(*earlier, *first, *earlier, *second) == [(IncompleteReason.INTERRUPTED, 1, 1)]
 
 
 def test_open_transactions_are_bounded_and_none_is_given_up_in_silence():
     tally = TransactionTally()
     begins = [mark("BEGIN", f"{number}:1") for number in range(OPEN_MAX + 5)]
 
-    assert reports(*begins) == [(Doubt.UNFINISHED, 0, None)] * 5
+    assert reports(*begins) == [(IncompleteReason.UNFINISHED, 0, None)] * 5
     for event in read(*begins):
         tally.observe(event)
     assert len(tally.unended) == OPEN_MAX
@@ -127,7 +127,7 @@ def test_all_transactions_that_were_left_open_are_reported_one_change_at_a_time(
     left = [mark("BEGIN", f"{number}:1") for number in range(3)]
     newest = (mark("BEGIN", "7:500"), change(1, "7"), change(2, "7"), change(3, "7"), change(4, "7"))
 
-    assert reports(*left, *newest, mark("END", "7:600", 4)) == [(Doubt.UNFINISHED, 0, None)] * 3
+    assert reports(*left, *newest, mark("END", "7:600", 4)) == [(IncompleteReason.UNFINISHED, 0, None)] * 3
 
 
 def test_tables_of_one_transaction_are_bounded_and_all_changes_counted():

@@ -83,7 +83,7 @@ async def test_bodies_shown_are_taken_and_answered_as_shown(tmp_path):
         assert taken.document["eventsAccepted"] == 2
         refused = await client.post("/cdc", {"sourceDoId": "shop", "events": [5]})
         assert refused.document.keys() == refusal.keys()
-    assert {"table", "name", "snapshotId", "snapshotsBehind", "secondsBehind", "isPassedOver"} <= consumer.keys()
+    assert {"table", "name", "snapshotId", "snapshotsBehind", "secondsBehind", "isExpired"} <= consumer.keys()
 
 
 def test_statuses_shown_are_those_of_their_reasons():

@@ -12,7 +12,7 @@ import pytest
 
 from lakefeed.contract.changes import Position, SourceId
 from lakefeed.ingest.debezium.events import DebeziumMalformed
-from lakefeed.ingest.intake.debezium import DOUBTS_SHOWN, TABLES_SHOWN, DebeziumIntake, DebeziumReceipt
+from lakefeed.ingest.intake.debezium import REPORTS_SHOWN, TABLES_SHOWN, DebeziumIntake, DebeziumReceipt
 from lakefeed.ingest.protocol.offers import Durable, NackReason, Refused
 from tests.fakes import HeldFilesystem
 from tests.ingest.debezium.envelopes import KEYED, envelope, header, mark, streamed
@@ -255,25 +255,25 @@ async def test_transaction_of_which_changes_are_missing_is_reported(tmp_path, ca
         with caplog.at_level(logging.WARNING):
             await take(at_work.debezium_intake, mark("BEGIN", "5:100"), in_transaction(1))
             await take(at_work.debezium_intake, mark("END", "5:200", 3, t=2, u=1))
-        (record,) = [record for record in caplog.records if record.message == "transaction_in_doubt"]
-        doubt = {
+        (record,) = [record for record in caplog.records if record.message == "transaction_incomplete"]
+        report = {
             "source": "shop",
-            "doubt": "missing",
+            "reason": "missing",
             "transaction": "5",
             "arrived": 1,
             "expected": 3,
             "missing": {"public.t": 1, "public.u": 1},
         }
-        assert {name: getattr(record, name) for name in doubt} == doubt
-        assert list(at_work.debezium_intake.doubts) == [doubt]
-        assert at_work.metric("lakefeed_ingest_transaction_doubts_total", doubt="missing") == 1
+        assert {name: getattr(record, name) for name in report} == report
+        assert list(at_work.debezium_intake.incomplete_transactions) == [report]
+        assert at_work.metric("lakefeed_ingest_incomplete_transactions_total", reason="missing") == 1
 
 
 async def test_request_that_is_retried_is_reported_once(tmp_path):
     async with posting(tmp_path, debezium=KEYED) as at_work:
         for _ in range(3):
             await take(at_work.debezium_intake, mark("BEGIN", "5:100"), in_transaction(1), mark("END", "5:200", 3, t=3))
-        assert len(at_work.debezium_intake.doubts) == 1
+        assert len(at_work.debezium_intake.incomplete_transactions) == 1
         assert at_work.metric("lakefeed_ingest_duplicate_changes_total") == 2
 
 
@@ -285,7 +285,10 @@ async def test_transaction_is_counted_through_a_restart_in_its_middle(tmp_path: 
         if complete:
             await take(at_work.debezium_intake, in_transaction(3))
         await take(at_work.debezium_intake, mark("END", "5:200", 3, t=3))
-        found = [(doubt["doubt"], doubt["arrived"], doubt["missing"]) for doubt in at_work.debezium_intake.doubts]
+        found = [
+            (report["reason"], report["arrived"], report["missing"])
+            for report in at_work.debezium_intake.incomplete_transactions
+        ]
         assert found == ([] if complete else [("missing", 2, {"public.t": 1})])
 
 
@@ -301,17 +304,17 @@ async def test_report_is_made_although_nobody_waits_for_the_answer(tmp_path):
         await turns()
         files.open_gate.set()
         await take(at_work.debezium_intake, HEARTBEAT)
-        assert [doubt["arrived"] for doubt in at_work.debezium_intake.doubts] == [0]
+        assert [report["arrived"] for report in at_work.debezium_intake.incomplete_transactions] == [0]
 
 
-async def test_doubts_that_are_shown_are_bounded_in_number_and_size(tmp_path):
+async def test_reports_that_are_shown_are_bounded_in_number_and_size(tmp_path):
     async with posting(tmp_path, debezium=KEYED) as at_work:
         tables = {f"t{number}": 1 for number in range(500)}
-        for number in range(DOUBTS_SHOWN + 5):
+        for number in range(REPORTS_SHOWN + 5):
             await take(at_work.debezium_intake, mark("BEGIN", f"{number}:1"), mark("END", f"{number}:2", 500, **tables))
-        assert len(at_work.debezium_intake.doubts) == DOUBTS_SHOWN
-        assert {len(doubt["missing"]) for doubt in at_work.debezium_intake.doubts} == {TABLES_SHOWN}
-        assert at_work.metric("lakefeed_ingest_transaction_doubts_total", doubt="missing") == DOUBTS_SHOWN + 5
+        assert len(at_work.debezium_intake.incomplete_transactions) == REPORTS_SHOWN
+        assert {len(report["missing"]) for report in at_work.debezium_intake.incomplete_transactions} == {TABLES_SHOWN}
+        assert at_work.metric("lakefeed_ingest_incomplete_transactions_total", reason="missing") == REPORTS_SHOWN + 5
 
 
 # -- what must not be remembered

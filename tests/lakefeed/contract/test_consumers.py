@@ -26,16 +26,16 @@ def test_a_consumer_that_is_at_the_head_keeps_nothing_beside_what_stays_anyway()
     assert removed(followed(13, fast=consumer(13))) == [1, 2, 3]
 
 
-def test_a_consumer_is_passed_over_when_its_time_is_over_and_said_so():
+def test_an_expired_consumer_keeps_no_snapshots_and_is_reported():
     # Its snapshot is a day old; only its own is left, because a tag points at it.
     plan = plan_expiry(
         followed(30, gone=consumer(6, **{"max-ref-age-ms": DAY_MS - 1}), slow=consumer(9)), now_ms=NOW_MS
     )
     assert sorted(plan.snapshot_ids) == [1, 2, 3, 4, 5, 7, 8]
-    assert plan.passed_over == ("gone",)
+    assert plan.unread_by == ("gone",)
     kept = plan_expiry(followed(30, gone=consumer(6, **{"max-ref-age-ms": DAY_MS})), now_ms=NOW_MS)
     assert sorted(kept.snapshot_ids) == [1, 2, 3, 4, 5]
-    assert kept.passed_over == ()
+    assert kept.unread_by == ()
 
 
 def test_consumers_keep_no_more_snapshots_than_the_table_allows():
@@ -43,7 +43,7 @@ def test_consumers_keep_no_more_snapshots_than_the_table_allows():
     document["properties"] = {**document["properties"], "lakefeed.consumer-snapshots-max": "20"}
     plan = plan_expiry(document, now_ms=NOW_MS)
     assert sorted(plan.snapshot_ids) == [*range(1, 6), *range(7, 21)]
-    assert plan.passed_over == ("slow",)
+    assert plan.unread_by == ("slow",)
 
 
 def test_a_tag_of_somebody_else_and_a_branch_of_that_name_are_no_consumers():
@@ -76,7 +76,7 @@ def test_lag_is_told_in_snapshots_and_seconds():
             "snapshotsBehind": 0,
             "secondsBehind": 0.0,
             "keptForSeconds": None,
-            "isPassedOver": False,
+            "isExpired": False,
         },
         {
             "name": "slow",
@@ -84,8 +84,8 @@ def test_lag_is_told_in_snapshots_and_seconds():
             "snapshotsBehind": 6,
             "secondsBehind": 6.0,
             "keptForSeconds": 54.0,
-            "isPassedOver": False,
+            "isExpired": False,
         },
     ]
     [_, later] = describe_consumers(document, now_ms=NOW_MS + 55_000)
-    assert (later["keptForSeconds"], later["isPassedOver"]) == (0.0, True)
+    assert (later["keptForSeconds"], later["isExpired"]) == (0.0, True)
