@@ -25,14 +25,12 @@ from lakefeed.catalog.metadata.views import parse_view_document
 from lakefeed.catalog.planning.planner import Planner
 from lakefeed.catalog.routes import namespaces, tables, views
 from lakefeed.catalog.routes.http import SERVICES, Handler, Services, error_response, get_config, with_idempotency_key
-from lakefeed.catalog.service.files import Files
 from lakefeed.catalog.service.idempotency import Idempotency
-from lakefeed.catalog.service.metadata_cache import LoadResponses, MetadataFiles
-from lakefeed.catalog.service.namespaces import Namespaces
+from lakefeed.catalog.service.load_responses import LoadResponses
+from lakefeed.catalog.service.metadata_files import Files, MetadataFiles
 from lakefeed.catalog.service.purge import Purges
-from lakefeed.catalog.service.tables import Tables
+from lakefeed.catalog.service.tables import Tables, Views
 from lakefeed.catalog.service.versions import Versions
-from lakefeed.catalog.service.views import Views
 from lakefeed.catalog.store.sqlite import MemoryStore, SqliteStore
 from lakefeed.catalog.store.store import Store
 from lakefeed.contract.errors import LakefeedError
@@ -97,16 +95,15 @@ def build_app(config: CatalogConfig, warehouse: Warehouse, *, store: Store, file
     versions = build_versions(parse_document)
     idempotency = Idempotency(store, config, clock_ms=_clock_ms)
     purges = Purges(store, files, versions.files, versions.confinement, max_bytes=config.metadata_max_bytes)
-    table_operations = Tables(versions, commit_queues=commit_queues, purges=purges, clock_ms=_clock_ms)
-    planner = Planner(table_operations, versions, files, config, clock=time.monotonic)
+    planner = Planner(versions, files, config, clock=time.monotonic)
 
     app = web.Application(middlewares=[render_errors])
     app[SERVICES] = Services(
         config=config,
         warehouse=warehouse,
         client_config=orjson.dumps(warehouse.client_config()),
-        namespaces=Namespaces(store),
-        tables=table_operations,
+        store=store,
+        tables=Tables(versions, commit_queues=commit_queues, purges=purges, clock_ms=_clock_ms),
         views=Views(build_versions(parse_view_document), commit_queues=commit_queues, clock_ms=_clock_ms),
         load_responses=LoadResponses(max_bytes=config.response_cache_bytes),
         idempotency=idempotency,

@@ -33,7 +33,7 @@ from prometheus_client import CollectorRegistry
 from lakefeed.catalog.app import build_catalog, build_files
 from lakefeed.catalog.config import Warehouse
 from lakefeed.catalog.routes.http import PRINCIPAL as CATALOG_PRINCIPAL
-from lakefeed.catalog.service.files import Files
+from lakefeed.catalog.service.metadata_files import Files
 from lakefeed.contract.errors import Fenced
 from lakefeed.iceberg.layout import parse_partition
 from lakefeed.iceberg.types import Schema

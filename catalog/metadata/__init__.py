@@ -1,6 +1,6 @@
 """Table and view metadata: documents in, documents out. Pure: no I/O, no clock, no randomness.
 
-    requirements + updates --updates.py--> Draft (draft.py) --> new document --encoding.py--> bytes of its file
+    requirements + updates --updates.py--> Draft --> new document --> bytes of its file (document.py)
                               |  layout.py     schemas, partition specs, sort orders (schema.py, partitioning.py)
                               |  snapshots.py  snapshots, branches, tags, statistics, the append-only rule
 

@@ -1,14 +1,24 @@
-"""Table metadata documents as a whole: the empty one, the modern form of old ones, and the checks of foreign ones.
+"""Metadata documents as a whole: read and checked, drafted while updates are applied, and encoded.
 
 Every other module expects the modern form: `schemas`, `partition-specs`, `sort-orders`, `refs` and the other
 collections are present, whatever format version the table has.
+
+Snapshots are nearly all of an old table's document, and a commit adds one to them. They come last in a file, and the
+next version copies the bytes of the list that it continues:
+
+    base:  {"format-version":2, ... ,"snapshots":[a,b,c]}
+    next:  {"format-version":2, ... ,"snapshots":[a,b,c,d]}      the bytes of a, b and c are the base's
 """
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import orjson
 
 from lakefeed.catalog.errors import BadRequest, ValidationFailed
 from lakefeed.catalog.json_fields import (
@@ -42,6 +52,7 @@ _LISTS = ("snapshots", "statistics", "partition-statistics", "snapshot-log", "me
 _COUNTERS = ("last-partition-id", "last-sequence-number", "next-row-id")
 # Fields for which null means the same as absence.
 _OPTIONAL = {"schemas", "partition-specs", "sort-orders", "properties", "refs", *_COUNTERS, *_LISTS}
+_SNAPSHOTS_KEY = b',"snapshots":'
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
@@ -105,6 +116,11 @@ def is_same_table(one: JsonObject, other: JsonObject) -> bool:
     """Return whether two documents are versions of one table, which then has two names for the same files."""
     known = one.get("table-uuid"), other.get("table-uuid")
     return one["location"] == other.get("location") or (known[0] is not None and known[0] == known[1])
+
+
+def is_true(properties: Mapping[str, str], name: str) -> bool:
+    """Return a boolean property as Java reads it: only the word true, in any case, is true."""
+    return properties.get(name, "").lower() == "true"
 
 
 def check_uuid(text: str) -> str:
@@ -199,3 +215,80 @@ def _last_partition_id(specs: list[JsonObject]) -> int:
         for field in spec["fields"]:
             read_id(field, "field-id")
     return max(map(highest_partition_field_id, specs), default=FIRST_PARTITION_FIELD_ID - 1)
+
+
+class Draft:
+    """A table or view document while updates are applied to it, and what later ones need to know of earlier ones.
+
+    The base document may be cached and shared, so it is never changed. The draft starts as a shallow copy, and each
+    list or map is copied once, before its first change. A commit on a table of a thousand snapshots copies one list of
+    references to them, not the snapshots.
+    """
+
+    def __init__(self, base: Mapping[str, Any], *, now_ms: int) -> None:
+        self.base = base
+        self.document: JsonObject = dict(base)
+        self.now_ms = now_ms
+        self.changed = False
+        # What the id -1 means in set-current-schema, set-default-spec and similar updates, by the list it refers to.
+        self.last_added: dict[str, int] = {}
+        self.added_spec_ids: set[int] = set()
+        self.added_version_ids: set[int] = set()
+        self.added_snapshots: dict[int, JsonObject] = {}
+        self.removed_snapshots = False
+        self._owned: set[str] = set()
+
+    @property
+    def format_version(self) -> int:
+        """Return the table's format version as of the updates so far."""
+        version: int = self.document["format-version"]
+        return version
+
+    def put(self, key: str, value: Any) -> None:
+        """Set a top-level field; an equal value is no change."""
+        if key not in self.document or self.document[key] != value:
+            self.document[key] = value
+            self._owned.discard(key)
+            self.changed = True
+
+    def change_list(self, key: str) -> list[Any]:
+        """Return the list under `key` to be changed, and mark the document as changed."""
+        return self._own(key, list, [])  # type: ignore[no-any-return]
+
+    def change_map(self, key: str) -> JsonObject:
+        """Return the map under `key` to be changed, and mark the document as changed."""
+        return self._own(key, dict, {})  # type: ignore[no-any-return]
+
+    def _own(self, key: str, copy: type, empty: Any) -> Any:
+        self.changed = True
+        if key not in self._owned:
+            self.document[key] = copy(self.document.get(key, empty))
+            self._owned.add(key)
+        return self.document[key]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedDocument:
+    """A document and its bytes. `snapshots_at` is the position of the list of snapshots, if the bytes end with it."""
+
+    document: JsonObject
+    raw: bytes
+    snapshots_at: int | None
+
+
+def encode_document(document: JsonObject, base: EncodedDocument | None = None) -> EncodedDocument:
+    """Encode a document. Bytes that it shares with its base are copied."""
+    snapshots = document.get("snapshots")
+    if not isinstance(snapshots, list) or not snapshots:  # a view may have any field of this name
+        return EncodedDocument(document, orjson.dumps(document), None)
+    head = orjson.dumps({key: value for key, value in document.items() if key != "snapshots"})
+    parts: list[bytes | memoryview] = [memoryview(head)[:-1], _SNAPSHOTS_KEY]
+    known = [] if base is None or base.snapshots_at is None else base.document["snapshots"]
+    # The same objects, which are never changed.
+    if base is not None and known and len(snapshots) >= len(known) and all(map(operator.is_, known, snapshots)):
+        parts.append(memoryview(base.raw)[base.snapshots_at : -len(b"]}")])
+        added = orjson.dumps(snapshots[len(known) :])
+        parts += [b"" if added == b"[]" else b",", memoryview(added)[1:]]
+    else:
+        parts.append(orjson.dumps(snapshots))
+    return EncodedDocument(document, b"".join((*parts, b"}")), len(head) - 1 + len(_SNAPSHOTS_KEY))

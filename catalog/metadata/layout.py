@@ -12,8 +12,7 @@ from typing import Any
 
 from lakefeed.catalog.errors import ValidationFailed
 from lakefeed.catalog.json_fields import JsonObject, maybe_id, read_id, read_ints, read_object
-from lakefeed.catalog.metadata.document import MAIN
-from lakefeed.catalog.metadata.draft import Draft
+from lakefeed.catalog.metadata.document import MAIN, Draft
 from lakefeed.catalog.metadata.partitioning import (
     check_order,
     check_order_fits,

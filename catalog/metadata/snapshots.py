@@ -23,9 +23,9 @@ from lakefeed.catalog.json_fields import (
     read_text,
     read_text_map,
 )
-from lakefeed.catalog.metadata.document import MAIN, ROW_LINEAGE_VERSION, no_snapshot
-from lakefeed.catalog.metadata.draft import Draft
-from lakefeed.catalog.metadata.properties import APPEND_ONLY, is_true
+from lakefeed.catalog.metadata.document import MAIN, ROW_LINEAGE_VERSION, Draft, is_true, no_snapshot
+
+APPEND_ONLY = "lakefeed.append-only"
 
 _OPERATIONS = ("append", "replace", "overwrite", "delete")
 _APPEND_ONLY_OPERATIONS = ("append", "replace")

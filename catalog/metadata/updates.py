@@ -37,22 +37,16 @@ from lakefeed.catalog.metadata.document import (
     LATEST_FORMAT_VERSION,
     MAIN,
     ROW_LINEAGE_VERSION,
+    Draft,
     add_version_fields,
     check_uuid,
     empty_document,
+    is_true,
     no_snapshot,
 )
-from lakefeed.catalog.metadata.draft import Draft
 from lakefeed.catalog.metadata.partitioning import check_order, check_spec, rewrite_sources
-from lakefeed.catalog.metadata.properties import (
-    DEFAULT_PROPERTIES,
-    DELETE_AFTER_COMMIT,
-    FORMAT_VERSION,
-    is_true,
-    previous_versions_max,
-)
 from lakefeed.catalog.metadata.schema import assign_fresh_ids, check_schema
-from lakefeed.catalog.metadata.snapshots import check_append_only
+from lakefeed.contract.properties import DELETE_OLD_METADATA, OLD_METADATA_MAX
 
 Update = JsonObject
 Requirement = JsonObject
@@ -69,6 +63,11 @@ _EQUALITIES = {
     "assert-default-spec-id": ("default-spec-id", "default-spec-id", "default partition spec"),
     "assert-default-sort-order-id": ("default-sort-order-id", "default-sort-order-id", "default sort order"),
 }
+
+_FORMAT_VERSION = "format-version"
+# Java clients of other catalogs write zstd by default. Over REST the server must set it, or they fall back to gzip.
+_DEFAULT_PROPERTIES = {"write.parquet.compression-codec": "zstd"}
+_METADATA_LOG_DEFAULT = 100  # as in Iceberg
 
 _UNPARTITIONED: JsonObject = {"spec-id": 0, "fields": []}
 _UNSORTED: JsonObject = {"order-id": 0, "fields": []}
@@ -169,9 +168,10 @@ def apply_updates(base: Mapping[str, Any], updates: list[Update], *, base_locati
         return None
     document = finish(draft)
     log = [*base["metadata-log"], {"metadata-file": base_location, "timestamp-ms": base["last-updated-ms"]}]
-    limit = previous_versions_max(document["properties"])
+    asked = parse_count(document["properties"].get(OLD_METADATA_MAX, ""))
+    limit = _METADATA_LOG_DEFAULT if asked is None else max(1, asked)
     document["metadata-log"] = log[-limit:]
-    expired = log[:-limit] if is_true(document["properties"], DELETE_AFTER_COMMIT) else []
+    expired = log[:-limit] if is_true(document["properties"], DELETE_OLD_METADATA) else []
     return Applied(document, tuple(entry["metadata-file"] for entry in expired))
 
 
@@ -185,7 +185,7 @@ def finish(draft: Draft) -> JsonObject:
     """Check the draft as a whole and return its document."""
     snapshots.finish_snapshot_log(draft)
     layout.check_layout(draft)
-    check_append_only(draft)
+    snapshots.check_append_only(draft)
     newest = max((snapshot["timestamp-ms"] for snapshot in draft.added_snapshots.values()), default=0)
     # Never backwards: Java rejects metadata that is older than its own log entries.
     draft.put("last-updated-ms", max(draft.base["last-updated-ms"], draft.now_ms, newest))
@@ -250,7 +250,7 @@ def _set_location(draft: Draft, update: Update) -> None:
 def _set_properties(draft: Draft, update: Update) -> None:
     updates = read_text_map(update, "updates")
     # The format version has its own update and field; as a property it would contradict them some day.
-    updates.pop(FORMAT_VERSION, None)
+    updates.pop(_FORMAT_VERSION, None)
     known = draft.document["properties"]
     if any(known.get(name) != value for name, value in updates.items()):
         draft.change_map("properties").update(updates)
@@ -331,7 +331,7 @@ def parse_create(document: JsonObject) -> CreateRequest:
         spec=maybe_object(document, "partition-spec") or _UNPARTITIONED,
         order=maybe_object(document, "write-order") or _UNSORTED,
         location=maybe_text(document, "location"),
-        format_version=_format_version(properties.pop(FORMAT_VERSION, None)),
+        format_version=_format_version(properties.pop(_FORMAT_VERSION, None)),
         properties=properties,
     )
     check_schema(request.schema, request.format_version)
@@ -385,7 +385,7 @@ def _plan_rest(document: JsonObject, default_uuid: str, default_location: str) -
     if document["default-sort-order-id"] < 0:
         rest.append({"action": "add-sort-order", "sort-order": _UNSORTED})
         rest.append({"action": "set-default-sort-order", "sort-order-id": -1})
-    rest.append({"action": "set-properties", "updates": {**DEFAULT_PROPERTIES, **document["properties"]}})
+    rest.append({"action": "set-properties", "updates": {**_DEFAULT_PROPERTIES, **document["properties"]}})
     return rest
 
 

@@ -26,9 +26,7 @@ from lakefeed.catalog.json_fields import (
     read_text_map,
     read_texts,
 )
-from lakefeed.catalog.metadata.document import LATEST_FORMAT_VERSION, check_uuid
-from lakefeed.catalog.metadata.draft import Draft
-from lakefeed.catalog.metadata.properties import is_true
+from lakefeed.catalog.metadata.document import LATEST_FORMAT_VERSION, Draft, check_uuid, is_true
 from lakefeed.catalog.metadata.schema import check_schema, same_schema
 
 VIEW_FORMAT_VERSION = 1

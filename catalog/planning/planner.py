@@ -34,8 +34,7 @@ from lakefeed.catalog.planning.tasks import (
     read_deletes,
     read_page,
 )
-from lakefeed.catalog.service.files import Files
-from lakefeed.catalog.service.tables import Tables
+from lakefeed.catalog.service.metadata_files import Files
 from lakefeed.catalog.service.versions import Versions
 from lakefeed.contract.errors import LakefeedError
 from lakefeed.iceberg.manifests import Entry, Manifest, list_manifests
@@ -160,18 +159,8 @@ _T = TypeVar("_T")
 class Planner:
     """Plans scans of the warehouse's tables. The clock is in seconds."""
 
-    def __init__(
-        self,
-        tables: Tables,
-        versions: Versions,
-        files: Files,
-        config: CatalogConfig,
-        *,
-        clock: Callable[[], float],
-    ) -> None:
-        self._tables = tables
-        self._confinement = versions.confinement
-        self._new_id = versions.new_uuid
+    def __init__(self, versions: Versions, files: Files, config: CatalogConfig, *, clock: Callable[[], float]) -> None:
+        self._versions = versions
         self._files = files
         self._config = config
         self._plans = ScanPlans(
@@ -199,9 +188,9 @@ class Planner:
 
         Raises: NoSuchTable, BadRequest, ValidationFailed, LocationForbidden, FileMissing, TooManyPlans, Unplannable.
         """
-        stored = await self._tables.load(await self._tables.locate(table))
+        stored = await self._versions.files.load(await self._versions.locate(table))
         scan = bind_scan(request, stored.document)
-        plan = self._plans.add(self._new_id(), table)
+        plan = self._plans.add(self._versions.new_uuid(), table)
         task = asyncio.create_task(self._prepare(plan, scan), name=f"catalog-plan-{plan.plan_id}")
         self._running[plan.plan_id] = task
         task.add_done_callback(lambda _: self._running.pop(plan.plan_id, None))
@@ -221,7 +210,7 @@ class Planner:
 
         Raises: NoSuchTable, NoSuchPlan, FileMissing, Unplannable.
         """
-        await self._tables.locate(table)
+        await self._versions.locate(table)
         plan = self._plans.find(plan_id, table)
         if plan.is_running:
             return orjson.dumps({"status": "submitted"})
@@ -236,7 +225,7 @@ class Planner:
 
         Raises: NoSuchTable, NoSuchPlan.
         """
-        await self._tables.locate(table)
+        await self._versions.locate(table)
         self._cancel(self._plans.find(plan_id, table))
 
     async def fetch_tasks(self, table: TableId, plan_task: str) -> bytes:
@@ -244,7 +233,7 @@ class Planner:
 
         Raises: NoSuchTable, NoSuchPlanTask, FileMissing, Unplannable.
         """
-        await self._tables.locate(table)
+        await self._versions.locate(table)
         plan_id, _, number = plan_task.rpartition("/")
         try:
             plan = self._plans.find(plan_id, table)
@@ -315,7 +304,7 @@ class Planner:
         for first in range(0, len(locations), _READS_AT_ONCE):
             batch = locations[first : first + _READS_AT_ONCE]
             for location in batch:
-                self._confinement.check(location)
+                self._versions.confinement.check(location)
             reads = (self._files.read(location, max_bytes=self._config.metadata_max_bytes) for location in batch)
             for location, body in zip(batch, await asyncio.gather(*reads), strict=True):
                 yield location, body

@@ -23,11 +23,10 @@ from lakefeed.catalog.json_fields import JsonObject, parse_count, parse_object, 
 from lakefeed.catalog.names import EntryId, Namespace, check_name, namespace_from_path
 from lakefeed.catalog.planning.planner import Planner
 from lakefeed.catalog.service.idempotency import Idempotency, fingerprint, parse_key
-from lakefeed.catalog.service.metadata_cache import LoadResponses
-from lakefeed.catalog.service.namespaces import Namespaces
-from lakefeed.catalog.service.tables import Tables
-from lakefeed.catalog.service.views import Views
+from lakefeed.catalog.service.load_responses import LoadResponses
+from lakefeed.catalog.service.tables import Tables, Views
 from lakefeed.catalog.store.outcomes import RequestOutcome
+from lakefeed.catalog.store.store import Store
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Replay: TypeAlias = Callable[[web.Request, RequestOutcome], Awaitable[web.StreamResponse]]
@@ -76,7 +75,7 @@ class Services:
     config: CatalogConfig
     warehouse: Warehouse
     client_config: bytes
-    namespaces: Namespaces
+    store: Store
     tables: Tables
     views: Views
     load_responses: LoadResponses
@@ -274,11 +273,19 @@ def page_response(
     return json_response({key: [show(item) for item in shown], "next-page-token": token})
 
 
-def identifiers_response(entries: Sequence[EntryId], page: Page) -> web.Response:
-    """Respond with one page of identifiers."""
-    return page_response(
-        "identifiers", entries, page, show=lambda entry: entry.to_json(), name=lambda entry: entry.name
-    )
+async def list_entries(request: web.Request, kind: type[EntryId]) -> web.Response:
+    """Respond with one page of a namespace's tables or views."""
+    page, namespace = query_page(request), path_namespace(request)
+    found = await services(request).store.list_entries(kind, namespace, after=page.after, limit=page.fetch)
+    return page_response("identifiers", found, page, show=lambda entry: entry.to_json(), name=lambda entry: entry.name)
+
+
+async def rename_entry(request: web.Request, kind: type[EntryId]) -> web.Response:
+    """Rename a table or view, also into another namespace. Its files stay where they are."""
+    body = await read_json(request)
+    source, destination = (kind.from_json(read_object(body, key)) for key in ("source", "destination"))
+    await services(request).store.rename_entry(source, destination)
+    return no_content()
 
 
 def json_response(document: Any, *, status: int = 200) -> web.Response:

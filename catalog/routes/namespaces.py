@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from urllib.parse import unquote
+
 from aiohttp import web
 
-from lakefeed.catalog.errors import NoSuchFunction
+from lakefeed.catalog.errors import NoSuchFunction, NoSuchNamespace, Unprocessable
 from lakefeed.catalog.json_fields import maybe_text_map, maybe_texts
-from lakefeed.catalog.names import check_name, dotted, namespace_from_json
+from lakefeed.catalog.names import check_name, dotted, namespace_from_json, namespace_from_path
 from lakefeed.catalog.routes.http import (
     Route,
-    identifiers_response,
     json_response,
     no_content,
     page_response,
@@ -20,21 +21,28 @@ from lakefeed.catalog.routes.http import (
     replay_no_content,
     services,
 )
-from lakefeed.catalog.service.namespaces import PropertiesChange, summarise_change
 from lakefeed.catalog.store.outcomes import RequestOutcome
 
 
 async def list_namespaces(request: web.Request) -> web.Response:
     """List the namespaces below a parent, or at the top."""
-    page, parent = query_page(request), request.query.get("parent", "")
-    found = await services(request).namespaces.list_children(parent, after=page.after, limit=page.fetch)
+    store, page, parent = services(request).store, query_page(request), request.query.get("parent", "")
+    namespace = namespace_from_path(parent) if parent else ()
+    try:
+        found = await store.list_namespaces(namespace, after=page.after, limit=page.fetch)
+    except NoSuchNamespace:
+        # PyIceberg encodes this parameter twice, so the name of a parent that seems to be missing may be encoded.
+        decoded = unquote(parent)
+        if decoded == parent:
+            raise
+        found = await store.list_namespaces(namespace_from_path(decoded), after=page.after, limit=page.fetch)
     return page_response("namespaces", found, page, show=list, name=lambda namespace: namespace[-1])
 
 
 async def create_namespace(request: web.Request) -> web.Response:
     """Create a namespace."""
     body = await read_json(request)
-    await services(request).namespaces.create(namespace_from_json(body), maybe_text_map(body, "properties"))
+    await services(request).store.create_namespace(namespace_from_json(body), maybe_text_map(body, "properties"))
     return await replay_create(request, RequestOutcome())
 
 
@@ -47,42 +55,51 @@ async def replay_create(request: web.Request, _outcome: RequestOutcome) -> web.R
 async def load_namespace(request: web.Request) -> web.Response:
     """Load a namespace's properties."""
     namespace = path_namespace(request)
-    properties = await services(request).namespaces.load(namespace)
+    properties = await services(request).store.load_namespace(namespace)
     return json_response({"namespace": namespace, "properties": properties})
 
 
 async def namespace_exists(request: web.Request) -> web.Response:
     """Respond 204 if a namespace exists."""
-    await services(request).namespaces.load(path_namespace(request))
+    await services(request).store.load_namespace(path_namespace(request))
     return no_content()
 
 
 async def drop_namespace(request: web.Request) -> web.Response:
     """Drop an empty namespace."""
-    await services(request).namespaces.drop(path_namespace(request))
+    await services(request).store.drop_namespace(path_namespace(request))
     return no_content()
 
 
 async def update_properties(request: web.Request) -> web.Response:
-    """Set and remove properties of a namespace."""
-    body = await read_json(request)
+    """Set and remove properties of a namespace in one step."""
+    body, namespace = await read_json(request), path_namespace(request)
     removals, updates = maybe_texts(body, "removals"), maybe_text_map(body, "updates")
-    namespaces, namespace = services(request).namespaces, path_namespace(request)
-    return _change_response(await namespaces.update_properties(namespace, removals=removals, updates=updates))
+    both = sorted(set(removals) & updates.keys())
+    if both:
+        raise Unprocessable(f"Invalid namespace update, cannot simultaneously set and remove keys: {', '.join(both)}")
+    removed = await services(request).store.update_namespace(namespace, removals=removals, updates=updates)
+    return await replay_update(request, RequestOutcome(removed=tuple(removed)))
 
 
 async def replay_update(request: web.Request, outcome: RequestOutcome) -> web.Response:
-    """Respond again to an update of properties."""
+    """Respond to an update of properties: which were set and removed, and which could not be, because none exists."""
     body = await read_json(request)
-    removals, updates = maybe_texts(body, "removals"), maybe_text_map(body, "updates")
-    return _change_response(summarise_change(removals=removals, updates=updates, removed=outcome.removed))
+    removals = dict.fromkeys(maybe_texts(body, "removals"))
+    return json_response(
+        {
+            "updated": list(maybe_text_map(body, "updates")),
+            "removed": [name for name in removals if name in outcome.removed],
+            "missing": [name for name in removals if name not in outcome.removed],
+        }
+    )
 
 
 async def list_functions(request: web.Request) -> web.Response:
     """List the functions of an existing namespace: none, because no operation of the specification creates one."""
     page = query_page(request)
-    await services(request).namespaces.load(path_namespace(request))
-    return identifiers_response([], page)
+    await services(request).store.load_namespace(path_namespace(request))
+    return page_response("identifiers", [], page, show=str, name=str)
 
 
 async def load_function(request: web.Request) -> web.Response:
@@ -90,10 +107,6 @@ async def load_function(request: web.Request) -> web.Response:
     namespace = path_namespace(request)
     name = check_name(path_part(request, "function"), "function name")
     raise NoSuchFunction(f"Function does not exist: {dotted(namespace)}.{name}")
-
-
-def _change_response(change: PropertiesChange) -> web.Response:
-    return json_response({"updated": change.updated, "removed": change.removed, "missing": change.missing})
 
 
 _NAMESPACE = "namespaces/{namespace}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from aiohttp import web
 
 from lakefeed.catalog.errors import BadRequest
@@ -15,20 +17,20 @@ from lakefeed.catalog.routes.http import (
     accepts_gzip,
     body_entry,
     check_identifier,
-    identifiers_response,
     json_response,
+    list_entries,
     no_content,
     path_entry,
-    path_namespace,
     prefers,
     query_bool,
-    query_page,
     read_body,
     read_json,
+    rename_entry,
     replay_no_content,
     services,
 )
-from lakefeed.catalog.service.metadata_cache import ALL, REFS, ResponseKey, StoredMetadata, encode_load, load_etag
+from lakefeed.catalog.service.load_responses import ALL, REFS, ResponseKey, encode_load, load_etag
+from lakefeed.catalog.service.metadata_files import StoredMetadata
 from lakefeed.catalog.service.versions import Commit
 from lakefeed.catalog.store.outcomes import RequestOutcome
 
@@ -36,13 +38,6 @@ from lakefeed.catalog.store.outcomes import RequestOutcome
 TRANSACTION_TABLES_MAX = 1_000
 # RFC 7240, section 4.1: the client prefers the plan's id at once, and asks again.
 RESPOND_ASYNC = "respond-async"
-
-
-async def list_tables(request: web.Request) -> web.Response:
-    """List the tables of a namespace."""
-    page = query_page(request)
-    found = await services(request).tables.list_tables(path_namespace(request), after=page.after, limit=page.fetch)
-    return identifiers_response(found, page)
 
 
 async def create_table(request: web.Request) -> web.Response:
@@ -63,14 +58,14 @@ async def load_table(request: web.Request) -> web.Response:
     snapshots = request.query.get("snapshots", ALL).lower()
     if snapshots not in (ALL, REFS):
         raise BadRequest("Invalid snapshots: expected all or refs")
-    pointer = await context.tables.locate(path_entry(request, TableId))
+    pointer = await context.tables.versions.locate(path_entry(request, TableId))
     config = context.client_config
     etag = load_etag(pointer, snapshots, config)
     headers = {"ETag": f'"{etag}"', "Vary": "Accept-Encoding"}
     if any(known.value in (etag, "*") for known in request.if_none_match or ()):
         return web.Response(status=304, headers=headers)
     key = ResponseKey(pointer, snapshots, gzip=accepts_gzip(request.headers.get("Accept-Encoding", "")))
-    encoded = await context.load_responses.find_or_encode(key, load=lambda: context.tables.load(pointer))
+    encoded = await context.load_responses.find_or_encode(key, load=lambda: context.tables.versions.files.load(pointer))
     if encoded.is_gzip:
         headers["Content-Encoding"] = "gzip"
     return web.Response(body=encoded.body(config), headers=headers, content_type="application/json")
@@ -78,7 +73,7 @@ async def load_table(request: web.Request) -> web.Response:
 
 async def table_exists(request: web.Request) -> web.Response:
     """Respond 204 if a table exists."""
-    await services(request).tables.locate(path_entry(request, TableId))
+    await services(request).tables.versions.locate(path_entry(request, TableId))
     return no_content()
 
 
@@ -93,14 +88,6 @@ async def drop_table(request: web.Request) -> web.Response:
     """Drop a table, and delete its files if so asked."""
     table, purge = path_entry(request, TableId), query_bool(request, "purgeRequested")
     await services(request).tables.drop(table, purge=purge)
-    return no_content()
-
-
-async def rename_table(request: web.Request) -> web.Response:
-    """Rename a table, also into another namespace."""
-    body = await read_json(request)
-    source, destination = (TableId.from_json(read_object(body, key)) for key in ("source", "destination"))
-    await services(request).tables.rename(source, destination)
     return no_content()
 
 
@@ -121,18 +108,20 @@ async def unregister_table(request: web.Request) -> web.Response:
 async def replay_create(request: web.Request, outcome: RequestOutcome) -> web.Response:
     """Respond again to a request that created the table that its body names."""
     table = body_entry(request, TableId, await read_json(request))
-    return _table_response(request, await services(request).tables.load_recorded(table, outcome.pointer))
+    return _table_response(request, await services(request).tables.versions.load_recorded(table, outcome.pointer))
 
 
 async def replay_commit(request: web.Request, outcome: RequestOutcome) -> web.Response:
     """Respond again to a commit."""
     table = path_entry(request, TableId)
-    return _commit_response(request, await services(request).tables.load_recorded(table, outcome.pointer))
+    return _commit_response(request, await services(request).tables.versions.load_recorded(table, outcome.pointer))
 
 
 async def replay_unregister(request: web.Request, outcome: RequestOutcome) -> web.Response:
     """Respond again with the last metadata of a table that is not in the catalog any more."""
-    return _table_response(request, await services(request).tables.load(outcome.pointer), with_config=False)
+    return _table_response(
+        request, await services(request).tables.versions.files.load(outcome.pointer), with_config=False
+    )
 
 
 async def report_metrics(request: web.Request) -> web.Response:
@@ -219,12 +208,12 @@ ROUTES = (
     Route("HEAD", _TABLE, table_exists),
     Route("POST", _TABLE, commit_table, replay_commit),
     Route("DELETE", _TABLE, drop_table, replay_no_content),
-    Route("GET", _TABLES, list_tables),
+    Route("GET", _TABLES, partial(list_entries, kind=TableId)),
     Route("POST", _TABLES, create_table, replay_create),
     Route("POST", f"{_TABLE}/metrics", report_metrics),
     Route("POST", f"{_TABLE}/unregister", unregister_table, replay_unregister),
     Route("POST", "namespaces/{namespace}/register", register_table, replay_create),
-    Route("POST", "tables/rename", rename_table, replay_no_content),
+    Route("POST", "tables/rename", partial(rename_entry, kind=TableId), replay_no_content),
     Route("POST", "transactions/commit", commit_transaction, replay_no_content),
     # A plan changes nothing that lasts, so these need no idempotency key.
     Route("POST", f"{_TABLE}/plan", plan_scan),

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from aiohttp import web
 
-from lakefeed.catalog.json_fields import read_object, read_objects, read_text
+from lakefeed.catalog.json_fields import read_objects, read_text
 from lakefeed.catalog.metadata.views import parse_create_view, parse_view_requirements, parse_view_updates
 from lakefeed.catalog.names import ViewId
 from lakefeed.catalog.routes.http import (
     Route,
     body_entry,
     check_identifier,
-    identifiers_response,
+    list_entries,
     no_content,
     path_entry,
-    path_namespace,
-    query_page,
     read_json,
+    rename_entry,
     replay_no_content,
     services,
 )
-from lakefeed.catalog.service.metadata_cache import StoredMetadata, encode_load
+from lakefeed.catalog.service.load_responses import encode_load
+from lakefeed.catalog.service.metadata_files import StoredMetadata
 from lakefeed.catalog.service.versions import Commit
 from lakefeed.catalog.store.outcomes import RequestOutcome
-
-
-async def list_views(request: web.Request) -> web.Response:
-    """List the views of a namespace."""
-    page = query_page(request)
-    found = await services(request).views.list_views(path_namespace(request), after=page.after, limit=page.fetch)
-    return identifiers_response(found, page)
 
 
 async def create_view(request: web.Request) -> web.Response:
@@ -41,12 +36,14 @@ async def create_view(request: web.Request) -> web.Response:
 
 async def load_view(request: web.Request) -> web.Response:
     """Load a view."""
-    return _view_response(await services(request).views.load(path_entry(request, ViewId)))
+    versions = services(request).views.versions
+    pointer = await versions.locate(path_entry(request, ViewId))
+    return _view_response(await versions.files.load(pointer))
 
 
 async def view_exists(request: web.Request) -> web.Response:
     """Respond 204 if a view exists."""
-    await services(request).views.locate(path_entry(request, ViewId))
+    await services(request).views.versions.locate(path_entry(request, ViewId))
     return no_content()
 
 
@@ -67,14 +64,6 @@ async def drop_view(request: web.Request) -> web.Response:
     return no_content()
 
 
-async def rename_view(request: web.Request) -> web.Response:
-    """Rename a view, also into another namespace."""
-    body = await read_json(request)
-    source, destination = (ViewId.from_json(read_object(body, key)) for key in ("source", "destination"))
-    await services(request).views.rename(source, destination)
-    return no_content()
-
-
 async def register_view(request: web.Request) -> web.Response:
     """Register a metadata file as a view."""
     body = await read_json(request)
@@ -85,12 +74,14 @@ async def register_view(request: web.Request) -> web.Response:
 async def replay_create(request: web.Request, outcome: RequestOutcome) -> web.Response:
     """Respond again to a request that created the view that its body names."""
     view = body_entry(request, ViewId, await read_json(request))
-    return _view_response(await services(request).views.load_recorded(view, outcome.pointer))
+    return _view_response(await services(request).views.versions.load_recorded(view, outcome.pointer))
 
 
 async def replay_replace(request: web.Request, outcome: RequestOutcome) -> web.Response:
     """Respond again to a commit."""
-    return _view_response(await services(request).views.load_recorded(path_entry(request, ViewId), outcome.pointer))
+    return _view_response(
+        await services(request).views.versions.load_recorded(path_entry(request, ViewId), outcome.pointer)
+    )
 
 
 def _view_response(stored: StoredMetadata) -> web.Response:
@@ -102,12 +93,12 @@ _VIEWS = "namespaces/{namespace}/views"
 _VIEW = f"{_VIEWS}/{{view}}"
 
 ROUTES = (
-    Route("GET", _VIEWS, list_views),
+    Route("GET", _VIEWS, partial(list_entries, kind=ViewId)),
     Route("POST", _VIEWS, create_view, replay_create),
     Route("GET", _VIEW, load_view),
     Route("HEAD", _VIEW, view_exists),
     Route("POST", _VIEW, replace_view, replay_replace),
     Route("DELETE", _VIEW, drop_view, replay_no_content),
     Route("POST", "namespaces/{namespace}/register-view", register_view, replay_create),
-    Route("POST", "views/rename", rename_view, replay_no_content),
+    Route("POST", "views/rename", partial(rename_entry, kind=ViewId), replay_no_content),
 )

@@ -22,8 +22,7 @@ from lakefeed.catalog.json_fields import as_object, maybe_text, parse_object, re
 from lakefeed.catalog.metadata.document import check_document, parse_document
 from lakefeed.catalog.metadata.views import parse_view_document
 from lakefeed.catalog.names import EntryId, Namespace, Pointer, ViewId, check_name, namespace_from_json
-from lakefeed.catalog.service.files import Files
-from lakefeed.catalog.service.metadata_cache import check_content, unpack
+from lakefeed.catalog.service.metadata_files import Files, check_content, unpack
 from lakefeed.catalog.store.store import StoreContents, entry_of
 from lakefeed.contract.errors import LakefeedError
 

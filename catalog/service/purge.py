@@ -30,13 +30,12 @@ from dataclasses import dataclass
 from lakefeed.aio import map_parallel
 from lakefeed.catalog.errors import BadRequest, ValidationFailed
 from lakefeed.catalog.json_fields import JsonObject
-from lakefeed.catalog.metadata.document import is_same_table
-from lakefeed.catalog.metadata.properties import may_be_purged
+from lakefeed.catalog.metadata.document import is_same_table, is_true
 from lakefeed.catalog.names import Pointer, TableId, owned_directories
-from lakefeed.catalog.service.files import Files
-from lakefeed.catalog.service.metadata_cache import MetadataFiles, StoredMetadata
+from lakefeed.catalog.service.metadata_files import Files, MetadataFiles, StoredMetadata
 from lakefeed.catalog.store.store import Store, no_such_entry
 from lakefeed.contract.errors import FileMissing, LakefeedError, LocationInvalid, StorageError
+from lakefeed.contract.properties import GC_ENABLED
 from lakefeed.iceberg.manifests import live_file_paths, manifest_paths
 from lakefeed.locations import Confinement, OwnedDirectories, parent_path
 
@@ -140,7 +139,8 @@ class Purges:
             stored = await self._metadata_files.load(pointer)
         except (FileMissing, BadRequest, LocationInvalid):
             return  # without metadata no file can be found: only the entry is dropped
-        if not may_be_purged(stored.document["properties"]):
+        properties = stored.document["properties"]
+        if GC_ENABLED in properties and not is_true(properties, GC_ENABLED):
             raise ValidationFailed("Cannot purge table: GC is disabled (deleting files may corrupt other tables)")
         other = await find_table_sharing_files(table, stored, store=self._store, files=self._metadata_files)
         if other is not None:

@@ -1,4 +1,4 @@
-"""Operations on tables: create, load, commit, register, rename, drop.
+"""Operations on tables and views that take more than one step: create, commit, register, drop.
 
 A commit, and what a crash after each step leaves:
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 
 from lakefeed.aio import KeyedLocks
 from lakefeed.catalog.errors import AlreadyExists, CommitFailed
@@ -31,69 +30,39 @@ from lakefeed.catalog.metadata.updates import (
     is_create,
     plan_create,
 )
-from lakefeed.catalog.names import Namespace, Pointer, TableId, ViewId, metadata_directory
-from lakefeed.catalog.service.metadata_cache import StoredMetadata
+from lakefeed.catalog.metadata.views import (
+    CreateView,
+    apply_view_updates,
+    check_view_requirements,
+    create_view_document,
+)
+from lakefeed.catalog.names import TableId, ViewId, metadata_directory
+from lakefeed.catalog.service.metadata_files import StoredMetadata
 from lakefeed.catalog.service.purge import Purges
 from lakefeed.catalog.service.versions import COMMIT_ATTEMPTS, Commit, VersionChange, Versions
 from lakefeed.catalog.store.store import name_in_use, no_such_entry
 
 
-@dataclass(frozen=True, slots=True)
-class _PlannedCommit:
-    """A commit whose requirements hold, and the metadata files to delete after it."""
-
-    change: VersionChange
-    expired_files: tuple[str, ...] = ()
-
-
 class Tables:
-    """The tables of the warehouse."""
+    """The tables of the warehouse. Their metadata is read through `versions`."""
 
     def __init__(
         self, versions: Versions, *, commit_queues: KeyedLocks, purges: Purges, clock_ms: Callable[[], int]
     ) -> None:
-        self._versions = versions
+        self.versions = versions
         self._purges = purges
         self._store = versions.store
         self._files = versions.files
         self._commit_queues = commit_queues
         self._clock_ms = clock_ms
 
-    async def list_tables(self, namespace: Namespace, *, after: str, limit: int | None) -> list[TableId]:
-        """Return one page of a namespace's tables.
-
-        Raises: NoSuchNamespace.
-        """
-        return await self._store.list_entries(TableId, namespace, after=after, limit=limit)
-
-    async def locate(self, table: TableId) -> Pointer:
-        """Return the pointer to a table's current metadata, without reading it.
-
-        Raises: NoSuchTable; FileMissing if files are verified.
-        """
-        return await self._versions.locate(table)
-
-    async def load(self, pointer: Pointer) -> StoredMetadata:
-        """Return a located table's metadata.
-
-        Raises: FileMissing, StorageError.
-        """
-        return await self._files.load(pointer)
-
-    async def load_recorded(self, table: TableId, pointer: Pointer) -> StoredMetadata:
-        """Return the version of a recorded outcome, or the current one if that file is gone or was overwritten.
-
-        Raises: NoSuchTable, FileMissing, StorageError.
-        """
-        return await self._versions.load_recorded(table, pointer)
-
     async def stage(self, table: TableId, request: CreateRequest) -> JsonObject:
         """Return the metadata that a create starts from, and make its directories; store nothing.
 
         Raises: NoSuchNamespace, AlreadyExists, LocationForbidden, ValidationFailed.
         """
-        table_uuid = self._versions.new_uuid()
-        location = await self._versions.new_location(table, table_uuid, requested=request.location)
+        table_uuid = self.versions.new_uuid()
+        location = await self.versions.new_location(table, table_uuid, requested=request.location)
         updates = plan_create(request, location=location, table_uuid=table_uuid)
         document = self._create_document(updates, table_uuid=table_uuid, location=location)
         await self._check_free(table)
@@ -105,7 +74,7 @@ class Tables:
 
         Raises: NoSuchNamespace, AlreadyExists, LocationForbidden, ValidationFailed; CommitStateUnknown.
         """
-        return await self._versions.insert(table, await self.stage(table, request))
+        return await self.versions.insert(table, await self.stage(table, request))
 
     async def commit(self, table: TableId, commit: Commit) -> StoredMetadata:
         """Commit to a table, or create it if the commit requires that. The outcome of a cancelled commit is unknown.
@@ -114,7 +83,7 @@ class Tables:
         """
         async with self._commit_queues.hold(table):
             planned, stored = await self._commit(table, commit)
-        await self._versions.delete_files(planned.expired_files)
+        await self.versions.delete_files(planned.expired_files)
         return stored
 
     async def commit_transaction(self, commits: Mapping[TableId, Commit]) -> None:
@@ -126,20 +95,20 @@ class Tables:
             for table in sorted(commits):
                 await held.enter_async_context(self._commit_queues.hold(table))
             planned = await self._commit_all(commits)
-        await self._versions.delete_files([location for each in planned for location in each.expired_files])
+        await self.versions.delete_files([location for each in planned for location in each.expired_files])
 
     async def register(self, table: TableId, location: str, *, overwrite: bool) -> StoredMetadata:
         """Create a table from an existing metadata file, or replace the table of that name if so asked.
 
         Raises: NoSuchNamespace, AlreadyExists, LocationForbidden, FileMissing, BadRequest, ValidationFailed.
         """
-        self._versions.confinement.check(location)
+        self.versions.confinement.check(location)
         await self._store.load_namespace(table.namespace)
         if not overwrite:
             await self._check_free(table)
         stored = await self._files.load_for_register(location)
         check_document(stored.document)
-        self._versions.check_locations(stored.document)
+        self.versions.check_locations(stored.document)
         async with self._commit_queues.hold(table):
             if overwrite:
                 await self._store.put_entry(table, stored.pointer)
@@ -153,17 +122,10 @@ class Tables:
         Raises: NoSuchTable, FileMissing, StorageError.
         """
         async with self._commit_queues.hold(table):
-            stored = await self._versions.load_current(table)
+            stored = await self.versions.load_current(table)
             await self._store.drop_entry(table)
         self._files.forget(stored.pointer)
         return stored
-
-    async def rename(self, source: TableId, destination: TableId) -> None:
-        """Rename a table; its files stay where they are.
-
-        Raises: NoSuchTable, NoSuchNamespace, AlreadyExists.
-        """
-        await self._store.rename_entry(source, destination)
 
     async def drop(self, table: TableId, *, purge: bool) -> None:
         """Drop a table. With `purge`, delete its files too; the deletion of very many continues in the background.
@@ -175,11 +137,11 @@ class Tables:
         else:
             self._files.forget(await self._store.drop_entry(table))
 
-    async def _commit(self, table: TableId, commit: Commit) -> tuple[_PlannedCommit, StoredMetadata]:
+    async def _commit(self, table: TableId, commit: Commit) -> tuple[VersionChange, StoredMetadata]:
         for _ in range(COMMIT_ATTEMPTS):
             planned = await self._plan(table, commit)
             try:
-                stored = await self._versions.apply(planned.change)
+                stored = await self.versions.apply(planned)
             except AlreadyExists as error:
                 if await self._store.load_pointer(table) is None:
                     raise  # a view has the name
@@ -188,40 +150,40 @@ class Tables:
                 return planned, stored
         raise CommitFailed(f"Commit lost the race {COMMIT_ATTEMPTS} times, try again: {table}")
 
-    async def _commit_all(self, commits: Mapping[TableId, Commit]) -> list[_PlannedCommit]:
+    async def _commit_all(self, commits: Mapping[TableId, Commit]) -> list[VersionChange]:
         for _ in range(COMMIT_ATTEMPTS):
             planned = [await self._plan(table, commit) for table, commit in commits.items()]
             try:
-                if await self._versions.apply_all([each.change for each in planned]):
+                if await self.versions.apply_all(planned):
                     return planned
             except AlreadyExists as error:  # created by another process since it was planned
                 raise CommitFailed(f"Requirement failed: {error}") from error
         raise CommitFailed(f"Commit lost the race {COMMIT_ATTEMPTS} times, try again: {', '.join(map(str, commits))}")
 
-    async def _plan(self, table: TableId, commit: Commit) -> _PlannedCommit:
+    async def _plan(self, table: TableId, commit: Commit) -> VersionChange:
         """Check the requirements of a commit and apply its updates; store nothing."""
         pointer = await self._store.load_pointer(table)
         if pointer is None:
-            return _PlannedCommit(VersionChange(table, None, await self._first_document(table, commit)))
+            return VersionChange(table, None, await self._first_document(table, commit))
         base = await self._files.load(pointer)
         check_requirements(commit.requirements, base.document)
         applied = apply_updates(base.document, commit.updates, base_location=base.location, now_ms=self._clock_ms())
         if applied is None:
-            return _PlannedCommit(VersionChange(table, base, None))
-        return _PlannedCommit(VersionChange(table, base, applied.document), applied.expired_files)
+            return VersionChange(table, base, None)
+        return VersionChange(table, base, applied.document, applied.expired_files)
 
     async def _first_document(self, table: TableId, commit: Commit) -> JsonObject:
         if not is_create(commit.requirements):
             raise no_such_entry(table)
-        table_uuid = self._versions.new_uuid()
-        location = await self._versions.new_location(table, table_uuid)
+        table_uuid = self.versions.new_uuid()
+        location = await self.versions.new_location(table, table_uuid)
         document = self._create_document(commit.updates, table_uuid=table_uuid, location=location)
         await self._make_directories(document)
         return document
 
     def _create_document(self, updates: list[Update], *, table_uuid: str, location: str) -> JsonObject:
         document = create_document(updates, default_uuid=table_uuid, default_location=location, now_ms=self._clock_ms())
-        self._versions.check_locations(document)
+        self.versions.check_locations(document)
         return document
 
     async def _check_free(self, table: TableId) -> None:
@@ -232,4 +194,60 @@ class Tables:
 
     async def _make_directories(self, document: JsonObject) -> None:
         """Make the directories of a new local table: DuckDB writes there before it commits, and makes none."""
-        await self._files.make_directories([metadata_directory(document), f"{document['location']}/data"])
+        for directory in (metadata_directory(document), f"{document['location']}/data"):
+            await self._files.storage.make_directory(directory)
+
+
+class Views:
+    """The views of the warehouse. Their files are never deleted."""
+
+    def __init__(self, versions: Versions, *, commit_queues: KeyedLocks, clock_ms: Callable[[], int]) -> None:
+        self.versions = versions
+        self._store = versions.store
+        self._commit_queues = commit_queues
+        self._clock_ms = clock_ms
+
+    async def create(self, view: ViewId, request: CreateView) -> StoredMetadata:
+        """Create a view.
+
+        Raises: NoSuchNamespace, AlreadyExists, LocationForbidden, ValidationFailed; CommitStateUnknown.
+        """
+        view_uuid = self.versions.new_uuid()
+        location = await self.versions.new_location(view, view_uuid, requested=request.location)
+        document = create_view_document(request, view_uuid=view_uuid, location=location, now_ms=self._clock_ms())
+        self.versions.check_locations(document)
+        return await self.versions.insert(view, document)
+
+    async def commit(self, view: ViewId, commit: Commit) -> StoredMetadata:
+        """Commit to a view. The outcome of a cancelled commit is unknown.
+
+        Raises: NoSuchView, CommitFailed, ValidationFailed, LocationForbidden, TooManyWaiting; CommitStateUnknown.
+        """
+        async with self._commit_queues.hold(view):
+            for _ in range(COMMIT_ATTEMPTS):
+                base = await self.versions.load_current(view)
+                check_view_requirements(commit.requirements, base.document)
+                document = apply_view_updates(base.document, commit.updates, now_ms=self._clock_ms())
+                committed = await self.versions.apply(VersionChange(view, base, document))
+                if committed is not None:
+                    return committed
+        raise CommitFailed(f"Commit lost the race {COMMIT_ATTEMPTS} times, try again: {view}")
+
+    async def register(self, view: ViewId, location: str) -> StoredMetadata:
+        """Create a view from an existing metadata file.
+
+        Raises: NoSuchNamespace, AlreadyExists, LocationForbidden, FileMissing, BadRequest, ValidationFailed.
+        """
+        self.versions.confinement.check(location)
+        await self._store.load_namespace(view.namespace)
+        stored = await self.versions.files.load_for_register(location)
+        self.versions.check_locations(stored.document)
+        await self._store.create_entry(view, stored.pointer)
+        return stored
+
+    async def drop(self, view: ViewId) -> None:
+        """Drop a view; its metadata can be registered again.
+
+        Raises: NoSuchView.
+        """
+        self.versions.files.forget(await self._store.drop_entry(view))

@@ -27,7 +27,7 @@ from lakefeed.catalog.names import (
     namespace_location,
     next_version,
 )
-from lakefeed.catalog.service.metadata_cache import MetadataFiles, StoredMetadata
+from lakefeed.catalog.service.metadata_files import MetadataFiles, StoredMetadata
 from lakefeed.catalog.store.outcomes import current_claim, outcome_at
 from lakefeed.catalog.store.store import PointerMove, Store, no_such_entry
 from lakefeed.contract.errors import FileMissing, LakefeedError
@@ -51,11 +51,15 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class VersionChange:
-    """The change of one entry: without a base it creates the entry, without a document it changes nothing."""
+    """The change of one entry: without a base it creates the entry, without a document it changes nothing.
+
+    The caller deletes the metadata files that the new version no longer names.
+    """
 
     entry: EntryId
     base: StoredMetadata | None
     document: JsonObject | None
+    expired_files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ class Versions:
         if pointer is None:
             raise no_such_entry(entry)
         if self.verify_files:
-            await self.files.check_exists(pointer.location)
+            await self.files.storage.check_exists(pointer.location)
         return pointer
 
     async def load_current(self, entry: EntryId) -> StoredMetadata:
@@ -140,12 +144,15 @@ class Versions:
 
         Raises: AlreadyExists, NoSuchNamespace, KeyTaken, StorageError, StoreFailed; CommitStateUnknown.
         """
-        if change.document is None:
-            assert change.base is not None, "a first version has a document"
-            return await self._keep_unchanged(change.base)
         if change.base is None:
+            assert change.document is not None, "a first version has a document"
             return await self.insert(change.entry, change.document)
-        return await self._replace(change.entry, change.base, change.document)
+        if change.document is not None:
+            return await self._replace(change.entry, change.base, change.document)
+        claim = current_claim()
+        if claim is not None:  # a request that changes nothing has an outcome nevertheless
+            await self.store.record_outcome(claim, outcome_at(change.base.pointer))
+        return change.base
 
     async def apply_all(self, changes: Sequence[VersionChange]) -> bool:
         """Make all changes in one transaction; return False if a pointer has moved since its base.
@@ -184,13 +191,6 @@ class Versions:
                 await self.files.delete(location)
         except LakefeedError as error:
             _logger.warning("metadata_file_kept", extra={"metadata_location": location, "reason": str(error)})
-
-    async def _keep_unchanged(self, base: StoredMetadata) -> StoredMetadata:
-        """Return the base of a commit that changes nothing; a request with a key has an outcome nevertheless."""
-        claim = current_claim()
-        if claim is not None:
-            await self.store.record_outcome(claim, outcome_at(base.pointer))
-        return base
 
     async def _replace(self, entry: EntryId, base: StoredMetadata, document: JsonObject) -> StoredMetadata | None:
         location = self._next_location(base, document)

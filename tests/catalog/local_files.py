@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lakefeed.catalog.service.files import Files
+from lakefeed.catalog.service.metadata_files import Files
 from lakefeed.storage.local import LocalStore
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from lakefeed.catalog.metadata.document import parse_document
 from lakefeed.catalog.names import Pointer, TableId
-from lakefeed.catalog.service.metadata_cache import MetadataFiles, StoredMetadata
+from lakefeed.catalog.service.metadata_files import MetadataFiles, StoredMetadata
 from lakefeed.catalog.service.purge import find_table_sharing_files
 from lakefeed.catalog.store.sqlite import MemoryStore
 from lakefeed.contract.errors import StorageError

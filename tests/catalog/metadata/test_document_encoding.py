@@ -8,7 +8,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakefeed.catalog.metadata.encoding import EncodedDocument, encode_document
+from lakefeed.catalog.metadata.document import EncodedDocument, encode_document
 
 
 def snapshot(number: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from lakefeed.catalog.config import CatalogConfig, Warehouse
 from lakefeed.catalog.errors import BadRequest, FileChanged
 from lakefeed.catalog.metadata.document import parse_document
 from lakefeed.catalog.names import Pointer
-from lakefeed.catalog.service.metadata_cache import MetadataFiles, unpack
+from lakefeed.catalog.service.metadata_files import MetadataFiles, unpack
 from lakefeed.contract.errors import FileMissing, LocationForbidden, LocationInvalid, StorageError
 from lakefeed.locations import Confinement, Location, parse_location
 from tests.catalog.conftest import Client, Server

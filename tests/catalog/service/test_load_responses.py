@@ -10,9 +10,9 @@ from collections.abc import Callable
 import orjson
 import pytest
 
-from lakefeed.catalog.metadata.encoding import encode_document
+from lakefeed.catalog.metadata.document import encode_document
 from lakefeed.catalog.names import Pointer
-from lakefeed.catalog.service.metadata_cache import (
+from lakefeed.catalog.service.load_responses import (
     ALL,
     GZIP_MIN_BYTES,
     REFS,

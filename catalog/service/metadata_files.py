@@ -1,40 +1,35 @@
-"""Metadata files and load responses, each with a cache under a byte limit.
+"""Metadata files: object storage with Iceberg's error texts, and a cache of parsed documents under a byte limit.
 
-    pointer --MetadataFiles--> document and its bytes --LoadResponses--> encoded response --config--> body
+    pointer --MetadataFiles--> document and its bytes        location --Files--> bytes, with one time limit
 
 A metadata file never changes while a pointer points at it, so what is cached for a pointer stays true. Registered
 files belong to other writers, who may overwrite them: their content is compared with the digest in the pointer. Cached
 documents are shared between requests and never changed.
-
-A load response is `{"metadata-location":...,"metadata":{...},"config":{...}}`. Everything up to the config depends on
-the pointer alone and is cached, plain and gzipped. The config may differ per request and is appended to the cached
-bytes, which are neither encoded nor compressed again: a load is one lookup of the pointer and one write, whatever the
-table's age.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
-import hashlib
-import struct
 import zlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
-
-import orjson
 
 from lakefeed.aio import SingleFlight
 from lakefeed.catalog.errors import BadRequest, FileChanged
 from lakefeed.catalog.json_fields import JsonObject
-from lakefeed.catalog.metadata.document import only_referenced_snapshots
-from lakefeed.catalog.metadata.encoding import EncodedDocument, encode_document
+from lakefeed.catalog.metadata.document import EncodedDocument, encode_document
 from lakefeed.catalog.names import Pointer, content_digest, pointer_to
-from lakefeed.catalog.service.files import Files
-from lakefeed.contract.errors import StorageError
+from lakefeed.contract.errors import FileMissing, LocationInvalid, StorageError
+from lakefeed.locations import parse_location
+from lakefeed.storage.store import ObjectStore
 
+# Locations of current metadata files, which every load asks for; a few hundred bytes each.
+_PARSED_MAX = 4_096
 # Memory of a document and its bytes, per byte (measured with tables of 10 to 5,000 snapshots: 4.2).
 _MEMORY_PER_BYTE = 5
 # zlib's code for "a gzip header follows".
@@ -42,6 +37,106 @@ _GZIP_WINDOW_BITS = 31
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
+_T = TypeVar("_T")
+
+
+class Files:
+    """Whole files by location. Every method raises LocationInvalid for a location that has no single meaning."""
+
+    def __init__(self, store: ObjectStore, *, timeout_s: float) -> None:
+        self._store = store
+        self._timeout_s = timeout_s
+
+    async def open(self) -> None:
+        """Open the store."""
+        await self._store.open()
+
+    async def close(self) -> None:
+        """Close the store."""
+        await self._store.close()
+
+    async def read(self, location: str, *, max_bytes: int) -> bytes:
+        """Read a file.
+
+        Raises: FileMissing; StorageError, also if the file is larger than `max_bytes`.
+        """
+        return await self._run(location, lambda checked: self._store.read(checked, max_bytes=max_bytes))
+
+    async def write(self, location: str, body: bytes) -> None:
+        """Write a new file, which is durable when this returns.
+
+        Raises: StorageError. Whether the file exists is then unknown.
+        """
+        await self._run(location, lambda checked: self._store.write(checked, body))
+
+    def blocking_write(self, location: str, body: bytes) -> Callable[[], None] | None:
+        """Return a function that writes a new file from a thread, or None if writes need no thread.
+
+        It raises: StorageError.
+        """
+        write = self._store.blocking_write(_normalized(location), body)
+        if write is None:
+            return None
+
+        def write_or_fail() -> None:
+            with _catalog_errors(location):
+                write()
+
+        return write_or_fail
+
+    async def delete(self, location: str) -> None:
+        """Delete a file. It is no error if the file does not exist.
+
+        Raises: StorageError.
+        """
+        await self._run(location, self._store.delete)
+
+    async def check_exists(self, location: str) -> None:
+        """Check that a file exists.
+
+        Raises: FileMissing, StorageError.
+        """
+        if not await self._run(location, self._store.exists):
+            raise _missing(location)
+
+    async def make_directory(self, location: str) -> None:
+        """Create a directory and its parents, where storage has directories.
+
+        Raises: StorageError.
+        """
+        await self._run(location, self._store.make_directory)
+
+    async def _run(self, location: str, call: Callable[[str], Awaitable[_T]]) -> _T:
+        with _catalog_errors(location):
+            async with asyncio.timeout(self._timeout_s):
+                return await call(_normalized(location))
+
+
+@contextmanager
+def _catalog_errors(location: str) -> Iterator[None]:
+    try:
+        yield
+    except FileMissing as error:
+        raise _missing(location) from error
+    except TimeoutError as error:
+        raise StorageError(f"Storage failed: timed out: {location}") from error
+    except StorageError as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError) and cause.errno == errno.ENAMETOOLONG:  # only another location helps
+            raise LocationInvalid(f"Invalid location, longer than a path may be: {location}") from error
+        raise
+
+
+def _missing(location: str) -> FileMissing:
+    """Return the error in the words of Iceberg's clients."""
+    return FileMissing(f"Failed to open input stream for file: {location}")
+
+
+@functools.lru_cache(_PARSED_MAX)
+def _normalized(text: str) -> str:
+    """Return a location in the one spelling that every store reads."""
+    location = parse_location(text)
+    return location.path if location.scheme == "file" else f"{location.scheme}://{location.container}{location.path}"
 
 
 class ByteLru(Generic[_K, _V]):
@@ -105,7 +200,7 @@ class MetadataFiles:
     """Reads and writes metadata files through a cache of parsed documents."""
 
     def __init__(self, files: Files, *, parse: Callable[[bytes], JsonObject], max_bytes: int, cache_bytes: int) -> None:
-        self._files = files
+        self.storage = files
         self._parse = parse
         self._max_bytes = max_bytes
         self._cached: ByteLru[tuple[str, str], StoredMetadata] = ByteLru(
@@ -144,7 +239,7 @@ class MetadataFiles:
 
     async def _read(self, location: str, digest: str | None) -> StoredMetadata:
         """Read a file and check its digest: an empty one matches any content, None is computed from the content."""
-        raw = unpack(location, await self._files.read(location, max_bytes=self._max_bytes), self._max_bytes)
+        raw = unpack(location, await self.storage.read(location, max_bytes=self._max_bytes), self._max_bytes)
         if digest is None:
             digest = content_digest(raw)
         else:
@@ -152,13 +247,6 @@ class MetadataFiles:
         document = self._parse(raw)
         pointer = pointer_to(location, document, digest=digest)
         return StoredMetadata(pointer, EncodedDocument(document, raw, snapshots_at=None))
-
-    async def check_exists(self, location: str) -> None:
-        """Check that a file exists, whether or not its content is cached.
-
-        Raises: FileMissing, StorageError.
-        """
-        await self._files.check_exists(location)
 
     async def write(self, location: str, document: JsonObject, *, base: StoredMetadata | None = None) -> StoredMetadata:
         """Write a document that was made from `base` to a new location.
@@ -168,7 +256,7 @@ class MetadataFiles:
         stored = StoredMetadata(
             pointer_to(location, document), encode_document(document, base.content if base else None)
         )
-        await self._files.write(location, stored.raw)
+        await self.storage.write(location, stored.raw)
         self.keep(stored)
         return stored
 
@@ -182,9 +270,9 @@ class MetadataFiles:
         Raises: StorageError.
         """
         stored = StoredMetadata(pointer_to(location, document), encode_document(document, base.content))
-        work = self._files.blocking_write(location, stored.raw)
+        work = self.storage.blocking_write(location, stored.raw)
         if work is None:
-            await self._files.write(location, stored.raw)
+            await self.storage.write(location, stored.raw)
         return stored, work
 
     async def delete(self, location: str) -> None:
@@ -193,15 +281,7 @@ class MetadataFiles:
         Raises: StorageError.
         """
         self.forget(Pointer(location))
-        await self._files.delete(location)
-
-    async def make_directories(self, directories: list[str]) -> None:
-        """Create directories, if the storage has directories.
-
-        Raises: StorageError.
-        """
-        for directory in directories:
-            await self._files.make_directory(directory)
+        await self.storage.delete(location)
 
     def forget(self, pointer: Pointer) -> None:
         """Remove a superseded version from the cache."""
@@ -236,104 +316,3 @@ def unpack(location: str, body: bytes, max_bytes: int) -> bytes:
     if decompressor.unconsumed_tail:
         raise StorageError(f"File is larger than {max_bytes} bytes: {location}")
     return unpacked
-
-
-# Values of the query parameter `snapshots`.
-ALL, REFS = "all", "refs"
-
-# Enough of a SHA-256 that two versions of one table never share a tag.
-_ETAG_CHARS = 32
-# Tags in the cache, a few hundred bytes each with their locations.
-_ETAGS_MAX = 4_096
-# A smaller response fits in one packet, compressed or not.
-GZIP_MIN_BYTES = 1_400
-# A document of a thousand snapshots shrinks to an eighth at the lowest level, in a third of the default level's time.
-_GZIP_LEVEL = 1
-# RFC 1952: magic number, deflate, no flags, no time, fastest algorithm, unknown system.
-_GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x04\xff"
-# RFC 1951, section 3.2.4: the length of a stored block has 16 bits.
-_STORED_BLOCK_MAX_BYTES = 0xFFFF
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseKey:
-    """What the cached part of a load response depends on."""
-
-    pointer: Pointer
-    snapshots: str
-    gzip: bool
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedLoad:
-    """A load response without its end: the config and the closing brace.
-
-    A gzipped one is a gzip header and deflate blocks that end at a byte boundary. The end of the response is appended
-    as stored blocks, and the checksum continues that of the plain bytes. The body is one gzip member, because not all
-    clients read several.
-    """
-
-    data: bytes
-    is_gzip: bool
-    plain_bytes: int
-    plain_crc: int
-
-    def body(self, config: bytes | None) -> bytes:
-        """Return the body of a response with this config, encoded as JSON; None leaves it out."""
-        end = b"}" if config is None else b',"config":' + config + b"}"
-        if not self.is_gzip:
-            return self.data + end
-        trailer = struct.pack("<LL", zlib.crc32(end, self.plain_crc), (self.plain_bytes + len(end)) & 0xFFFFFFFF)
-        return b"".join((self.data, *_stored_blocks(end), trailer))
-
-
-def encode_load(stored: StoredMetadata, snapshots: str = ALL, *, compress: bool = False) -> EncodedLoad:
-    """Encode a load response. The metadata's bytes are embedded as they are in the file."""
-    metadata = stored.raw if snapshots == ALL else orjson.dumps(only_referenced_snapshots(stored.document))
-    plain = b"".join((b'{"metadata-location":', orjson.dumps(stored.location), b',"metadata":', metadata))
-    if not compress or len(plain) < GZIP_MIN_BYTES:
-        return EncodedLoad(plain, is_gzip=False, plain_bytes=len(plain), plain_crc=0)
-    compressor = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
-    data = b"".join((_GZIP_HEADER, compressor.compress(plain), compressor.flush(zlib.Z_SYNC_FLUSH)))
-    return EncodedLoad(data, is_gzip=True, plain_bytes=len(plain), plain_crc=zlib.crc32(plain))
-
-
-class LoadResponses:
-    """The cache of encoded load responses."""
-
-    def __init__(self, *, max_bytes: int) -> None:
-        self._cached: ByteLru[ResponseKey, EncodedLoad] = ByteLru(max_bytes, size_of=lambda encoded: len(encoded.data))
-        self._builds: SingleFlight[EncodedLoad] = SingleFlight("catalog-encode-load")
-
-    async def find_or_encode(self, key: ResponseKey, load: Callable[[], Awaitable[StoredMetadata]]) -> EncodedLoad:
-        """Return an encoded response from the cache, or encode it. Concurrent requests for one key share the work.
-
-        Raises: what `load` raises.
-        """
-        cached = self._cached.get(key)
-        return await self._builds.run(key, lambda: self._encode(key, load)) if cached is None else cached
-
-    async def _encode(self, key: ResponseKey, load: Callable[[], Awaitable[StoredMetadata]]) -> EncodedLoad:
-        stored = await load()
-        if key.gzip:
-            encoded = await asyncio.to_thread(encode_load, stored, key.snapshots, compress=True)
-        else:
-            encoded = encode_load(stored, key.snapshots)
-        self._cached.put(key, encoded)
-        return encoded
-
-
-@functools.lru_cache(_ETAGS_MAX)
-def load_etag(pointer: Pointer, snapshots: str, config: bytes) -> str:
-    """Return the entity tag of a response: a digest of the version, of the snapshots shown and of the config."""
-    parts = b"\0".join((pointer.location.encode(), pointer.digest.encode(), snapshots.encode(), config))
-    return hashlib.sha256(parts).hexdigest()[:_ETAG_CHARS]
-
-
-def _stored_blocks(data: bytes) -> list[bytes]:
-    """Return the last deflate blocks of a stream, without compression."""
-    chunks = [data[start : start + _STORED_BLOCK_MAX_BYTES] for start in range(0, len(data), _STORED_BLOCK_MAX_BYTES)]
-    return [
-        struct.pack("<BHH", number == len(chunks), len(chunk), len(chunk) ^ 0xFFFF) + chunk
-        for number, chunk in enumerate(chunks, start=1)
-    ]
