@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,31 +10,18 @@ from lakefeed.catalog.json_fields import (
     JsonObject,
     as_id,
     maybe_id,
-    parse_count,
     read_id,
     read_list,
     read_objects,
     read_text,
 )
 from lakefeed.catalog.metadata.schema import FieldInfo
+from lakefeed.iceberg.terms import WIDE_TRANSFORMS, parse_transform
+from lakefeed.iceberg.transforms import result_type
 
 # Partition field ids start here so that they differ from the ids of the manifests' own columns.
 FIRST_PARTITION_FIELD_ID = 1000
 
-_DATES = frozenset(("date", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"))
-_TIMES = _DATES - {"date"}
-_BUCKETED = _DATES | {"int", "long", "decimal", "time", "string", "uuid", "fixed", "binary"}
-_TRUNCATED = frozenset(("int", "long", "decimal", "string", "binary"))
-# Other transforms are accepted as they are, because the specification allows writers to define some.
-_SOURCE_TYPES: Mapping[str, frozenset[str]] = {
-    "year": _DATES,
-    "month": _DATES,
-    "day": _DATES,
-    "hour": _TIMES,
-    "bucket": _BUCKETED,
-    "truncate": _TRUNCATED,
-}
-_TRANSFORM = re.compile(r"([a-z]+)(?:\[(\d+)\])?")
 _DIRECTIONS = ("asc", "desc")
 _NULL_ORDERS = ("nulls-first", "nulls-last")
 
@@ -163,9 +149,9 @@ def _rewrite_source(field: JsonObject, fresh: Mapping[int, int]) -> JsonObject:
 
 def _check_source(field: Mapping[str, Any], columns: Mapping[int, FieldInfo], *, kind: str) -> None:
     label = field.get("name") or f"{field['transform']}({source_ids(field)})"
-    match = _TRANSFORM.fullmatch(field["transform"])
-    name, width = (match[1], match[2]) if match else ("", None)
-    if name in ("bucket", "truncate") and not parse_count(width or ""):
+    transform = parse_transform(field["transform"])
+    # Other transforms are accepted as they are, because the specification allows writers to define some.
+    if transform is None and field["transform"].partition("[")[0] in WIDE_TRANSFORMS:
         raise ValidationFailed(f"Invalid transform, needs a positive width of 32 bits: {field['transform']:.100}")
     for source in source_ids(field):
         info = columns.get(source)
@@ -173,8 +159,7 @@ def _check_source(field: Mapping[str, Any], columns: Mapping[int, FieldInfo], *,
             raise ValidationFailed(f"Cannot find source column for {kind} field: {label}")
         if not info.is_primitive:
             raise ValidationFailed(f"Cannot {kind} by non-primitive source field: {info.name}")
-        allowed = _SOURCE_TYPES.get(name)
-        if allowed is not None and info.type_name not in allowed:
+        if transform is not None and result_type(transform, info.type_) is None:
             raise ValidationFailed(f"Invalid source type {info.type_name} for transform: {field['transform']}")
 
 

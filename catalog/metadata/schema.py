@@ -15,30 +15,21 @@ from lakefeed.catalog.errors import BadRequest, ValidationFailed
 from lakefeed.catalog.json_fields import (
     JsonObject,
     maybe_text,
-    parse_count,
     read_bool,
     read_id,
     read_objects,
     read_text,
 )
+from lakefeed.iceberg.types import DECIMAL_MAX_PRECISION, PRIMITIVES, decimal_parts, fixed_length
 
 # Deeper than any real schema, shallower than Python's recursion limit.
 SCHEMA_MAX_DEPTH = 100
 
 _NESTED = ("struct", "list", "map")
 _PARTS = {"list": ("element",), "map": ("key", "value")}
-_NUMBERS = {"int", "long", "float", "double", "decimal"}
-_TIMES = {"date", "time", "timestamp", "timestamptz"}
-_SINCE_V1 = _NUMBERS | _TIMES | {"boolean", "string", "uuid", "binary", "fixed"}
 _SINCE_V3 = {"timestamp_ns", "timestamptz_ns", "unknown", "variant", "geometry", "geography"}
-_PARAMETERS = {
-    "fixed": re.compile(r"\[\s*(?P<length>[0-9]+)\s*\]"),
-    # At most 38 digits, before and after the point.
-    "decimal": re.compile(r"\(\s*(?:[1-9]|[12]\d|3[0-8])\s*,\s*(?:\d|[12]\d|3[0-8])\s*\)"),
-    "geometry": re.compile(r"(\(.*\))?"),
-    "geography": re.compile(r"(\(.*\))?"),
-}
-_TYPE_NAME = re.compile(r"[a-z_]+[0-9]*")
+_GEOSPATIAL = re.compile(r"(geometry|geography)(\(.*\))?")
+_FIXED_MAX_BYTES = 2**31 - 1  # Java reads the length as 32 bits
 _DEFAULTS = ("initial-default", "write-default")
 
 
@@ -47,6 +38,7 @@ class FieldInfo:
     """One field of a schema, at any depth, with what other checks need to know of it."""
 
     name: str
+    type_: Any
     type_name: str
     required: bool
     initial_default: Any
@@ -97,8 +89,6 @@ def assign_fresh_ids(schema: JsonObject) -> tuple[JsonObject, dict[int, int]]:
 def _walk_struct(
     struct: JsonObject, *, prefix: str, depth: int, in_collection: bool
 ) -> Iterator[tuple[int, FieldInfo]]:
-    if depth > SCHEMA_MAX_DEPTH:
-        raise BadRequest(f"Invalid schema: nested deeper than {SCHEMA_MAX_DEPTH} levels")
     seen: set[str] = set()
     for field in read_objects(struct, "fields"):
         name = read_text(field, "name")
@@ -107,6 +97,7 @@ def _walk_struct(
         seen.add(name)
         info = FieldInfo(
             name=prefix + name,
+            type_=field.get("type"),
             type_name=_type_name(field.get("type")),
             required=read_bool(field, "required"),
             initial_default=field.get("initial-default"),
@@ -121,14 +112,16 @@ def _walk_struct(
 def _walk_type(type_: Any, *, prefix: str, depth: int, in_collection: bool) -> Iterator[tuple[int, FieldInfo]]:
     if isinstance(type_, str):
         return
+    if depth > SCHEMA_MAX_DEPTH:
+        raise BadRequest(f"Invalid schema: nested deeper than {SCHEMA_MAX_DEPTH} levels")
     if type_["type"] == "struct":
         yield from _walk_struct(type_, prefix=prefix, depth=depth, in_collection=in_collection)
         return
     for part in _PARTS[type_["type"]]:
-        if depth > SCHEMA_MAX_DEPTH:
-            raise BadRequest(f"Invalid schema: nested deeper than {SCHEMA_MAX_DEPTH} levels")
         required = part == "key" or read_bool(type_, f"{part}-required")
-        info = FieldInfo(f"{prefix}{part}", _type_name(type_.get(part)), required, None, in_collection=True)
+        info = FieldInfo(
+            f"{prefix}{part}", type_.get(part), _type_name(type_.get(part)), required, None, in_collection=True
+        )
         yield read_id(type_, f"{part}-id"), info
         yield from _walk_type(type_[part], prefix=f"{info.name}.", depth=depth + 1, in_collection=True)
 
@@ -139,21 +132,15 @@ def _type_name(type_: Any) -> str:
         return str(type_["type"])
     if not isinstance(type_, str):
         raise BadRequest(f"Cannot parse type from json: {type_!r}")
-    match = _TYPE_NAME.match(type_)
-    name = match[0] if match else ""
-    parameters = type_[len(name) :]
-    if name not in _SINCE_V1 | _SINCE_V3 or not _are_valid(name, parameters):
-        raise BadRequest(f"Cannot parse type string to primitive: {type_}")
-    return name
-
-
-def _are_valid(name: str, parameters: str) -> bool:
-    expected = _PARAMETERS.get(name)
-    match = expected.fullmatch(parameters) if expected else None
-    if expected is None or match is None:
-        return expected is None and not parameters
-    length = match.groupdict().get("length")
-    return length is None or parse_count(length) is not None  # Java reads it as 32 bits
+    if type_ in PRIMITIVES or type_ in _SINCE_V3:
+        return type_
+    if (digits := decimal_parts(type_)) is not None and digits[0] > 0 and max(digits) <= DECIMAL_MAX_PRECISION:
+        return "decimal"
+    if (length := fixed_length(type_)) is not None and length <= _FIXED_MAX_BYTES:
+        return "fixed"
+    if (match := _GEOSPATIAL.fullmatch(type_)) is not None:
+        return str(match[1])
+    raise BadRequest(f"Cannot parse type string to primitive: {type_}")
 
 
 def _check_version(info: FieldInfo, format_version: int) -> None:

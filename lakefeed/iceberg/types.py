@@ -29,8 +29,9 @@ PRIMITIVES = (
     *("timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns", "string", "uuid", "binary"),
 )
 
-_DECIMAL = re.compile(r"decimal\(\s*([0-9]+)\s*,\s*([0-9]+)\s*\)")
-_FIXED = re.compile(r"fixed\[\s*([0-9]+)\s*\]")
+# Bounded digits: Python refuses to read a number of more than 4,300.
+_DECIMAL = re.compile(r"decimal\(\s*([0-9]{1,10})\s*,\s*([0-9]{1,10})\s*\)")
+_FIXED = re.compile(r"fixed\[\s*([0-9]{1,10})\s*\]")
 _PROMOTIONS = {("int", "long"), ("float", "double")}
 
 _FIELD_KEYS = frozenset({"id", "name", "required", "type", "doc"})

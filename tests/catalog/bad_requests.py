@@ -1,4 +1,4 @@
-"""Requests that are wrong in every way that chance finds: good ones with paths, queries, headers and bodies spoilt.
+"""Requests that are wrong in random ways: valid ones with damaged paths, queries, headers and bodies.
 
 Everything follows from the random generator that is passed in, and from what the catalog answered before.
 """
@@ -96,7 +96,7 @@ class Request:
         return self.operation.partition(" ")[0]
 
 
-class Spoiler:
+class RequestFuzzer:
     """Makes requests. `known` has values for the places in paths and bodies that only the catalog can name."""
 
     def __init__(self, rng: random.Random, known: dict[str, str]) -> None:
@@ -112,15 +112,15 @@ class Spoiler:
             query = {}
         raw_query = "&".join(f"{name}={quote(text)}" for name, text in query.items())
         for _ in range(faults):
-            spoilt = rng.choice(("path", "query", "headers", *("body",) * (4 if body is not None else 0)))
-            if spoilt == "path":
-                path = self._spoil_path(operation, path)
-            elif spoilt == "query":
-                raw_query = self._spoil_query(raw_query)
-            elif spoilt == "headers":
-                headers |= self._spoilt_header()
+            damaged = rng.choice(("path", "query", "headers", *("body",) * (4 if body is not None else 0)))
+            if damaged == "path":
+                path = self._damage_path(operation, path)
+            elif damaged == "query":
+                raw_query = self._damage_query(raw_query)
+            elif damaged == "headers":
+                headers |= self._damaged_header()
             else:
-                body = spoil(rng, body)
+                body = damage(rng, body)
         raw_body = None if body is None else self._encode(body, faults)
         return Request(operation, f"/v1/{path}" + (f"?{raw_query}" if raw_query else ""), headers, raw_body)
 
@@ -162,7 +162,7 @@ class Spoiler:
             headers["Idempotency-Key"] = str(uuid.UUID(int=self._rng.getrandbits(128)))
         return headers
 
-    def _spoil_path(self, operation: str, path: str) -> str:
+    def _damage_path(self, operation: str, path: str) -> str:
         parts = path.split("/")
         places = [at for at, part in enumerate(operation.partition(" ")[2].split("/")) if part.startswith("{")]
         if places:
@@ -170,12 +170,12 @@ class Spoiler:
             parts[self._rng.choice(places)] = part
         return "/".join(parts)
 
-    def _spoil_query(self, query: str) -> str:
+    def _damage_query(self, query: str) -> str:
         name = self._rng.choice(sorted({name for names in QUERIES.values() for name in names}))
         text = self._rng.choice((*STRANGE_PARTS, quote(self._text().encode(errors="surrogatepass")), "true", "0", "-1"))
         return f"{query}&{name}={text}" if query else f"{name}={text}"
 
-    def _spoilt_header(self) -> dict[str, str]:
+    def _damaged_header(self) -> dict[str, str]:
         name = self._rng.choice(sorted(HEADERS))
         values = {"Idempotency-Key": STRANGE_KEYS, "Content-Encoding": ENCODINGS}.get(name, STRANGE_HEADERS)
         return {name: self._rng.choice(values)}
@@ -193,8 +193,8 @@ class Spoiler:
         return raw
 
 
-def spoil(rng: random.Random, document: Any) -> Any:
-    """Spoil one place of a document, which is changed."""
+def damage(rng: random.Random, document: Any) -> Any:
+    """Damage one place of a document, which is changed."""
     places = list(_places(document))
     if not places:
         return copy.deepcopy(rng.choice(STRANGE_VALUES))

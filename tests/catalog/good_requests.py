@@ -1,4 +1,4 @@
-"""A good request of every operation, which the tests of bad ones spoil. The table `db.t` and the view `db.v` exist."""
+"""A good request of every operation, which the tests of bad ones damage. The table `db.t` and the view `db.v` exist."""
 
 from __future__ import annotations
 

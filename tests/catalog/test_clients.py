@@ -254,7 +254,7 @@ def test_statistics_are_set_and_removed(db: RestCatalog):
     assert db.load_table("db.t").metadata.statistics == []
 
 
-def test_metadata_tables_tell_the_history(db: RestCatalog):
+def test_metadata_tables_show_the_history(db: RestCatalog):
     table = db.create_table("db.t", SCHEMA)
     for _ in range(2):
         table.append(ROWS)
@@ -275,7 +275,7 @@ def test_tables_are_made_in_every_version_and_upgraded(db: RestCatalog):
     assert db.load_table("db.v1").format_version == 2
 
 
-def test_stale_client_is_told_of_the_conflict_and_succeeds_after_a_refresh(db: RestCatalog):
+def test_stale_client_gets_a_conflict_and_succeeds_after_a_refresh(db: RestCatalog):
     fresh = db.create_table("db.t", SCHEMA, properties={"commit.retry.num-retries": "0"})
     stale = db.load_table("db.t")
     fresh.append(ROWS)
@@ -292,7 +292,7 @@ def test_stale_client_that_tries_again_by_itself_succeeds(db: RestCatalog):
     assert db.load_table("db.t").scan().to_arrow().num_rows == 6
 
 
-def test_what_exists_already_is_made_only_once_if_so_asked(db: RestCatalog):
+def test_create_if_not_exists_creates_once(db: RestCatalog):
     db.create_namespace_if_not_exists("db", {"ignored": "yes"})
     first = db.create_table_if_not_exists("db.t", SCHEMA)
     assert db.create_table_if_not_exists("db.t", SCHEMA).metadata.table_uuid == first.metadata.table_uuid
@@ -323,7 +323,7 @@ def test_views_are_created_loaded_listed_registered_and_dropped(db: RestCatalog,
         db.load_view("db.v")
 
 
-def test_names_that_are_taken_are_refused(db: RestCatalog):
+def test_names_in_use_are_rejected(db: RestCatalog):
     db.create_table("db.t", SCHEMA)
     with pytest.raises(TableAlreadyExistsError):
         db.create_table("db.t", SCHEMA)

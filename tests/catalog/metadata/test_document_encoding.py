@@ -20,7 +20,7 @@ _ACTIONS = st.lists(st.tuples(st.sampled_from(("add", "expire", "roll back", "co
 
 
 @given(_ACTIONS)
-def test_every_version_says_what_its_document_says_however_it_came_from_the_one_before(actions):
+def test_encoded_bytes_equal_the_document_after_any_sequence_of_changes(actions):
     number, document = 0, {"format-version": 2, "snapshots": []}
     written = encode_document(document)
     for action, count in actions:
@@ -37,7 +37,7 @@ def test_every_version_says_what_its_document_says_however_it_came_from_the_one_
         assert orjson.loads(written.raw) == document
 
 
-def test_the_bytes_of_older_snapshots_are_taken_over():
+def test_bytes_of_older_snapshots_are_copied():
     first = {"format-version": 2, "snapshots": [snapshot(1), snapshot(2)]}
     plain = encode_document(first)
     marked = EncodedDocument(first, plain.raw.replace(b'"snapshot-id":1', b'"snapshot-id" : 1'), plain.snapshots_at)
@@ -46,13 +46,13 @@ def test_the_bytes_of_older_snapshots_are_taken_over():
     assert [each["snapshot-id"] for each in orjson.loads(third.raw)["snapshots"]] == [1, 2, 3]
 
 
-def test_a_base_of_other_snapshots_lends_nothing():
+def test_bytes_of_other_snapshots_are_not_copied():
     base = encode_document({"format-version": 2, "snapshots": [snapshot(1)]})
     changed = {"format-version": 2, "snapshots": [snapshot(1) | {"schema-id": 7}, snapshot(2)]}
     assert orjson.loads(encode_document(changed, base).raw) == changed
 
 
-def test_what_is_called_snapshots_but_is_no_list_stays_what_it_is():
+def test_field_named_snapshots_that_is_no_list_is_encoded_unchanged():
     first = {"view-uuid": "u", "snapshots": {"a": 1}}
     second = first | {"location": "/v"}
     assert orjson.loads(encode_document(second, encode_document(first)).raw) == second

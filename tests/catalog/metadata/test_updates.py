@@ -84,7 +84,7 @@ def test_sequence_number_that_was_given_out_is_a_conflict(filled: dict):
     assert message == "Cannot add snapshot with sequence number 3 older than last sequence number 3"
 
 
-def test_times_never_go_back_whatever_clocks_say(filled: dict):
+def test_timestamps_never_decrease_even_if_a_clock_goes_back(filled: dict):
     late = {"timestamp-ms": NOW_MS - 10_000_000}
     after = apply(filled, *append(4, 4, 3, **late), now_ms=NOW_MS - 5_000_000)
     assert after["last-updated-ms"] == filled["last-updated-ms"]
@@ -97,7 +97,7 @@ def test_snapshot_that_was_current_only_inside_one_commit_is_not_logged(table: d
     assert ids(after["snapshot-log"]) == [2]
 
 
-def test_removed_snapshots_take_refs_statistics_and_older_history_along(filled: dict):
+def test_removing_snapshots_removes_their_refs_statistics_and_older_history(filled: dict):
     tag = {"action": "set-snapshot-ref", "ref-name": "v1", "type": "tag", "snapshot-id": 2}
     statistics = {
         "snapshot-id": 2,
@@ -367,7 +367,7 @@ def test_metadata_log_is_cut_in_the_commit_that_says_so(table: dict):
     assert applied.expired_files == (BASE_LOCATION,) * 4
 
 
-def test_nonsense_in_a_limit_means_the_default(table: dict):
+def test_unreadable_limit_means_the_default(table: dict):
     for nonsense in ("many", "-1", "", "²"):
         update = {"action": "set-properties", "updates": {"write.metadata.previous-versions-max": nonsense}}
         assert len(apply(table, update)["metadata-log"]) == 1

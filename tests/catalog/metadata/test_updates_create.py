@@ -91,7 +91,7 @@ def test_format_version_that_does_not_exist_is_refused(version: str):
         schema(field(2**31, "a")),
     ],
 )
-def test_schema_that_readers_would_choke_on_is_refused(columns: dict):
+def test_schema_that_readers_cannot_use_is_rejected(columns: dict):
     with pytest.raises((BadRequest, ValidationFailed)):
         new_table(schema=columns)
 
@@ -99,7 +99,7 @@ def test_schema_that_readers_would_choke_on_is_refused(columns: dict):
 @pytest.mark.parametrize(
     "type_", ["timestamp_ns", "timestamptz_ns", "unknown", "variant", "geometry", "geography(srid:1, x)"]
 )
-def test_types_of_v3_are_taken_from_v3_on(type_: str):
+def test_types_of_v3_need_format_version_3(type_: str):
     table = new_table(schema=schema(field(1, "a", type_)), properties={"format-version": "3"})
     assert table["schemas"][0]["fields"][0]["type"] == type_
 

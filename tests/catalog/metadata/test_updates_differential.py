@@ -69,7 +69,7 @@ class Commit:
     def maybe_draw_one(self) -> None:
         kinds = [name for name in dir(self) if name.startswith("draw_")]
         if self._appended:
-            # A state that nobody ever saw is no history, so that a commit moves main once: PyIceberg logs all the same.
+            # A state that was never visible is no history, so a commit moves main once. PyIceberg logs it anyway.
             kinds = [name for name in kinds if name not in ("draw_snapshot", "draw_ref", "draw_ref_removal")]
         getattr(self, self._draw(st.sampled_from(kinds)))()
 

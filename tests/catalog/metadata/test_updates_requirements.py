@@ -71,7 +71,7 @@ def test_requirement_that_holds_passes(table: dict, requirement: dict):
         ),
     ],
 )
-def test_requirement_that_fails_says_so_in_icebergs_words(table: dict, requirement: dict, message: str):
+def test_failed_requirement_has_icebergs_message(table: dict, requirement: dict, message: str):
     with pytest.raises(CommitFailed) as caught:
         check_requirements(parse_requirements([requirement]), table)
     assert str(caught.value) == f"Requirement failed: {message}"

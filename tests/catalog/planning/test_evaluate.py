@@ -193,7 +193,7 @@ def filtered_tables(draw: st.DrawFn) -> tuple[list[tuple[str, str]], list[list[d
 
 @settings(max_examples=600, deadline=None)
 @given(drawn=filtered_tables())
-def test_no_file_that_holds_a_matching_row_is_dropped_and_what_is_left_of_the_filter_decides_alike(drawn: Any):
+def test_no_file_with_a_matching_row_is_dropped_and_residuals_select_the_same_rows(drawn: Any):
     fields, files, filter_, left_out = drawn
     spec, bound = make_spec(fields), parse_filter(filter_, COLUMNS)
     tuples = [partition_of(rows[0], fields) for rows in files]
@@ -280,11 +280,11 @@ DAY_TWO = {"moment": 2 * _DAY_US + 5}
         ),
     ],
 )
-def test_files_are_dropped_and_filters_settled_by_partition(field: Any, row: Any, filter_: Any, left: Any):
+def test_files_are_dropped_and_residuals_reduced_by_partition(field: Any, row: Any, filter_: Any, left: Any):
     assert judge_by_partition([field], row, filter_) == left
 
 
-def test_what_is_left_of_a_filter_is_the_part_that_its_partition_does_not_settle():
+def test_residual_is_the_part_that_the_partition_does_not_decide():
     by_day = {"type": "gt-eq", "term": "moment", "value": 2 * _DAY_US}
     by_number = {"type": "eq", "term": "number", "value": 7}
     filter_ = {"type": "and", "left": by_day, "right": by_number}
@@ -292,14 +292,14 @@ def test_what_is_left_of_a_filter_is_the_part_that_its_partition_does_not_settle
     assert judge_by_partition([], DAY_TWO, filter_) == filter_
 
 
-def test_values_that_compare_with_nothing_keep_the_filter():
+def test_nulls_and_nans_keep_the_filter():
     below = {"type": "lt", "term": "ratio", "value": 5.0}
     assert judge_one([], {"ratio": 1.0}, below) is True
     assert judge_one([], {"ratio": 1.0}, below, ratio=float("nan")) == below
     assert judge_one([], {"ratio": 1.0}, below, ratio=None) == below
 
 
-def test_column_may_hold_nan_unless_it_is_told_otherwise():
+def test_column_may_hold_nan_unless_statistics_exclude_it():
     is_nan = {"type": "is-nan", "term": "ratio"}
     assert judge_one([], {"ratio": 1.0}, is_nan) == "dropped"
     assert judge_one([], {"ratio": 1.0}, is_nan, left_out=frozenset({("nan_value_counts", "ratio")})) == is_nan
@@ -345,7 +345,7 @@ def test_time_before_1970_that_early_versions_rounded_up_is_not_lost():
     assert not evaluate(filter_, lambda _: partition_stats(spec, (1,), COLUMNS.named("moment"))).may_match
 
 
-def test_long_in_list_is_judged_by_its_least_and_greatest():
+def test_long_in_list_is_evaluated_by_its_least_and_greatest_literal():
     values = list(range(1000, 3000))
     assert judge_one([], {"number": 5}, {"type": "in", "term": "number", "values": values}) == "dropped"
     assert judge_one([], {"number": 5}, {"type": "not-in", "term": "number", "values": values}) is True

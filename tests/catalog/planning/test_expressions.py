@@ -97,7 +97,7 @@ def facts_of(filter_: Any) -> tuple[Any, ...]:
         ({"type": "eq", "term": "point.x", "value": 1}, ("eq", "point.x", ("identity", 0), (1,))),
     ],
 )
-def test_predicate_is_read_in_todays_form_and_in_the_older_one(filter_: Any, expected: Any):
+def test_predicate_is_parsed_in_the_current_and_in_the_older_form(filter_: Any, expected: Any):
     assert facts_of(filter_) == expected
 
 
@@ -119,7 +119,7 @@ def test_constant_is_read_in_every_form(filter_: Any):
         {"type": "is-null", "child": 5},
     ],
 )
-def test_what_statistics_cannot_tell_is_kept_as_it_is(filter_: Any):
+def test_predicate_that_statistics_cannot_evaluate_is_kept(filter_: Any):
     assert parse_filter(filter_, COLUMNS) == Opaque(filter_)
 
 
@@ -147,7 +147,7 @@ def test_what_statistics_cannot_tell_is_kept_as_it_is(filter_: Any):
         ([], "expected an object, found a list"),
     ],
 )
-def test_filter_that_means_nothing_is_refused(filter_: Any, message: str):
+def test_invalid_filter_is_rejected(filter_: Any, message: str):
     with pytest.raises((BadRequest, ValidationFailed), match=message):
         parse_filter(filter_, COLUMNS)
 
@@ -180,7 +180,7 @@ JSON = st.recursive(
     kind=st.sampled_from(["eq", "lt", "in", "is-null", "starts-with", "and", "not"]),
     rest=st.dictionaries(st.sampled_from(_KEYS[1:]), JSON, max_size=4),
 )
-def test_whatever_is_sent_as_a_filter_is_read_or_refused(kind: str, rest: dict[str, Any]):
+def test_any_json_is_parsed_as_a_filter_or_rejected(kind: str, rest: dict[str, Any]):
     try:
         parsed = parse_filter({"type": kind, **rest}, COLUMNS)
     except (BadRequest, ValidationFailed):
@@ -189,7 +189,7 @@ def test_whatever_is_sent_as_a_filter_is_read_or_refused(kind: str, rest: dict[s
     assert parse_filter(parsed.json, COLUMNS) == parsed
 
 
-def test_long_chain_is_read_and_written_back_shallow():
+def test_long_chain_becomes_a_shallow_tree():
     parts = [{"type": "eq", "term": "number", "value": number} for number in range(900)]
     chain: Any = parts[0]
     for part in parts[1:]:

@@ -46,7 +46,7 @@ FILTERS = [
 
 @pytest.fixture
 def planned(server: Server) -> Iterator[RestCatalog]:
-    """PyIceberg, told to have its scans planned."""
+    """PyIceberg with scan planning on the server."""
     catalog = RestCatalog("planned", uri=server.url, **{"scan-planning-mode": "server"})
     with contextlib.closing(catalog):
         yield catalog

@@ -157,7 +157,7 @@ def test_incremental_scan_passes_over_snapshots_that_are_no_appends(pyiceberg: R
         ({"filter": 7}, "expected an object"),
     ],
 )
-def test_request_that_means_nothing_is_refused(table: Table, client: Client, body: Any, message: str):
+def test_invalid_plan_request_is_rejected(table: Table, client: Client, body: Any, message: str):
     status, _, text = error_of(client.post(f"{PATH}/plan", body))
     assert (status, message in text) == (400, True), text
 
@@ -177,12 +177,12 @@ def test_empty_table_has_no_tasks(pyiceberg: RestCatalog, plan: RunPlan):
 @pytest.mark.parametrize(
     ("method", "path"), [("POST", "plan"), ("GET", "plan/x"), ("DELETE", "plan/x"), ("POST", "tasks")]
 )
-def test_table_that_does_not_exist_is_told_by_every_route(client: Client, method: str, path: str):
+def test_every_route_reports_a_missing_table(client: Client, method: str, path: str):
     answer = client.send(method, f"{PATH}/{path}", {"plan-task": "x"} if method == "POST" else None)
     assert error_of((answer.status_code, answer.json()))[:2] == (404, "NoSuchTableException")
 
 
-def test_plan_and_task_that_do_not_exist_are_told(table: Table, client: Client):
+def test_missing_plan_and_missing_task_are_reported(table: Table, client: Client):
     assert error_of(client.get(f"{PATH}/plan/none"))[:2] == (404, "NoSuchPlanIdException")
     assert error_of(client.delete(f"{PATH}/plan/none"))[:2] == (404, "NoSuchPlanIdException")
     _, first = client.post(f"{PATH}/plan", {})
@@ -235,7 +235,7 @@ def test_no_more_pages_are_offered_than_the_rows_requested_need(
     client = connect(start_server(plan_page_files=1))
     _, first = client.post(f"{PATH}/plan", {"min-rows-requested": 2})
     assert (len(first["file-scan-tasks"]), "plan-tasks" in first) == (1, False)
-    # Of a file whose rows have to be checked still, nobody knows how many count.
+    # It is unknown how many rows of a file match that still has to be checked.
     unsettled = {"type": "in", "term": "id", "values": [10, 20, 30, 32]}
     _, first = client.post(f"{PATH}/plan", {"min-rows-requested": 2, "filter": unsettled})
     assert len(all_tasks(client, first)) == 3
@@ -270,7 +270,7 @@ def test_plan_that_takes_longer_than_the_wait_is_answered_with_its_id(
     assert len(all_tasks(client, poll(client, submitted["plan-id"]))) == 3
 
 
-def test_plan_that_failed_tells_why(table: Table, client: Client):
+def test_failed_plan_reports_its_error(table: Table, client: Client):
     missing = Path(table.current_snapshot().manifest_list.removeprefix("file://"))
     missing.unlink()
     assert error_of(client.post(f"{PATH}/plan", {}))[:2] == (404, "NotFoundException")
@@ -290,7 +290,7 @@ def test_plan_whose_first_page_failed_is_not_kept(
 
 
 @pytest.mark.parametrize("damage", [b"", b"nothing of the kind", b"Obj\x01"])
-def test_damaged_manifest_is_told_as_what_cannot_be_planned(table: Table, client: Client, damage: bytes):
+def test_damaged_manifest_makes_a_scan_unplannable(table: Table, client: Client, damage: bytes):
     Path(table.current_snapshot().manifest_list.removeprefix("file://")).write_bytes(damage)
     assert error_of(client.post(f"{PATH}/plan", {}))[:2] == (406, "UnsupportedOperationException")
 
@@ -346,7 +346,7 @@ def test_manifest_outside_the_warehouse_is_not_read(table: Table, client: Client
     assert error_of(client.post(f"{PATH}/plan", {"snapshot-id": 5}))[:2] == (403, "ForbiddenException")
 
 
-def test_other_spec_of_a_table_is_judged_by_its_own_fields(table: Table, plan: RunPlan):
+def test_files_of_another_spec_are_evaluated_by_its_own_fields(table: Table, plan: RunPlan):
     with table.update_spec() as update:
         update.remove_field("at_day")
         update.add_identity("v")

@@ -14,7 +14,7 @@ from tests.catalog.documents import new_table
 
 
 class Clock:
-    """A clock that goes when it is told to."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -59,7 +59,7 @@ def test_plan_ends_when_it_is_unused_for_its_time():
         plans.find("b", TABLE)
 
 
-def test_room_is_made_of_spent_plans_only():
+def test_only_spent_plans_are_evicted():
     plans = make_plans(Clock(), plans_max=2)
     add_ready(plans, "unread", 2)
     spent = add_ready(plans, "spent", 2)

@@ -74,7 +74,7 @@ def test_deletion_vector_takes_the_place_of_position_deletes():
     assert deletes_for(file_of("g", 5), older, vector, equality) == ["e", "d"]
 
 
-def test_files_of_a_nan_partition_meet():
+def test_deletes_apply_within_a_partition_of_nan():
     nan, other = float("nan"), float("-nan")
     assert deletes_for(file_of("f", 5, day=nan), file_of("d", 9, day=other, content=POSITION)) == ["d"]
 

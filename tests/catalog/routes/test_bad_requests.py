@@ -1,4 +1,4 @@
-"""No request, however spoilt, is a server error: generated ones of every operation, on each kind of database.
+"""No request, however damaged, causes a server error: generated ones of every operation, on each kind of database.
 
 `BAD_REQUESTS` and `BAD_REQUESTS_SEED` set how many are sent and which.
 """
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.catalog.bad_requests import Request, Spoiler, choose_operation
+from tests.catalog.bad_requests import Request, RequestFuzzer, choose_operation
 from tests.catalog.conftest import Client, Server
 from tests.catalog.documents import create_body
 from tests.catalog.good_requests import BODIES, OPERATIONS
@@ -132,10 +132,10 @@ def test_operations_are_all_that_the_catalog_has(client: Client):
 
 
 def test_good_request_of_every_operation_is_done(catalog: Catalog, wire: Wire):
-    spoiler, done = Spoiler(random.Random(1), catalog.known), set()
+    fuzzer, done = RequestFuzzer(random.Random(1), catalog.known), set()
     # The plan is there before it is asked for, and asked for before it is given up.
     for operation in sorted(OPERATIONS, key=lambda each: (not each.endswith("/plan"), each[0] != "G", each)):
-        request = spoiler.make(operation, faults=0)
+        request = fuzzer.make(operation, faults=0)
         status, body = wire.send(request)
         check_answer(request, status, body)
         catalog.learn(request, status, body)
@@ -146,16 +146,16 @@ def test_good_request_of_every_operation_is_done(catalog: Catalog, wire: Wire):
     assert done == set(OPERATIONS) - NEVER_FOUND
 
 
-def test_spoilt_request_of_any_operation_is_no_server_error(
+def test_damaged_request_of_any_operation_is_no_server_error(
     catalog: Catalog, wire: Wire, kind: str, caplog: pytest.LogCaptureFixture
 ):
     rng = random.Random(choose_seed("BAD_REQUESTS_SEED", 1))
-    spoiler, tried, answered = Spoiler(rng, catalog.known), Counter[str](), Counter[int]()
+    fuzzer, tried, answered = RequestFuzzer(rng, catalog.known), Counter[str](), Counter[int]()
     with caplog.at_level(logging.ERROR):
         for number in range(REQUESTS[kind]):
             if number % RENEW_INTERVAL == 0:
                 catalog.renew()
-            request = spoiler.make(choose_operation(rng), faults=rng.randint(1, FAULTS_MAX))
+            request = fuzzer.make(choose_operation(rng), faults=rng.randint(1, FAULTS_MAX))
             status, body = wire.send(request)
             check_answer(request, status, body)
             tried[request.operation] += 1

@@ -57,7 +57,7 @@ def test_warehouse_is_known_by_name_by_location_or_not_asked_for(client: Client,
     assert (status, kind) == (404, "NoSuchWarehouseException")
 
 
-def test_unknown_path_and_wrong_method_are_answered_in_icebergs_shape(client: Client):
+def test_unknown_path_and_wrong_method_are_errors_in_icebergs_form(client: Client):
     assert error_of(client.get("nothing/here"))[:2] == (404, "NotFoundException")
     assert error_of(client.get(""))[:2] == (404, "NotFoundException")
     assert error_of(client.delete("config"))[:2] == (405, "UnsupportedOperationException")
@@ -74,7 +74,7 @@ def test_body_over_the_limit_is_refused(start_server: Callable[..., Server], con
     assert error_of(client.post("namespaces", body))[:2] == (413, "BadRequestException")
 
 
-def test_unexpected_failure_is_answered_without_detail_and_logged(
+def test_unexpected_error_is_rendered_without_detail_and_logged(
     start_server: Callable[..., Server], connect: Connect, warehouse: Warehouse, tmp_path: Path, caplog
 ):
     async def fail(_request: web.Request) -> web.Response:
@@ -87,7 +87,7 @@ def test_unexpected_failure_is_answered_without_detail_and_logged(
     assert "secret detail" in caplog.text
 
 
-def test_missing_names_are_answered_with_their_own_types(db: Client):
+def test_missing_names_are_errors_of_their_own_types(db: Client):
     assert error_of(db.get("namespaces/none"))[1:] == ("NoSuchNamespaceException", "Namespace does not exist: none")
     assert error_of(db.get("namespaces/none/tables"))[1] == "NoSuchNamespaceException"
     assert error_of(db.get("namespaces/none/tables/t"))[1:] == ("NoSuchTableException", "Table does not exist: none.t")
@@ -137,7 +137,7 @@ def test_names_in_paths_are_encoded_as_in_forms_or_as_in_urls(client: Client, na
         assert client.delete(f"{tables}/{level}")[0] == 204
 
 
-def test_a_plus_and_a_blank_are_two_names(db: Client):
+def test_plus_and_blank_are_two_names(db: Client):
     db.post("namespaces/db/tables", create_body("x+y"))
     assert error_of(db.get("namespaces/db/tables/x+y"))[2] == "Table does not exist: db.x y"
     assert error_of(db.get("namespaces/db/views/x+y"))[2] == "View does not exist: db.x y"
@@ -184,12 +184,12 @@ def test_parent_that_was_encoded_twice_is_found(client: Client):
     assert client.get("namespaces?parent=a%2520b")[1]["namespaces"] == [["a b", "c"]]
 
 
-def test_metrics_reports_are_taken_whatever_they_say(db: Client):
+def test_any_metrics_report_is_accepted(db: Client):
     for path in ("namespaces/db/tables/none/metrics", "namespaces/none/tables/none/metrics"):
         assert parsed(db.send("POST", path, data=b"not json"))[0] == 204
 
 
-def test_s3_clients_are_told_the_way_but_no_secret():
+def test_s3_clients_get_the_endpoint_but_no_secret():
     storage = StorageConfig(
         warehouse="s3://bucket/lake",
         s3_endpoint="http://s3:9000",

@@ -146,7 +146,7 @@ def clear(client: Client) -> None:
         assert client.delete(f"namespaces/{levels[0]}")[0] == 204
 
 
-def test_every_mutation_is_made_once_and_answered_as_often_as_it_is_sent(
+def test_repeated_mutation_is_made_once_and_gets_the_same_response(
     database: str, start_server: Callable[..., Server], connect: Connect
 ):
     server = start_server(database=database)
@@ -177,7 +177,7 @@ def check_told_again(client: Client, request: tuple[str, str, Any], headers: dic
     assert again.headers.get("ETag") == first.headers.get("ETag")
 
 
-def test_a_repeated_commit_tells_its_own_outcome_though_others_have_committed_since(filled: Client):
+def test_repeated_commit_returns_its_own_outcome_after_later_commits(filled: Client):
     headers, body = new_key(), commit_body(set_property("a", "1"))
     first = parsed(filled.send("POST", TABLE, body, headers=headers))
     later = filled.post(TABLE, commit_body(set_property("a", "2")))[1]
@@ -186,7 +186,7 @@ def test_a_repeated_commit_tells_its_own_outcome_though_others_have_committed_si
     assert location_of(filled, TABLE) == later["metadata-location"]
 
 
-def test_a_commit_whose_metadata_file_is_gone_is_told_with_the_current_state(filled: Client):
+def test_repeated_commit_whose_metadata_file_is_gone_returns_the_current_state(filled: Client):
     keep_none = {"write.metadata.previous-versions-max": "1", "write.metadata.delete-after-commit.enabled": "true"}
     filled.post(TABLE, commit_body({"action": "set-properties", "updates": keep_none}))
     headers, body = new_key(), commit_body(set_property("a", "1"))
@@ -194,18 +194,18 @@ def test_a_commit_whose_metadata_file_is_gone_is_told_with_the_current_state(fil
     for value in ("2", "3"):
         current = filled.post(TABLE, commit_body(set_property("a", value)))[1]
     assert not path_of(first["metadata-location"]).exists()
-    status, told = parsed(filled.send("POST", TABLE, body, headers=headers))
-    assert (status, told) == (200, current)
+    status, repeated = parsed(filled.send("POST", TABLE, body, headers=headers))
+    assert (status, repeated) == (200, current)
 
 
-def test_a_repeated_commit_may_ask_for_the_short_answer(filled: Client):
+def test_repeated_commit_may_ask_for_the_short_response(filled: Client):
     headers, body = new_key(), commit_body(set_property("a", "1"))
     first = parsed(filled.send("POST", TABLE, body, headers=headers))[1]
     short = filled.send("POST", TABLE, body, headers=headers | {"Prefer": "return=minimal"})
     assert short.json() == {"metadata-location": first["metadata-location"]}
 
 
-def test_a_commit_that_changed_nothing_is_known_too(filled: Client):
+def test_commit_that_changed_nothing_has_an_outcome(filled: Client):
     body = commit_body(requirements=(require_main(None),))
     headers = new_key()
     first = parsed(filled.send("POST", TABLE, body, headers=headers))
@@ -229,7 +229,7 @@ def test_a_commit_that_changed_nothing_is_known_too(filled: Client):
     ],
     ids=["404", "409-exists", "409-requirement", "409-namespace", "400"],
 )
-def test_refusals_are_told_again_though_the_request_would_succeed_by_now(
+def test_recorded_errors_are_returned_again_even_if_the_request_would_succeed_now(
     filled: Client, path: str, body: Any, cure: tuple[str, str, Any] | None
 ):
     headers = new_key()
@@ -280,7 +280,7 @@ def test_the_lifetime_of_keys_is_announced(start_server: Callable[..., Server], 
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_of_many_at_once_under_one_key_one_is_done_and_all_are_told(
+def test_of_concurrent_requests_under_one_key_one_is_handled_and_all_get_its_outcome(
     start_server: Callable[..., Server], connect: Connect, lasting_database: str, processes: int
 ):
     servers = [start_server(database=lasting_database) for _ in range(processes)]
@@ -326,7 +326,7 @@ def silent(tmp_path: Path) -> SilentStore:
 
 
 @pytest.mark.parametrize("lands", [True, False])
-def test_an_unknown_outcome_is_never_told_again_but_found_or_done(
+def test_unknown_outcome_is_never_recorded(
     silent: SilentStore, warehouse: Warehouse, start_server, connect: Connect, lands: bool
 ):
     client = connect(start_server(build_app(CatalogConfig(), warehouse, store=silent, files=LocalFiles())))
@@ -336,7 +336,7 @@ def test_an_unknown_outcome_is_never_told_again_but_found_or_done(
     answer = parsed(client.send("POST", TABLE, body, headers=headers))
     assert error_of(answer)[:2] == (500, "CommitStateUnknownException")
     silent.heal()
-    status, told = parsed(client.send("POST", TABLE, body, headers=headers))
+    status, repeated = parsed(client.send("POST", TABLE, body, headers=headers))
     assert status == 200
-    assert [each["snapshot-id"] for each in told["metadata"]["snapshots"]] == [1]
-    assert location_of(client, TABLE) == told["metadata-location"]
+    assert [each["snapshot-id"] for each in repeated["metadata"]["snapshots"]] == [1]
+    assert location_of(client, TABLE) == repeated["metadata-location"]

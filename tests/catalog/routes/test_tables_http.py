@@ -55,7 +55,7 @@ def test_new_table_has_metadata_in_a_file_and_directories_to_write_to(db: Client
     assert body["config"] == {}
 
 
-def test_second_table_of_a_renamed_tables_name_gets_a_place_of_its_own(table: Client):
+def test_new_table_with_the_old_name_of_a_renamed_one_gets_its_own_location(table: Client):
     first = table.get(TABLE)[1]["metadata"]["location"]
     rename = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "u"}}
     assert table.post("tables/rename", rename)[0] == 204
@@ -63,7 +63,7 @@ def test_second_table_of_a_renamed_tables_name_gets_a_place_of_its_own(table: Cl
     assert table.get("namespaces/db/tables/u")[1]["metadata"]["location"] == first
 
 
-def test_rename_is_refused_where_it_cannot_go(table: Client):
+def test_rename_to_a_name_in_use_or_a_missing_namespace_is_rejected(table: Client):
     table.post(TABLES, create_body("u"))
 
     def rename(source: str, *destination: str) -> tuple[int, str, str]:
@@ -393,7 +393,7 @@ def test_namespaces_have_no_functions(db: Client):
 
 
 @pytest.mark.parametrize("preference", ["return=minimal", "respond-async, Return=Minimal; foo=bar"])
-def test_commit_answers_without_the_history_where_the_client_prefers_so(client: Client, preference: str):
+def test_commit_returns_no_history_if_the_client_prefers_a_minimal_response(client: Client, preference: str):
     client.post("namespaces", {"namespace": ["db"]})
     client.post("namespaces/db/tables", create_body())
     body = {"requirements": [], "updates": append(1, 1)}
@@ -403,7 +403,7 @@ def test_commit_answers_without_the_history_where_the_client_prefers_so(client: 
     assert answer.headers["Preference-Applied"] == "return=minimal"
 
 
-def test_commit_answers_with_the_history_to_everybody_else(client: Client):
+def test_commit_returns_the_history_by_default(client: Client):
     client.post("namespaces", {"namespace": ["db"]})
     client.post("namespaces/db/tables", create_body())
     body = {"requirements": [], "updates": append(1, 1)}

@@ -54,7 +54,7 @@ async def test_a_request_under_a_key_in_work_waits_for_the_first(store: Store):
     assert not second.begun.is_set()
 
 
-async def test_of_two_processes_under_one_key_the_later_is_undone_and_tells_the_earlier(store: Store):
+async def test_of_two_processes_under_one_key_the_later_rolls_back_and_returns_the_earlier_outcome(store: Store):
     requests = [Creation(store, "one"), Creation(store, "two")]
     async with asyncio.TaskGroup() as group:
         tasks = [
@@ -70,7 +70,7 @@ async def test_of_two_processes_under_one_key_the_later_is_undone_and_tells_the_
     assert await store.load_pointer(T) == Pointer("two")
 
 
-async def test_outcomes_are_forgotten_when_their_time_is_over_and_never_before(store: Store):
+async def test_outcomes_are_deleted_after_their_lifetime_and_never_before(store: Store):
     for at_ms, key in ((0, "old"), (5_000, "new")):
         with pytest.raises(AlreadyExists):
             await idempotency(store, now_ms=at_ms).run_once(key, "f", handle=_refuse, replay=replay)
@@ -80,7 +80,7 @@ async def test_outcomes_are_forgotten_when_their_time_is_over_and_never_before(s
     assert [await store.load_outcome(key) is not None for key in ("old", "new")] == [False, True]
 
 
-async def test_beyond_their_limit_the_oldest_outcomes_are_forgotten(store: Store, caplog):
+async def test_oldest_outcomes_beyond_the_limit_are_deleted(store: Store, caplog):
     for number in range(5):
         with pytest.raises(AlreadyExists):
             await idempotency(store, now_ms=number).run_once(f"{number}", "f", handle=_refuse, replay=replay)
@@ -93,11 +93,11 @@ async def _refuse() -> str:
     raise AlreadyExists("Table already exists: db.t" + "x" * 10_000)
 
 
-async def test_a_long_refusal_is_kept_in_part(store: Store):
+async def test_message_of_a_recorded_error_is_cut(store: Store):
     with pytest.raises(AlreadyExists):
         await idempotency(store).run_once("k", "f", handle=_refuse, replay=replay)
-    told = await idempotency(store).run_once("k", "f", handle=_refuse, replay=replay)
-    assert told.startswith("Table already exists: db.t")
-    assert len(told) == 2_000
+    repeated = await idempotency(store).run_once("k", "f", handle=_refuse, replay=replay)
+    assert repeated.startswith("Table already exists: db.t")
+    assert len(repeated) == 2_000
     with pytest.raises(Unprocessable):
         await idempotency(store).run_once("k", "other", handle=_refuse, replay=replay)

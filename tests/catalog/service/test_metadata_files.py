@@ -30,14 +30,14 @@ from tests.s3_server import S3Server
 
 
 @pytest.mark.parametrize("location", ["file:/a/b", "file:///a/b", "file://localhost/a/b", "/a/b", "file:///a//b/"])
-def test_spellings_of_a_local_place_are_one_place(location: str):
+def test_spellings_of_a_local_location_are_equal(location: str):
     assert parse_location(location).path == "/a/b"
 
 
 @pytest.mark.parametrize(
     "location", ["", "a/b", "http://x/y", "file://host/a", "s3://", "file:///a/../b", "/a/./b", "/a\0"]
 )
-def test_location_that_could_mean_anything_is_refused(location: str):
+def test_ambiguous_location_is_rejected(location: str):
     with pytest.raises(LocationInvalid):
         parse_location(location)
 
@@ -118,7 +118,7 @@ async def test_document_larger_than_the_whole_cache_is_still_served(tmp_path: Pa
     await files.close()
 
 
-async def test_document_larger_than_the_cache_drives_no_other_one_out(tmp_path: Path):
+async def test_document_larger_than_the_cache_evicts_no_other(tmp_path: Path):
     files = LocalFiles()
     metadata = MetadataFiles(files, parse=parse_document, max_bytes=10**6, cache_bytes=30_000)
     small, large = (f"file://{tmp_path}/{number}.metadata.json" for number in range(2))
@@ -128,7 +128,7 @@ async def test_document_larger_than_the_cache_drives_no_other_one_out(tmp_path: 
     await files.close()
 
 
-async def test_those_who_load_one_document_at_once_share_one_read(tmp_path: Path):
+async def test_concurrent_loads_of_one_document_share_one_read(tmp_path: Path):
     files, reads = LocalFiles(), []
 
     def parse(raw: bytes) -> dict:
@@ -161,7 +161,7 @@ class HungFiles(LocalFiles):
         return await super().read(location, max_bytes=max_bytes)
 
 
-async def test_those_who_wait_for_one_document_all_get_the_error_of_the_one_try(tmp_path: Path):
+async def test_concurrent_loads_of_one_document_all_get_the_error_of_the_one_attempt(tmp_path: Path):
     files = HungFiles()
     files.fails = True
     metadata = MetadataFiles(files, parse=parse_document, max_bytes=10**6, cache_bytes=10**6)
@@ -208,7 +208,7 @@ async def test_other_content_than_was_registered_is_refused_by_its_name(tmp_path
     await files.close()
 
 
-async def test_two_pointers_at_one_file_do_not_drive_each_other_out_of_the_cache(tmp_path: Path):
+async def test_two_pointers_at_one_file_do_not_evict_each_other(tmp_path: Path):
     """Two names of one table: the second was registered with the file that the catalog wrote."""
     files = LocalFiles()
     metadata = MetadataFiles(files, parse=parse_document, max_bytes=10**6, cache_bytes=10**6)

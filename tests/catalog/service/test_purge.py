@@ -194,7 +194,7 @@ def test_tables_whose_metadata_lies_in_one_directory_are_purged_apart(db: RestCa
     assert db.load_table("db.u").scan().to_arrow().num_rows == second.scan().to_arrow().num_rows
 
 
-def test_table_whose_metadata_is_gone_loses_its_name(
+def test_purge_without_metadata_drops_only_the_entry(
     db: RestCatalog, start_server: Callable[..., Server], root: Path, caplog: Any
 ):
     table = make_table(db)
@@ -212,7 +212,7 @@ def test_missing_table_is_not_purged(client: Client):
     assert error_of(client.delete(f"{TABLE}?purgeRequested=true"))[1] == "NoSuchTableException"
 
 
-def test_damaged_manifest_is_told_and_the_table_can_be_purged_again_when_it_is_whole(
+def test_damaged_manifest_is_reported_and_the_table_can_be_purged_again_after_the_repair(
     db: RestCatalog, root: Path, caplog: Any
 ):
     table = make_table(db)
@@ -230,7 +230,7 @@ def test_damaged_manifest_is_told_and_the_table_can_be_purged_again_when_it_is_w
 
 
 class SlowFiles(LocalFiles):
-    """The local disk, whose deletes wait to be let through; counts how many wait at once, and fails where told to."""
+    """The local disk, whose deletes wait for the test; counts the waiting ones, and fails on request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -286,7 +286,7 @@ def test_file_that_cannot_be_deleted_keeps_the_metadata_and_is_found_by_the_next
     assert files_below(root) == set()
 
 
-def test_long_purge_is_answered_early_and_goes_on_a_few_files_at_a_time(
+def test_long_purge_gets_an_early_response_and_continues_a_few_files_at_a_time(
     slow: RestCatalog, slow_files: SlowFiles, root: Path, monkeypatch: Any, caplog: Any
 ):
     caplog.set_level(logging.INFO)
@@ -338,7 +338,7 @@ def test_others_commit_while_the_old_metadata_files_of_a_commit_are_deleted(
         assert {answer.result(30) for answer in answers} <= {200, 204}
 
 
-def test_shutdown_stops_a_purge_and_tells_what_is_left(
+def test_shutdown_stops_a_purge_and_logs_what_is_left(
     warehouse: Warehouse, start_server, connect: Connect, monkeypatch: Any, caplog: Any, slow_files: SlowFiles
 ):
     monkeypatch.setattr(purge, "RESPONSE_WAIT_S", 0.01)

@@ -84,7 +84,7 @@ def test_no_snapshot_of_eight_writers_is_lost(start_server: Callable[..., Server
     assert len(metadata["metadata-log"]) == WRITERS * COMMITS_PER_WRITER
 
 
-def test_commits_without_conflict_all_land_though_they_meet(server: Server, connect: Connect):
+def test_concurrent_commits_without_conflict_all_succeed(server: Server, connect: Connect):
     clients = [connect(server) for _ in range(WRITERS)]
     make_table(clients[0])
     answers = in_parallel(WRITERS, lambda number: commit(clients[number], set_property(f"p{number}", "x")))
@@ -130,7 +130,7 @@ def faulty(store: FaultyStore, warehouse: Warehouse, start_server: Callable[...,
     return client
 
 
-def test_commit_that_lost_the_swap_is_repeated_on_what_won(faulty: Client, store: FaultyStore):
+def test_commit_that_lost_the_swap_is_repeated_on_the_winner(faulty: Client, store: FaultyStore):
     won = commit(faulty, set_property("winner", "1"))[1]
     assert commit(faulty, {"action": "remove-properties", "removals": ["winner"]})[0] == 200
     store.competitor = lambda _table, _expected: won["metadata-location"]
@@ -142,7 +142,7 @@ def test_commit_that_lost_the_swap_is_repeated_on_what_won(faulty: Client, store
     assert len(names) == 4
 
 
-def test_commit_whose_requirement_fell_in_the_race_is_a_conflict(faulty: Client, store: FaultyStore):
+def test_commit_whose_requirement_fails_after_a_lost_swap_is_a_conflict(faulty: Client, store: FaultyStore):
     won = commit(faulty, *append(1, 1))[1]
     start = won["metadata"]["metadata-log"][0]["metadata-file"]
     register = {"name": "t", "metadata-location": start, "overwrite": True}
@@ -152,14 +152,14 @@ def test_commit_whose_requirement_fell_in_the_race_is_a_conflict(faulty: Client,
     assert answer == (409, "CommitFailedException", "Requirement failed: branch main was created concurrently")
 
 
-def test_swap_that_landed_but_lost_its_answer_is_a_success(faulty: Client, store: FaultyStore):
+def test_swap_that_landed_without_a_response_is_a_success(faulty: Client, store: FaultyStore):
     store.fail_after_swap = True
     status, body = commit(faulty, set_property("a", "1"))
     assert (status, body["metadata"]["properties"]["a"]) == (200, "1")
     assert faulty.get(TABLE)[1]["metadata-location"] == body["metadata-location"]
 
 
-def test_swap_of_unknown_outcome_is_said_to_be_unknown_and_its_file_is_kept(faulty: Client, store: FaultyStore):
+def test_swap_of_unknown_outcome_is_reported_as_unknown_and_its_file_is_kept(faulty: Client, store: FaultyStore):
     directory = path_of(faulty.get(TABLE)[1]["metadata-location"]).parent
     store.fail_before_swap = True
     answer = error_of(commit(faulty, set_property("a", "1")))

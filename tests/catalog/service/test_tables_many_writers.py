@@ -21,7 +21,7 @@ MINIMAL = {"Prefer": "return=minimal"}
 
 
 class Writer:
-    """Appends snapshots as an engine does: load, commit on top, and begin again if somebody else was first."""
+    """Appends snapshots as an engine does: load, commit on top, and start over if another writer was first."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, number: int) -> None:
         self._session = session

@@ -124,7 +124,7 @@ def test_a_change_that_changes_nothing_is_still_required(client: Client, tables:
     ],
     ids=["none", "empty", "no-identifier", "no-namespace", "twice"],
 )
-def test_what_is_no_transaction_is_refused(client: Client, tables: list[str], body: dict):
+def test_invalid_transaction_is_rejected(client: Client, tables: list[str], body: dict):
     status, answer = client.post(COMMIT, body)
     assert (status, answer["error"]["type"]) == (400, "BadRequestException")
     assert current(client, "a") is None
@@ -189,7 +189,7 @@ class ForgetfulStore(SqliteStore):
 
 
 @pytest.mark.parametrize(("lands", "status"), [(True, 204), (False, 500)])
-def test_moves_whose_answer_is_lost_are_looked_up_and_no_file_is_deleted(
+def test_moves_of_unknown_outcome_are_looked_up_and_no_file_is_deleted(
     start_server, connect, warehouse: Warehouse, tmp_path: Path, lands: bool, status: int
 ):
     store = ForgetfulStore(tmp_path / "catalog.db")
@@ -212,7 +212,7 @@ class OvertakenStore(SqliteStore):
         return False
 
 
-def test_a_transaction_that_another_process_always_overtakes_is_refused_and_leaves_no_file(
+def test_transaction_that_always_loses_the_swap_is_a_conflict_and_leaves_no_file(
     start_server, connect, warehouse: Warehouse, tmp_path: Path
 ):
     store = OvertakenStore(tmp_path / "catalog.db")

@@ -73,7 +73,7 @@ def next_schema(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres, "SCHEMA", following)
 
 
-def test_older_database_is_refused_until_it_is_migrated_and_then_has_all_that_it_had(
+def test_older_database_is_rejected_until_it_is_migrated_and_keeps_its_rows(
     create: Any, next_schema: None, begin: Callable[[], Client], url: str
 ):
     refused = f"run `lakefeed catalog migrate`: found={SCHEMA.version} current={NEXT}"

@@ -107,8 +107,8 @@ async def test_writes_are_synced_and_reads_do_not_block_them(tmp_path: Path):
     def settings(db: sqlite3.Connection) -> list[object]:
         return [db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous", "foreign_keys")]
 
-    for line in (store._writer, store._reader):
-        assert await line.run(settings) == ["wal", 2, 1]
+    for thread in (store._writer, store._reader):
+        assert await thread.run(settings) == ["wal", 2, 1]
     await store.close()
 
 

@@ -1,4 +1,4 @@
-"""Writes that share a sync: who goes together, and what happens to the others when one goes wrong."""
+"""Group commit: which writes share a sync, and what happens to the others if one fails."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from lakefeed.contract.errors import StorageError
 HELD_MAX_S = 20.0
 
 
-class WatchedLine(GroupCommitThread):
-    """The real line, whose commits are counted and whose thread can be held."""
+class ObservedThread(GroupCommitThread):
+    """The real thread, whose commits are counted and which can be held."""
 
     def __init__(self) -> None:
         super().__init__("test")
@@ -48,7 +48,7 @@ class WatchedLine(GroupCommitThread):
         return held
 
     async def run_together(self, *works: Callable[[sqlite3.Connection], object]) -> list[object]:
-        """Have works wait behind one that is held, and let them go."""
+        """Let works wait behind one that is held, then release it."""
         held = await self.hold()
         waiting = [asyncio.ensure_future(self.run(work)) for work in works]
         await asyncio.sleep(0)
@@ -59,8 +59,8 @@ class WatchedLine(GroupCommitThread):
 
 
 @pytest_asyncio.fixture
-async def line(tmp_path: Path) -> AsyncIterator[WatchedLine]:
-    opened = WatchedLine()
+async def writer(tmp_path: Path) -> AsyncIterator[ObservedThread]:
+    opened = ObservedThread()
     await opened.open(tmp_path / "numbers.db")
     yield opened
     opened.gate.set()
@@ -76,49 +76,49 @@ def insert(number: int) -> Callable[[sqlite3.Connection], int]:
 
 
 def stored(path: Path) -> list[int]:
-    """Look from another connection, which sees only what is committed."""
+    """Read through another connection, which sees only what is committed."""
     db = connect(path)
     found = [number for (number,) in db.execute("SELECT number FROM numbers ORDER BY number")]
     db.close()
     return found
 
 
-async def test_writes_that_wait_share_one_commit_and_each_gets_its_own_answer(line: WatchedLine, tmp_path: Path):
-    answers = await line.run_together(*(insert(number) for number in range(10)))
-    assert answers == list(range(10))
-    assert line.commits == 2  # the one that was held, and all that waited
+async def test_waiting_writes_share_one_commit_and_each_gets_its_own_result(writer: ObservedThread, tmp_path: Path):
+    results = await writer.run_together(*(insert(number) for number in range(10)))
+    assert results == list(range(10))
+    assert writer.commits == 2  # the one that was held, and all that waited
     assert stored(tmp_path / "numbers.db") == list(range(10))
 
 
-async def test_a_group_is_bounded(line: WatchedLine):
-    answers = await line.run_together(*(insert(number) for number in range(2 * GROUP_MAX)))
-    assert answers == list(range(2 * GROUP_MAX))
-    assert line.commits == 3
+async def test_a_group_is_bounded(writer: ObservedThread):
+    results = await writer.run_together(*(insert(number) for number in range(2 * GROUP_MAX)))
+    assert results == list(range(2 * GROUP_MAX))
+    assert writer.commits == 3
 
 
-async def test_what_one_write_did_before_it_failed_is_undone_alone(line: WatchedLine, tmp_path: Path):
+async def test_failed_write_is_rolled_back_alone(writer: ObservedThread, tmp_path: Path):
     def fail(db: sqlite3.Connection) -> None:
         db.execute("INSERT INTO numbers VALUES (77)")
         raise AlreadyExists("refused")
 
-    answers = await line.run_together(insert(1), fail, insert(1), insert(2))
-    assert [type(answer) for answer in answers] == [int, AlreadyExists, StoreFailed, int]
+    results = await writer.run_together(insert(1), fail, insert(1), insert(2))
+    assert [type(result) for result in results] == [int, AlreadyExists, StoreFailed, int]
     assert stored(tmp_path / "numbers.db") == [1, 2]
 
 
-async def test_a_transaction_that_the_database_gave_up_fails_all_who_shared_it(line: WatchedLine, tmp_path: Path):
+async def test_transaction_that_the_database_rolled_back_fails_all_its_writes(writer: ObservedThread, tmp_path: Path):
     def give_up(db: sqlite3.Connection) -> None:
         db.execute("ROLLBACK")  # as SQLite does by itself when the disk is full
         raise sqlite3.OperationalError("database or disk is full")
 
-    answers = await line.run_together(insert(1), give_up, insert(2))
-    assert [str(answer) for answer in answers] == ["Catalog database failed: database or disk is full"] * 3
+    results = await writer.run_together(insert(1), give_up, insert(2))
+    assert [str(result) for result in results] == ["Catalog database failed: database or disk is full"] * 3
     assert stored(tmp_path / "numbers.db") == []
-    assert await line.run(insert(3)) == 3
+    assert await writer.run(insert(3)) == 3
 
 
-async def test_what_has_to_be_done_first_is_done_before_the_transaction_and_fails_its_own_write_alone(
-    line: WatchedLine, tmp_path: Path
+async def test_preparation_runs_before_the_transaction_and_its_failure_fails_one_write(
+    writer: ObservedThread, tmp_path: Path
 ):
     seen: list[list[int]] = []
 
@@ -128,41 +128,41 @@ async def test_what_has_to_be_done_first_is_done_before_the_transaction_and_fail
     def fail() -> None:
         raise StorageError("disk full")
 
-    held = await line.hold()
-    firsts = (look, fail, None, look)
-    waiting = [asyncio.ensure_future(line.run(insert(number), first)) for number, first in enumerate(firsts)]
+    held = await writer.hold()
+    prepared = (look, fail, None, look)
+    waiting = [asyncio.ensure_future(writer.run(insert(number), prepare)) for number, prepare in enumerate(prepared)]
     await asyncio.sleep(0)
-    line.gate.set()
+    writer.gate.set()
     await held
-    answers = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [type(answer) for answer in answers] == [int, StorageError, int, int]
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(result) for result in results] == [int, StorageError, int, int]
     assert seen == [[], []]
     assert stored(tmp_path / "numbers.db") == [0, 2, 3]
     with pytest.raises(StorageError):
-        await line.run(insert(4), fail)
+        await writer.run(insert(4), fail)
     assert stored(tmp_path / "numbers.db") == [0, 2, 3]
 
 
-async def test_what_those_who_wait_have_to_do_first_goes_on_at_once(line: WatchedLine):
+async def test_preparations_of_waiting_writes_run_in_parallel(writer: ObservedThread):
     meeting = threading.Barrier(2)
 
     def meet() -> None:
         meeting.wait(HELD_MAX_S)
 
-    held = await line.hold()
-    waiting = [asyncio.ensure_future(line.run(insert(number), meet)) for number in range(2)]
+    held = await writer.hold()
+    waiting = [asyncio.ensure_future(writer.run(insert(number), meet)) for number in range(2)]
     await asyncio.sleep(0)
-    line.gate.set()
+    writer.gate.set()
     await held
     assert await asyncio.gather(*waiting) == [0, 1]
 
 
-async def test_a_write_whose_caller_has_gone_is_made_all_the_same(line: WatchedLine, tmp_path: Path):
-    held = await line.hold()
-    gone = asyncio.ensure_future(line.run(insert(1)))
+async def test_write_of_a_cancelled_caller_is_made_nevertheless(writer: ObservedThread, tmp_path: Path):
+    held = await writer.hold()
+    gone = asyncio.ensure_future(writer.run(insert(1)))
     await asyncio.sleep(0)
     gone.cancel()
-    line.gate.set()
+    writer.gate.set()
     await held
-    assert await line.run(insert(2)) == 2
+    assert await writer.run(insert(2)) == 2
     assert stored(tmp_path / "numbers.db") == [1, 2]

@@ -32,7 +32,7 @@ DB = ("db",)
 TABLE, OTHER, VIEW = TableId(DB, "t"), TableId(DB, "u"), ViewId(DB, "v")
 
 
-async def test_pointer_moves_after_what_has_to_be_done_first_and_not_without_it(store: Store):
+async def test_pointer_moves_after_its_preparation_and_not_without_it(store: Store):
     await store.create_entry(TABLE, Pointer("one"))
     done: list[int] = []
 
@@ -218,7 +218,7 @@ async def test_entry_is_renamed_into_another_namespace(store: Store):
         await store.rename_entry(TABLE, OTHER)
 
 
-async def test_dropped_entry_says_where_it_was(store: Store):
+async def test_drop_returns_the_last_pointer(store: Store):
     await store.create_entry(TABLE, Pointer("here"))
     with pytest.raises(NoSuchView):
         await store.drop_entry(ViewId(DB, "t"))
@@ -227,7 +227,7 @@ async def test_dropped_entry_says_where_it_was(store: Store):
         await store.drop_entry(TABLE)
 
 
-async def test_entry_is_put_whether_or_not_it_is_there(store: Store):
+async def test_put_creates_or_replaces_an_entry(store: Store):
     await store.put_entry(TABLE, Pointer("one"))
     await store.put_entry(TABLE, Pointer("two"))
     assert await store.load_pointer(TABLE) == Pointer("two")
@@ -280,7 +280,7 @@ async def test_a_change_and_its_outcome_are_recorded_together_or_not_at_all(stor
     assert await store.load_outcome("free") == RecordedOutcome("print", outcome)
 
 
-async def test_a_change_that_is_not_made_has_no_outcome(store: Store):
+async def test_change_that_is_not_made_has_no_outcome(store: Store):
     await store.create_entry(TABLE, Pointer("one"))
     with holding_claim(KeyClaim("key", "print", 0)):
         assert not await store.swap_pointer(TABLE, expected=Pointer("elsewhere"), new=Pointer("two"))
@@ -297,7 +297,7 @@ async def test_a_change_that_is_not_made_has_no_outcome(store: Store):
         await store.record_outcome(KeyClaim("key", "print", 0), RequestOutcome())
 
 
-async def test_writes_that_wait_together_are_made_or_refused_one_by_one(store: Store):
+async def test_waiting_writes_succeed_or_fail_one_by_one(store: Store):
     names = [TableId(DB, f"t{number % 30}") for number in range(60)]
     made = await asyncio.gather(*(store.create_entry(name, Pointer("here")) for name in names), return_exceptions=True)
     assert sum(error is None for error in made) == 30
@@ -305,7 +305,7 @@ async def test_writes_that_wait_together_are_made_or_refused_one_by_one(store: S
     assert len(await store.list_entries(TableId, DB, after="", limit=None)) == 30
 
 
-async def test_what_is_exported_fills_any_other_store(store: Store, tmp_path: Path):
+async def test_export_of_one_store_fills_any_other(store: Store, tmp_path: Path):
     await store.create_namespace(("db", "in"), {"a": "b"})
     await store.create_entry(TABLE, Pointer("table", "d", "u"))
     await store.create_entry(VIEW, Pointer("view"))
@@ -360,7 +360,7 @@ async def test_two_processes_may_open_one_new_postgres_at_once(make_postgres):
         await each.close()
 
 
-async def test_postgres_that_cannot_be_reached_is_said_so():
+async def test_unreachable_postgres_is_reported():
     store = PostgresStore("postgresql://127.0.0.1:1/none", timeout_s=5)
     with pytest.raises(CatalogError, match="cannot connect to the catalog's database"):
         await store.open()
