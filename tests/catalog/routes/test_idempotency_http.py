@@ -22,8 +22,8 @@ from tests.catalog.routes.test_http import Connect, error_of
 from tests.catalog.routes.test_tables_http import TABLE, TABLES, path_of, set_property
 from tests.catalog.service.test_tables_concurrency import in_parallel
 from tests.catalog.service.test_tables_transactions import change
-from tests.catalog.service.test_views import VIEW, VIEWS, replaced_by, version, view_body
-from tests.catalog.service.test_views import query as view_query
+from tests.catalog.service.test_tables_views import VIEW, VIEWS, replaced_by, version, view_body
+from tests.catalog.service.test_tables_views import query as view_query
 
 
 def new_key() -> dict[str, str]:

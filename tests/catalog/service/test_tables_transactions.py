@@ -10,10 +10,8 @@ import pytest
 
 from lakefeed.catalog.app import build_app
 from lakefeed.catalog.config import CatalogConfig, Warehouse
-from lakefeed.catalog.errors import AlreadyExists, StoreFailed
-from lakefeed.catalog.names import Pointer, TableId
+from lakefeed.catalog.errors import StoreFailed
 from lakefeed.catalog.store.sqlite import SqliteStore
-from lakefeed.catalog.store.store import PointerMove
 from tests.catalog.conftest import Client, Server
 from tests.catalog.documents import append, create_body, require_main
 from tests.catalog.local_files import LocalFiles
@@ -151,30 +149,6 @@ def test_transactions_in_opposite_order_and_commits_between_them_end(server: Ser
     lengths = [len(client.get(f"namespaces/db/tables/{name}")[1]["metadata"]["snapshots"]) for name in ("a", "b")]
     assert lengths == [won, won]
     assert won > 0
-
-
-async def test_moves_are_made_together_or_not_at_all(tmp_path: Path):
-    store = SqliteStore(tmp_path / "catalog.db")
-    await store.open()
-    await store.create_namespace(("db",), {})
-    a, b, c = (TableId(("db",), name) for name in "abc")
-    await store.create_entry(a, Pointer("a1"))
-    await store.create_entry(b, Pointer("b1"))
-    assert not await store.move_pointers(
-        [PointerMove(a, Pointer("a1"), Pointer("a2")), PointerMove(b, Pointer("elsewhere"), Pointer("b2"))]
-    )
-    with pytest.raises(AlreadyExists):
-        await store.move_pointers([PointerMove(a, Pointer("a1"), Pointer("a2")), PointerMove(b, None, Pointer("b2"))])
-    assert [await store.load_pointer(table) for table in (a, b, c)] == [Pointer("a1"), Pointer("b1"), None]
-    assert await store.move_pointers(
-        [
-            PointerMove(a, Pointer("a1"), Pointer("a2")),
-            PointerMove(b, Pointer("b1"), Pointer("b1")),
-            PointerMove(c, None, Pointer("c1")),
-        ]
-    )
-    assert [await store.load_pointer(table) for table in (a, b, c)] == [Pointer("a2"), Pointer("b1"), Pointer("c1")]
-    await store.close()
 
 
 class ForgetfulStore(SqliteStore):

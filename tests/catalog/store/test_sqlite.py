@@ -88,18 +88,6 @@ def schema_of(path: Path) -> dict[str, list[tuple[object, ...]]]:
         }
 
 
-async def test_swap_moves_the_pointer_only_from_where_it_is_expected(tmp_path: Path):
-    store = SqliteStore(tmp_path / "catalog.db")
-    await store.open()
-    await store.create_namespace(("db",), {})
-    await store.create_entry(TABLE, Pointer("one"))
-    assert not await store.swap_pointer(TABLE, expected=Pointer("none"), new=Pointer("two"))
-    assert await store.load_pointer(TABLE) == Pointer("one")
-    assert await store.swap_pointer(TABLE, expected=Pointer("one"), new=Pointer("two"))
-    assert await store.load_pointer(TABLE) == Pointer("two")
-    await store.close()
-
-
 async def test_writes_are_synced_and_reads_do_not_block_them(tmp_path: Path):
     store = SqliteStore(tmp_path / "catalog.db")
     await store.open()

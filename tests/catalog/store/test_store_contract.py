@@ -195,10 +195,17 @@ async def test_several_pointers_move_together_or_not_at_all(store: Store):
             [PointerMove(TABLE, Pointer("one"), Pointer("two")), PointerMove(TableId(DB, "t"), None, Pointer("again"))]
         )
     assert await store.load_pointer(TABLE) == Pointer("one")
+    await store.create_entry(VIEW, Pointer("view"))
     assert await store.move_pointers(
-        [PointerMove(TABLE, Pointer("one"), Pointer("two")), PointerMove(OTHER, None, Pointer("new"))]
+        [
+            PointerMove(TABLE, Pointer("one"), Pointer("two")),
+            PointerMove(VIEW, Pointer("view"), Pointer("view")),
+            PointerMove(OTHER, None, Pointer("new")),
+        ]
     )
-    assert [await store.load_pointer(entry) for entry in (TABLE, OTHER)] == [Pointer("two"), Pointer("new")]
+    assert [await store.load_pointer(entry) for entry in (TABLE, VIEW, OTHER)] == list(
+        map(Pointer, ("two", "view", "new"))
+    )
 
 
 async def test_entry_is_renamed_into_another_namespace(store: Store):
