@@ -104,7 +104,8 @@ def _walk_struct(
             in_collection=in_collection,
         )
         maybe_text(field, "doc")
-        _check_defaults(field, info)
+        if info.type_name == "unknown" and (info.required or any(field.get(key) is not None for key in _DEFAULTS)):
+            raise ValidationFailed(f"Invalid field {info.name}: unknown must be optional with null defaults")
         yield read_id(field, "id"), info
         yield from _walk_type(field["type"], prefix=f"{info.name}.", depth=depth + 1, in_collection=in_collection)
 
@@ -156,13 +157,6 @@ def _check_version(info: FieldInfo, format_version: int) -> None:
             f"Invalid schema for v{format_version}: Invalid initial default for {info.name}: "
             f"non-null default ({info.initial_default}) is not supported until v3"
         )
-
-
-def _check_defaults(field: JsonObject, info: FieldInfo) -> None:
-    if info.type_name != "unknown":
-        return
-    if info.required or any(field.get(key) is not None for key in _DEFAULTS):
-        raise ValidationFailed(f"Invalid field {info.name}: unknown must be optional with null defaults")
 
 
 def _check_identifiers(schema: JsonObject, fields: Mapping[int, FieldInfo]) -> None:

@@ -154,13 +154,10 @@ def _term_stats(predicate: Predicate, stats: ColumnStats) -> ColumnStats:
         if known.transform == transform:
             ranges += (ValueRange(IDENTITY, known.lower, known.upper),)
         elif known.transform.is_identity and (transform.keeps_order or known.lower == known.upper):
-            images = (_image(transform, source, bound) for bound in (known.lower, known.upper))
+            bounds = (known.lower, known.upper)
+            images = (None if bound is None else apply_transform(transform, source, bound) for bound in bounds)
             ranges += (ValueRange(IDENTITY, *images),)
     return ColumnStats(nulls, nans, stats.values, ranges)
-
-
-def _image(transform: Transform, source: str, value: Any) -> Any:
-    return None if value is None else apply_transform(transform, source, value)
 
 
 def _either(is_true: bool, is_false: bool) -> Outcomes:

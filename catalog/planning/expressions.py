@@ -282,7 +282,9 @@ def _parse_predicate(node: JsonObject, kind: str, columns: Columns) -> Expressio
     if isinstance(term, _Literal):
         return Opaque(node)
     type_ = _checked_type(operation, term)
-    values = tuple(parse_literal(type_, _not_null(value)) for value in literals)
+    if None in literals:
+        raise ValidationFailed("Cannot compare with null, use is-null or not-null")
+    values = tuple(parse_literal(type_, value) for value in literals)
     return Predicate(operation, negated, term.column, term.transform, type_, values, node)
 
 
@@ -406,12 +408,6 @@ def _set_literals(values: Any) -> list[Any]:
 
 def _bare(literal: Any) -> Any:
     return literal.get("value") if isinstance(literal, dict) and literal.get("type") == "literal" else literal
-
-
-def _not_null(value: Any) -> Any:
-    if value is None:
-        raise ValidationFailed("Cannot compare with null, use is-null or not-null")
-    return value
 
 
 def _depth(document: Any) -> int:
