@@ -94,8 +94,8 @@ def build_app(config: CatalogConfig, warehouse: Warehouse, *, store: Store, file
     commit_queues = KeyedLocks(waiting_max=config.commit_queue_max)
     versions = build_versions(parse_document)
     idempotency = Idempotency(store, config, clock_ms=_clock_ms)
-    purges = Purges(store, files, versions.files, versions.confinement, max_bytes=config.metadata_max_bytes)
-    planner = Planner(versions, files, config, clock=time.monotonic)
+    purges = Purges(versions, max_bytes=config.metadata_max_bytes)
+    planner = Planner(versions, config, clock=time.monotonic)
 
     app = web.Application(middlewares=[render_errors])
     app[SERVICES] = Services(

@@ -34,7 +34,6 @@ from lakefeed.catalog.planning.tasks import (
     read_deletes,
     read_page,
 )
-from lakefeed.catalog.service.metadata_files import Files
 from lakefeed.catalog.service.versions import Versions
 from lakefeed.contract.errors import LakefeedError
 from lakefeed.iceberg.manifests import Entry, Manifest, list_manifests
@@ -159,9 +158,9 @@ _T = TypeVar("_T")
 class Planner:
     """Plans scans of the warehouse's tables. The clock is in seconds."""
 
-    def __init__(self, versions: Versions, files: Files, config: CatalogConfig, *, clock: Callable[[], float]) -> None:
+    def __init__(self, versions: Versions, config: CatalogConfig, *, clock: Callable[[], float]) -> None:
         self._versions = versions
-        self._files = files
+        self._files = versions.files.storage
         self._config = config
         self._plans = ScanPlans(
             plans_max=config.plans_max,

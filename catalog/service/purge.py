@@ -33,11 +33,12 @@ from lakefeed.catalog.json_fields import JsonObject
 from lakefeed.catalog.metadata.document import is_same_table, is_true
 from lakefeed.catalog.names import Pointer, TableId, owned_directories
 from lakefeed.catalog.service.metadata_files import Files, MetadataFiles, StoredMetadata
-from lakefeed.catalog.store.store import Store, no_such_entry
+from lakefeed.catalog.service.versions import Versions
+from lakefeed.catalog.store.store import Store
 from lakefeed.contract.errors import FileMissing, LakefeedError, LocationInvalid, StorageError
 from lakefeed.contract.properties import GC_ENABLED
 from lakefeed.iceberg.manifests import live_file_paths, manifest_paths
-from lakefeed.locations import Confinement, OwnedDirectories, parent_path
+from lakefeed.locations import OwnedDirectories, parent_path
 
 # Each holds one manifest and its paths in memory. Further purges wait before they drop their table.
 PURGES_MAX = 4
@@ -90,13 +91,10 @@ async def find_table_sharing_files(
 class Purges:
     """Starts purges and waits for them."""
 
-    def __init__(
-        self, store: Store, files: Files, metadata_files: MetadataFiles, confinement: Confinement, *, max_bytes: int
-    ) -> None:
-        self._store = store
-        self._files = files
-        self._metadata_files = metadata_files
-        self._confinement = confinement
+    def __init__(self, versions: Versions, *, max_bytes: int) -> None:
+        self._versions = versions
+        self._store = versions.store
+        self._files = versions.files
         self._max_bytes = max_bytes
         self._slots = asyncio.Semaphore(PURGES_MAX)
         self._running: set[asyncio.Task[None]] = set()
@@ -132,17 +130,14 @@ class Purges:
         self._slots.release()
 
     async def _check_allowed(self, table: TableId) -> None:
-        pointer = await self._store.load_pointer(table)
-        if pointer is None:
-            raise no_such_entry(table)
         try:
-            stored = await self._metadata_files.load(pointer)
+            stored = await self._versions.load_current(table)
         except (FileMissing, BadRequest, LocationInvalid):
             return  # without metadata no file can be found: only the entry is dropped
         properties = stored.document["properties"]
         if GC_ENABLED in properties and not is_true(properties, GC_ENABLED):
             raise ValidationFailed("Cannot purge table: GC is disabled (deleting files may corrupt other tables)")
-        other = await find_table_sharing_files(table, stored, store=self._store, files=self._metadata_files)
+        other = await find_table_sharing_files(table, stored, store=self._store, files=self._files)
         if other is not None:
             raise ValidationFailed(f"Cannot purge table: its files are also those of {other}; drop it without purge")
 
@@ -150,9 +145,9 @@ class Purges:
         location = pointer.location
         facts: dict[str, str | int] = {"table": str(table), "metadata_location": location}
         try:
-            document = (await self._metadata_files.load(pointer)).document
-            owned = owned_directories(document, self._confinement)
-            counts = await _Purge(self._files, owned, max_bytes=self._max_bytes).run(document, location)
+            document = (await self._files.load(pointer)).document
+            owned = owned_directories(document, self._versions.confinement)
+            counts = await _Purge(self._files.storage, owned, max_bytes=self._max_bytes).run(document, location)
         except LakefeedError as error:
             _logger.warning("purge_incomplete", extra=facts | {"reason": str(error)})
         except asyncio.CancelledError:
@@ -167,7 +162,7 @@ class Purges:
             else:
                 _logger.info("table_purged", extra=facts)
         finally:
-            self._metadata_files.forget(pointer)
+            self._files.forget(pointer)
 
 
 @dataclass(slots=True)

@@ -63,9 +63,10 @@ async def write_together(urls: Sequence[str], writers: int, appends: int) -> Any
         return (await crew[-1].get(TABLE))["metadata"], sum(writer.conflicts for writer in crew)
 
 
-def test_sixteen_writers_with_fifty_appends_each_make_one_chain_of_eight_hundred(server: Server):
-    metadata, _ = asyncio.run(write_together([server.url], writers=16, appends=50))
-    check_chain(metadata, 800)
+def test_appends_of_sixteen_concurrent_writers_make_one_chain(server: Server):
+    metadata, conflicts = asyncio.run(write_together([server.url], writers=16, appends=20))
+    check_chain(metadata, 320)
+    assert conflicts > 0
 
 
 @pytest.fixture
