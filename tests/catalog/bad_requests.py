@@ -157,7 +157,7 @@ class RequestFuzzer:
 
     def _some_headers(self, faults: int) -> dict[str, str]:
         headers = {name: HEADERS[name] for name in HEADERS if faults and self._rng.random() < 0.2}
-        # One key serves one request, so that a repeated one is refused before it is looked at.
+        # A new key each time: a request under a known key is rejected before it is read.
         if "Idempotency-Key" in headers and self._rng.random() < 0.8:
             headers["Idempotency-Key"] = str(uuid.UUID(int=self._rng.getrandbits(128)))
         return headers

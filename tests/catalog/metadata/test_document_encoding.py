@@ -1,4 +1,4 @@
-"""Documents as bytes: whatever a commit does to a table's snapshots, its file says what its document says."""
+"""Encoded documents: the bytes of a file equal its document, however a commit changes the snapshots."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class Commit:
 
     def draw_spec(self) -> None:
         number = highest(self.table["partition-specs"], "spec-id") + 1
-        # In the oldest version a field's number is its place.
+        # In format 1 the id of a field is its position.
         field_id = 1000 if self.table["format-version"] == 1 else self.table["last-partition-id"] + 1
         part = {
             "source-id": self._source(),
@@ -157,7 +157,7 @@ class Commit:
     def draw_sort_order(self) -> None:
         number = highest(self.table["sort-orders"], "order-id") + 1
         direction, nulls = self._draw(st.sampled_from([("asc", "nulls-first"), ("desc", "nulls-last")]))
-        # One term more in every order: equal ones would share a number, which PyIceberg leaves to its caller.
+        # Every order has one more term, because PyIceberg lets its caller find equal orders.
         parts = [
             {"source-id": self._source(), "transform": "identity", "direction": direction, "null-order": nulls}
             for _ in range(number)
@@ -196,8 +196,8 @@ class Commit:
     def draw_snapshot_removal(self) -> None:
         if len(self.table["snapshots"]) > 1:
             oldest = self.table["snapshots"][0]["snapshot-id"]
-            # History begins anew behind a state that is gone, and is empty if that was the last one. PyIceberg keeps
-            # what lies between, if main came back to a snapshot and that was then removed.
+            # History starts after the last removed snapshot. PyIceberg keeps the entries before it if main came back to
+            # a snapshot that was removed later.
             if oldest != self.table["refs"].get("main", {}).get("snapshot-id"):
                 self.add({"action": "remove-snapshots", "snapshot-ids": [oldest]})
 
@@ -222,7 +222,7 @@ class Commit:
             self.add({"action": "upgrade-format-version", "format-version": 2})
 
 
-# What no table may take, whatever it holds.
+# Updates that every table rejects.
 FORBIDDEN: tuple[dict[str, Any], ...] = (
     {"action": "upgrade-format-version", "format-version": 0},
     {"action": "upgrade-format-version", "format-version": 9},
@@ -236,7 +236,7 @@ FORBIDDEN: tuple[dict[str, Any], ...] = (
 
 
 def forbidden_here(table: dict[str, Any]) -> list[dict[str, Any]]:
-    """List what this very table may not take: snapshots with a number that is taken, or behind its rows."""
+    """List updates that this table rejects: snapshots whose sequence number or first row id is too low."""
     snapshots, version = table["snapshots"], table["format-version"]
     lineage = {"first-row-id": table["next-row-id"], "added-rows": 1} if version == 3 else {}
     found = [{**snapshots[0], **lineage}] if snapshots else []
@@ -260,7 +260,7 @@ def apply_theirs(table: TableMetadata, updates: list[dict[str, Any]], location: 
 
 
 def comparable(table: TableMetadata) -> dict[str, Any]:
-    """Show a table without what PyIceberg takes from the clock, and without what is said of snapshots that are gone.
+    """Show a table without the times that PyIceberg sets, and without what refers to removed snapshots.
 
     Of those it keeps partition statistics and forgets that they were parents, unlike Iceberg's builder; and what v1
     repeats for old readers it leaves as it was.
@@ -278,7 +278,7 @@ def comparable(table: TableMetadata) -> dict[str, Any]:
         "snapshot-log": [each["snapshot-id"] for each in document["snapshot-log"]],
         "metadata-log": [each["metadata-file"] for each in document["metadata-log"]],
         "last-updated-ms": None,
-        # Of no snapshot, clients speak as -1 or not at all.
+        # Clients write -1 or nothing for "no snapshot".
         "current-snapshot-id": None
         if document.get("current-snapshot-id") == -1
         else document.get("current-snapshot-id"),
@@ -298,7 +298,7 @@ def test_generated_commits_make_the_same_table_as_an_independent_engine_does(ver
         location = f"{LOCATION}/metadata/{number:05d}-x.metadata.json"
         ours = apply_ours(ours, commit.updates, location)
         theirs = apply_theirs(theirs, commit.updates, location)
-        # Of the oldest version PyIceberg reads another number than is written, where specs were removed.
+        # In format 1, PyIceberg reads another id than is written if specs were removed.
         written = {"last-partition-id": ours["last-partition-id"]}
         assert comparable(TableMetadataUtil.parse_obj(ours)) | written == comparable(theirs), commit.updates
         forbidden = [data.draw(st.sampled_from([*FORBIDDEN, *forbidden_here(ours)]))]

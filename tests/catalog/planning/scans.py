@@ -107,7 +107,7 @@ def describe_file(rows: Sequence[Mapping[str, Any]], *, left_out: frozenset[tupl
 
 
 def _statistic(kind: str, name: str, rows: Sequence[Mapping[str, Any]]) -> Any:
-    # Of a field in a struct that is null, nothing is counted: so do writers of ORC.
+    # Like writers of ORC: a field inside a null struct is not counted.
     values = [row[name] for row in rows if "." not in name or row[name] is not None]
     ordinary = [value for value in values if value is not None and not is_nan(value)]
     if kind == "value_counts":

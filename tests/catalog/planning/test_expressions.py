@@ -185,7 +185,7 @@ def test_any_json_is_parsed_as_a_filter_or_rejected(kind: str, rest: dict[str, A
         parsed = parse_filter({"type": kind, **rest}, COLUMNS)
     except (BadRequest, ValidationFailed):
         return
-    # What goes back to the client as the rest of its filter means the same as what came.
+    # The JSON that goes back to the client means the same as the filter that it sent.
     assert parse_filter(parsed.json, COLUMNS) == parsed
 
 

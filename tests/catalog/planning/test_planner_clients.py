@@ -58,7 +58,7 @@ def sorted_rows(content: pa.Table) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize("filter_", FILTERS, ids=str)
 def test_rows_are_those_of_a_scan_that_the_client_plans(table: Table, planned: RestCatalog, filter_: BooleanExpression):
-    # Of the partition only values: PyIceberg cannot read a plan in which one is null.
+    # No null partition: PyIceberg cannot read a plan that has one.
     at = pa.array([DAY_TWO, DAY_TWO], pa.timestamp("us", "UTC"))
     ids, ratios = pa.array([None, 40], pa.int64()), pa.array([float("nan"), None], pa.float64())
     append(table, pa.table({"id": ids, "at": at, "v": [None, "w"], "ratio": ratios}))

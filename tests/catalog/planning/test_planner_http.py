@@ -1,4 +1,4 @@
-"""Scan planning over HTTP: what an answer holds, pages, plans that are asked for later, limits and errors."""
+"""Scan planning over HTTP: responses, pages, plans that are fetched later, limits and errors."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_plan_that_is_not_waited_for_is_fetched_later(table: Table, client: Clie
 
 
 def poll(client: Client, plan_id: str) -> dict[str, Any]:
-    """Ask until the plan is no longer running; each answer takes its turn behind the plan in the server's loop."""
+    """Fetch the plan until it is no longer running."""
     for _ in range(1000):
         status, answer = client.get(f"{PATH}/plan/{plan_id}")
         assert status == 200

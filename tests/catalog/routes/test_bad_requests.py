@@ -25,20 +25,20 @@ from tests.seeds import choose_count, choose_seed
 
 REQUESTS = {"sqlite": choose_count("BAD_REQUESTS", 1_500), "postgres": choose_count("BAD_REQUESTS", 500)}
 FAULTS_MAX = 3
-# After so many, the table and the view are made anew: what they have become may refuse all that follows.
+# After so many requests the table and the view are created again, because their state may reject all others.
 RENEW_INTERVAL = 50
 TAKING_AWAY = {
     *("POST tables/rename", "POST views/rename"),
     "POST namespaces/{namespace}/tables/{table}/unregister",
 }
-# Each of these takes the name of another.
+# Each of these changes a name that others use.
 REPEATING_NAMES = {
     "POST namespaces/{namespace}/tables",
     "POST namespaces/{namespace}/views",
     "POST namespaces/{namespace}/register",
     "POST namespaces/{namespace}/register-view",
 }
-# What no good request of ours gets: there are no functions, and no plan here has a second page.
+# Not reached by valid requests: there are no functions, and no plan here has a second page.
 NEVER_FOUND = {
     "GET namespaces/{namespace}/functions/{function}",
     "POST namespaces/{namespace}/tables/{table}/tasks",
@@ -54,7 +54,7 @@ class Wire:
     def send(self, request: Request) -> tuple[int, bytes]:
         with contextlib.suppress(http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
             return self._send(request)
-        self._connection.close()  # an idle connection that the server gave up
+        self._connection.close()  # an idle connection that the server closed
         return self._send(request)
 
     def _send(self, request: Request) -> tuple[int, bytes]:
@@ -67,7 +67,7 @@ class Wire:
 
 
 class Catalog:
-    """Keeps `db.t` and `db.v` there to be asked for, and what only the catalog can name."""
+    """Keeps `db.t` and `db.v` in existence, and the values that only the catalog knows."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -88,7 +88,7 @@ class Catalog:
         self.known["register-view"] = view_answer[1]["metadata-location"]
 
     def learn(self, request: Request, status: int, body: bytes) -> None:
-        """Note the plan that a request made; make anew what a request may have taken away."""
+        """Record the plan that a request made; create again what a request may have removed."""
         if request.operation.endswith("/plan") and status == 200:
             self.known["plan-id"] = json.loads(body)["plan-id"]
         elif status < 300 and (request.method == "DELETE" or request.operation in TAKING_AWAY):
@@ -121,7 +121,7 @@ def wire(running: Server) -> Iterator[Wire]:
 def check_answer(request: Request, status: int, body: bytes) -> None:
     shown = (request.method, request.target[:300], request.headers, (request.body or b"")[:2_000], status, body[:500])
     assert status < 500, shown
-    # What is no HTTP never reaches the catalog, and HEAD has no body.
+    # Malformed HTTP never reaches the catalog, and HEAD has no body.
     if status >= 400 and request.method != "HEAD" and body.startswith(b"{"):
         error_of((status, json.loads(body)))
 

@@ -1,4 +1,4 @@
-"""Requests that are sent again under their Idempotency-Key: done once, and answered as the first time."""
+"""Requests that are repeated under their Idempotency-Key: handled once, with the same response."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def location_of(client: Client, path: str) -> str:
     return client.get(path)[1]["metadata-location"]
 
 
-# Every operation that changes something, each in a state where doing it twice would show; and what it needs before.
+# Every operation that changes something, in a state in which a second change would be visible, and its preparation.
 Prepare = Callable[[Client], Any]
 MUTATIONS: dict[str, tuple[str, str, Prepare, Callable[[Any], Any]]] = {
     "create namespace": (
@@ -99,7 +99,7 @@ def fill(client: Client) -> None:
 
 
 def everything(client: Client) -> dict[str, Any]:
-    """Return all that the catalog holds."""
+    """Return everything that the catalog holds."""
     held: dict[str, Any] = {}
     for levels in client.get("namespaces")[1]["namespaces"]:
         path = f"namespaces/{levels[0]}"
@@ -296,7 +296,7 @@ def test_of_concurrent_requests_under_one_key_one_is_handled_and_all_get_its_out
 
 
 class SilentStore(SqliteStore):
-    """The real store, which makes a swap, or not, and then answers nothing until it is healed."""
+    """The real store, which makes a swap, or not, and then fails every call until `heal`."""
 
     lands: bool | None = None
     is_silent = False

@@ -1,4 +1,4 @@
-"""Idempotency keys by themselves, on every store: who waits, who wins, and what is forgotten."""
+"""Idempotency keys by themselves, on every store: waiting, races, and expiry."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def replay(outcome: RequestOutcome) -> str:
 
 
 class Creation:
-    """A request that creates a table when it is let to."""
+    """A request that creates a table when the test releases it."""
 
     def __init__(self, store: Store, location: str) -> None:
         self._store = store

@@ -145,7 +145,7 @@ async def test_concurrent_loads_of_one_document_share_one_read(tmp_path: Path):
 
 
 class HungFiles(LocalFiles):
-    """The local disk, whose reads wait to be let through and then fail, if they are to."""
+    """The local disk, whose reads wait for the test and then fail on request."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -94,7 +94,7 @@ def test_concurrent_commits_without_conflict_all_succeed(server: Server, connect
 
 
 class FaultyStore(SqliteStore):
-    """The real store, whose swaps meet a competitor or lose their answer."""
+    """The real store, whose swaps lose to another process, or fail before or after the change."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

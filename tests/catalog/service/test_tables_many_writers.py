@@ -97,7 +97,7 @@ def test_of_transactions_over_three_tables_at_two_processes_all_tables_have_the_
                 await crew[0].post(TABLES, create_body(name))
             async with asyncio.TaskGroup() as group:
                 for number, writer in enumerate(crew):
-                    # Half of them commit to one table alone, and so make the others lose with all three.
+                    # Half of them commit to one table only, so that transactions over all three conflict with them.
                     group.create_task(commit_all(writer, number, names if number < 2 else names[1:2]))
             tables = [await crew[0].get(f"{TABLES}/{name}") for name in names]
             return [[each["snapshot-id"] for each in table["metadata"]["snapshots"]] for table in tables]

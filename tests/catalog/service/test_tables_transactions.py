@@ -151,8 +151,8 @@ def test_transactions_in_opposite_order_and_commits_between_them_end(server: Ser
     assert won > 0
 
 
-class ForgetfulStore(SqliteStore):
-    """Makes the moves, or not, and then does not answer."""
+class UnansweredStore(SqliteStore):
+    """Makes the moves, or not, and then fails as if no response had come."""
 
     lands = True
 
@@ -166,7 +166,7 @@ class ForgetfulStore(SqliteStore):
 def test_moves_of_unknown_outcome_are_looked_up_and_no_file_is_deleted(
     start_server, connect, warehouse: Warehouse, tmp_path: Path, lands: bool, status: int
 ):
-    store = ForgetfulStore(tmp_path / "catalog.db")
+    store = UnansweredStore(tmp_path / "catalog.db")
     store.lands = lands
     client = connect(start_server(build_app(CatalogConfig(), warehouse, store=store, files=LocalFiles())))
     client.post("namespaces", {"namespace": ["db"]})
@@ -179,8 +179,8 @@ def test_moves_of_unknown_outcome_are_looked_up_and_no_file_is_deleted(
     assert [current(client, name) for name in ("a", "b")] == ([10, 10] if lands else [None, None])
 
 
-class OvertakenStore(SqliteStore):
-    """Whose pointers another process has always just moved."""
+class LosingStore(SqliteStore):
+    """The real store, whose pointers another process always moves first."""
 
     async def move_pointers(self, moves):
         return False
@@ -189,7 +189,7 @@ class OvertakenStore(SqliteStore):
 def test_transaction_that_always_loses_the_swap_is_a_conflict_and_leaves_no_file(
     start_server, connect, warehouse: Warehouse, tmp_path: Path
 ):
-    store = OvertakenStore(tmp_path / "catalog.db")
+    store = LosingStore(tmp_path / "catalog.db")
     client = connect(start_server(build_app(CatalogConfig(), warehouse, store=store, files=LocalFiles())))
     client.post("namespaces", {"namespace": ["db"]})
     for name in ("a", "b"):

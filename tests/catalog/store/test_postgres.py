@@ -68,7 +68,7 @@ def create(start_server: Callable[..., Server], connect: Callable[[Server], Clie
 
 @pytest.fixture
 def next_schema(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be the next version of lakefeed, which has a migration."""
+    """Use the schema of a next version, which has a migration."""
     following = replace(SCHEMA, version=NEXT, migrations={SCHEMA.version: (ADD_COLUMN,)})
     monkeypatch.setattr(postgres, "SCHEMA", following)
 

@@ -135,7 +135,7 @@ async def test_pointer_moves_only_from_where_it_is_expected(store: Store):
 
 
 async def test_pointer_moves_only_from_the_content_that_is_expected(store: Store):
-    """A file that is registered again under its old name is another version, of which a commit knows nothing."""
+    """A file that is registered again under its old name is another version, which a running commit has not seen."""
     await store.create_entry(TABLE, Pointer("one", "first"))
     await store.put_entry(TABLE, Pointer("one", "second"))
     assert not await store.swap_pointer(TABLE, expected=Pointer("one", "first"), new=Pointer("two"))
@@ -242,7 +242,7 @@ async def test_put_creates_or_replaces_an_entry(store: Store):
         await store.put_entry(TableId(("none",), "t"), Pointer("here"))
 
 
-# Every change, and what is to be remembered of it where it is made for a request with a key.
+# Every change, and the outcome that is recorded for a request with a key.
 CHANGES: dict[str, tuple[Callable[[Store], Awaitable[Any]], RequestOutcome]] = {
     "create namespace": (lambda store: store.create_namespace(("new",), {}), RequestOutcome()),
     "update namespace": (
