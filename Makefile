@@ -17,7 +17,9 @@ help: ## Show this list
 run: service ## Start the service
 	.venv/bin/lakefeed serve $(ARGS)
 
-# A file's tests stay together, because they share servers and Spark. TEST_WORKERS=0 runs all in one process.
+# A file's tests stay together, because they share servers and Spark; tests/conftest.py sets the order. TEST_WORKERS=0
+# runs all in one process. Bytecode is written whatever the environment says: every process would compile the code anew.
+test soak: export PYTHONDONTWRITEBYTECODE =
 test: everything ## Run all tests
 	$(ENV_PYTHON) -m pytest -n $(TEST_WORKERS) --dist loadfile $(ARGS)
 

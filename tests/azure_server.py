@@ -31,7 +31,7 @@ _ACCOUNT = "devstoreaccount1"
 _ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 _API_VERSION = "2021-12-02"
 
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 240.0
 _STOP_TIMEOUT_S = 20.0
 _POLL_S = 0.05
 
@@ -67,7 +67,7 @@ class AzureServer:
         digest = hmac.new(base64.b64decode(self.account_key), text.encode(), hashlib.sha256).digest()
         headers["Authorization"] = f"SharedKey {self.account}:{base64.b64encode(digest).decode()}"
         url = f"{self.endpoint}/{container}?{urllib.parse.urlencode(query)}"
-        with urllib.request.urlopen(urllib.request.Request(url, method=method, headers=headers), timeout=30) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, method=method, headers=headers), timeout=240) as answer:
             return answer.read().decode()
 
 

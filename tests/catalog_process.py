@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
+import signal
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.service_process import LAKEFEED, free_ports
+from tests.lakefeed_process import ForkedProcess, Main, clean_environment, run_main
+from tests.service_process import free_ports
 
-ROOT = Path(__file__).parents[1]
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 240.0
+STOP_TIMEOUT_S = 240.0
 _POLL_S = 0.02
 
 
@@ -27,25 +26,26 @@ class CatalogProcess:
     port: int
     database: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
-    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    process: ForkedProcess | None = field(default=None, init=False)
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def start(self, program: Sequence[str] = (LAKEFEED,)) -> None:
-        """Start a process and wait until it is ready."""
-        command = [*program, "catalog", "serve", f"--http-port={self.port}", f"--data-dir={self.directory / 'data'}"]
-        environment = {name: text for name, text in os.environ.items() if not name.startswith("LAKEFEED_")}
-        environment |= {"LAKEFEED_CATALOG_DATABASE": self.database, "PYTHONPATH": str(ROOT)}
-        environment |= {f"LAKEFEED_{key.replace('.', '_').upper()}": text for key, text in self.settings.items()}
-        with (self.directory / "catalog.log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.directory, env=environment)
+    def start(self, main: Main = run_main) -> None:
+        """Start a process and wait until it is ready. `main` runs the command line that it is given."""
+        self.process = ForkedProcess(
+            ["catalog", "serve", f"--http-port={self.port}", f"--data-dir={self.directory / 'data'}"],
+            directory=self.directory,
+            environ=clean_environment({"catalog.database": self.database, **self.settings}),
+            output=self.directory / "catalog.log",
+            main=main,
+        )
         self._wait_until_ready(self.process)
 
-    def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
+    def _wait_until_ready(self, process: ForkedProcess) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline and process.poll() is None:
+        while time.monotonic() < deadline and process.exit_status is None:
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=1.0):
                 return
             time.sleep(_POLL_S)
@@ -59,7 +59,7 @@ class CatalogProcess:
     def stop(self) -> int:
         """Stop the process in order; its exit status."""
         assert self.process is not None
-        self.process.terminate()
+        self.process.send_signal(signal.SIGTERM)
         return self.wait_for_exit()
 
     def log_text(self) -> str:
@@ -80,6 +80,6 @@ def catalog_processes(
         yield catalogs
     finally:
         for catalog in catalogs:
-            if catalog.process is not None and catalog.process.poll() is None:
-                catalog.process.kill()
+            if catalog.process is not None and catalog.process.exit_status is None:
+                catalog.process.send_signal(signal.SIGKILL)
                 catalog.process.wait(STOP_TIMEOUT_S)

@@ -97,7 +97,7 @@ def push_every_type(service: ServiceProcess) -> None:
 
 def _ask(socket: Any, message: str | bytes) -> dict[str, Any]:
     socket.send(message)
-    while (answer := json.loads(socket.recv(timeout=60))).get("status") == "persisted":
+    while (answer := json.loads(socket.recv(timeout=240))).get("status") == "persisted":
         pass
     return answer
 

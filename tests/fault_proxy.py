@@ -25,7 +25,7 @@ T = TypeVar("T")
 # Method and address in, the address with a signature out.
 Sign: TypeAlias = Callable[[str, str], str]
 
-_WAIT_S = 30.0
+_WAIT_S = 120.0
 _CHUNK_BYTES = 64 * 1024
 # Of one connection only; clients and servers agree on their own.
 _HOP_HEADERS = ("connection", "keep-alive", "transfer-encoding", "expect")

@@ -22,8 +22,8 @@ from lakefeed.pipeline.spark.session import build_session
 from lakefeed.pipeline.spark.settings import SessionConfig, SparkCatalog
 from lakefeed.pipeline.spark.tables import TableIdentifier
 
-# Where a merge can be cut off: its tombstones are written and it is not; it is committed and not in the checkpoint.
-STEPS = ("before the merge", "behind the merge")
+# Where a merge is killed: its tombstones are written and the merge is not; it is committed and not in the checkpoint.
+STEPS = ("before the merge", "after the merge")
 
 
 def mirror_config(modes: dict[str, str], checkpoints: str) -> MirrorConfig:

@@ -57,10 +57,10 @@ class Pusher:
         """Send changes as one batch of a new connection, and wait until it is durable."""
         with connect(self._service.ws_url) as socket:
             socket.send(json.dumps({"type": "connect", "sourceDoId": self._source, "epoch": self._epoch}))
-            status = json.loads(socket.recv(timeout=60))
+            status = json.loads(socket.recv(timeout=240))
             assert status["type"] == "status", status
             socket.send(json.dumps({"type": "cdc_batch", "sequenceNumber": 0, "events": events}))
-            ack = json.loads(socket.recv(timeout=60))
+            ack = json.loads(socket.recv(timeout=240))
             assert ack["type"] == "ack", ack
 
     def commit(self) -> None:

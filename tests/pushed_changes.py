@@ -74,6 +74,6 @@ def push_changes(service: ServiceProcess, events: list[dict[str, Any]] = EVENTS)
         with connect(service.ws_url) as socket:
             message = {"type": "cdc_batch", "sourceDoId": SOURCE, "sequenceNumber": number, "events": batch}
             socket.send(json.dumps(message))
-            ack = json.loads(socket.recv(timeout=60))
+            ack = json.loads(socket.recv(timeout=240))
         assert (ack["type"], ack["details"]["eventsProcessed"]) == ("ack", len(batch)), ack
         assert service.flush()["success"]

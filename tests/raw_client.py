@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-DEADLINE_S = 30.0
+DEADLINE_S = 240.0
 
 TEXT, CLOSE, PING = 0x1, 0x8, 0x9
 

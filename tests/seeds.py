@@ -1,6 +1,6 @@
-"""Seeds of random tests, and how long they search. Whoever sees a failure can see the same one again.
+"""Seeds of random tests, and how long they search. A failure can be repeated by its seed.
 
-A variable of the environment sets a seed: a number, or `random` for a new one; `make soak` asks for that.
+A variable of the environment sets a seed: a number, or `random` for a new one, which `make soak` sets.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import random
 
 
 def choose_seed(variable: str, usual: int | None = None) -> int:
-    """Take the seed that is asked for, else the usual one, else a new one; and say which."""
+    """Return the seed of the environment, else the usual one, else a new one; and print it."""
     given = os.environ.get(variable) or ("random" if usual is None else str(usual))
     seed = random.SystemRandom().randrange(2**32) if given == "random" else int(given)
     print(f"seed: {variable}={seed}", flush=True)
@@ -18,5 +18,5 @@ def choose_seed(variable: str, usual: int | None = None) -> int:
 
 
 def choose_count(variable: str, usual: int) -> int:
-    """Tell how often to do something."""
+    """Return the count of the environment, else the usual one."""
     return int(os.environ.get(variable) or usual)

@@ -7,26 +7,27 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
 import signal
 import socket
-import subprocess
-import sysconfig
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-LAKEFEED = str(Path(sysconfig.get_path("scripts")) / "lakefeed")
+from lakefeed.settings import MIB
+from tests.lakefeed_process import ForkedProcess, InstalledProcess, LakefeedProcess, Main, clean_environment, run_main
 
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 60.0
-REQUEST_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 240.0
+STOP_TIMEOUT_S = 240.0
+REQUEST_TIMEOUT_S = 240.0
 _POLL_S = 0.02
+
+# A service fills two segments of its log with zeros when it starts, by default 128 MiB.
+SMALL_LOG = {"log.segment_max_bytes": 8 * MIB, "ingest.frame_max_bytes": 2 * MIB}
 
 # Below the ports that systems give to clients: a client that tries a dead server's port again and again would
 # otherwise one day be given that very port for its own end, and be connected to itself.
@@ -41,7 +42,7 @@ class ServiceProcess:
     http_port: int
     ws_port: int
     settings: Mapping[str, Any] = field(default_factory=dict)
-    process: subprocess.Popen[bytes] | None = None
+    process: LakefeedProcess | None = None
 
     @property
     def data_dir(self) -> Path:
@@ -65,35 +66,40 @@ class ServiceProcess:
         assert self.process is not None, "the service was not started"
         return self.process.pid
 
-    def spawn(self, program: Sequence[str] = (LAKEFEED,)) -> None:
-        """Start a process and return at once."""
-        assert self.process is None or self.process.poll() is not None, "the service already runs"
-        command = [
-            *program,
-            "serve",
-            f"--data-dir={self.data_dir}",
-            f"--http-port={self.http_port}",
-            f"--ws-port={self.ws_port}",
-        ]
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, cwd=self.directory, env=self._environment()
-            )
+    def spawn(self, main: Main = run_main) -> None:
+        """Start a process and return at once. `main` runs the command line that it is given."""
+        assert not self.is_running, "the service already runs"
+        self.process = ForkedProcess(self._arguments(), **self._surroundings({**SMALL_LOG, **self.settings}), main=main)
 
-    def _environment(self) -> dict[str, str]:
-        """Pass on the environment without settings that the developer's shell may hold."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("LAKEFEED_")}
-        own = {f"LAKEFEED_{key.replace('.', '_').upper()}": str(value) for key, value in self.settings.items()}
-        return inherited | own
+    def start(self, main: Main = run_main) -> None:
+        """Start a process and wait until it is ready."""
+        self.spawn(main)
+        self.wait_until_ready()
+
+    def start_installed(self) -> None:
+        """Start the installed command as an operator does, and wait until it is ready."""
+        assert not self.is_running, "the service already runs"
+        self.process = InstalledProcess(self._arguments(), **self._surroundings(self.settings))
+        self.wait_until_ready()
+
+    def _arguments(self) -> list[str]:
+        ports = (f"--http-port={self.http_port}", f"--ws-port={self.ws_port}")
+        return ["serve", f"--data-dir={self.data_dir}", *ports]
+
+    def _surroundings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        environ = clean_environment(settings)
+        return {"directory": self.directory, "environ": environ, "output": self.log_path}
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.exit_status is None
 
     def wait_until_ready(self) -> None:
         """Wait until the control plane calls itself ready and the data plane answers."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while not (self._answers(self.http_port, "/health", 200) and self._answers(self.ws_port, "/", 404)):
             assert self.process is not None
-            assert self.process.poll() is None, (
-                f"the service ended: status={self.process.returncode}\n{self.log_text()}"
-            )
+            assert self.is_running, f"the service ended: status={self.process.exit_status}\n{self.log_text()}"
             assert time.monotonic() < deadline, f"the service did not get ready\n{self.log_text()}"
             time.sleep(_POLL_S)
 
@@ -106,20 +112,16 @@ class ServiceProcess:
         except OSError:
             return False
 
-    def start(self, program: Sequence[str] = (LAKEFEED,)) -> None:
-        """Start a process and wait until it is ready."""
-        self.spawn(program)
-        self.wait_until_ready()
-
     def kill(self) -> None:
         """End the process with SIGKILL: it gets no chance to do anything more."""
         assert self.process is not None
-        self.process.kill()
+        self.process.send_signal(signal.SIGKILL)
         self.process.wait(STOP_TIMEOUT_S)
 
     def signal_stop(self) -> None:
         """Send SIGTERM and return at once."""
-        os.kill(self.pid, signal.SIGTERM)
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
 
     def wait_for_exit(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Wait for the process to end by itself; its exit status."""
@@ -162,7 +164,7 @@ def service_process(directory: Path, settings: Mapping[str, Any] | None = None) 
     try:
         yield service
     finally:
-        if service.process is not None and service.process.poll() is None:
+        if service.is_running:
             service.kill()
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from aiohttp import web
 
-_START_TIMEOUT_S = 30.0
-_STOP_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 120.0
 
 
 @contextlib.contextmanager

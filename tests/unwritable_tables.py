@@ -48,7 +48,7 @@ def load_columns(catalog_url: str, table: str) -> list[dict[str, Any]]:
 
 def load_schema(catalog_url: str, table: str) -> dict[str, Any]:
     """Load a table's schema as the catalog has it."""
-    with urllib.request.urlopen(f"{catalog_url}/v1/namespaces/default/tables/{table}", timeout=30) as answer:
+    with urllib.request.urlopen(f"{catalog_url}/v1/namespaces/default/tables/{table}", timeout=240) as answer:
         metadata = json.loads(answer.read())["metadata"]
     schemas: dict[int, dict[str, Any]] = {schema["schema-id"]: schema for schema in metadata["schemas"]}
     return schemas[metadata["current-schema-id"]]
@@ -59,7 +59,7 @@ def _post(url: str, document: Any, *, may_exist: bool = False) -> None:
         url, data=json.dumps(document).encode(), headers={"Content-Type": "application/json"}, method="POST"
     )
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=240) as answer:
             answer.read()
     except urllib.error.HTTPError as error:
         if not (may_exist and error.code == 409):

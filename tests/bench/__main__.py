@@ -129,7 +129,7 @@ def _measure(
         at_rate = streams.take(int(options.rate * options.rate_seconds))
         phases.append((f"{options.rate:,}/s", Phase(streams=at_rate, window_frames=window, changes_per_s=options.rate)))
     with service_process(directory, settings) as service:
-        service.start()
+        service.start_installed()
         try:
             runs = _run_phases(service, phases, console)
         except EOFError as error:

@@ -26,8 +26,9 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from tests.lakefeed_process import LAKEFEED
 from tests.postgres_server import postgres_server
-from tests.service_process import LAKEFEED, free_ports
+from tests.service_process import free_ports
 
 START_TIMEOUT_S = 30.0
 READERS = 4

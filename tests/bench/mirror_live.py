@@ -24,7 +24,8 @@ import pyarrow as pa
 from websockets.sync.client import connect
 
 from lakefeed.pipeline.mirrors.marker import MARKER, parse_marker
-from tests.service_process import LAKEFEED, ServiceProcess
+from tests.lakefeed_process import LAKEFEED
+from tests.service_process import ServiceProcess
 
 TABLE = "live"
 _FRAME_ROWS = 1_000

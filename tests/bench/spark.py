@@ -63,7 +63,7 @@ def main(
     with tempfile.TemporaryDirectory(prefix="lakefeed-bench-") as text, console.status("starting") as status:
         directory = Path(text)
         with service_process(directory, {}) as service:
-            service.start()
+            service.start_installed()
             if rate:
                 results.live = measure_live(
                     service,

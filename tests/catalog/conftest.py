@@ -20,7 +20,6 @@ from lakefeed.catalog.config import MEMORY_DATABASE, CatalogConfig, Warehouse
 from lakefeed.catalog.store.store import Store
 from lakefeed.storage.config import StorageConfig
 from tests.clients import open_pyiceberg
-from tests.postgres_server import postgres_server
 from tests.serving import serve_in_thread
 
 
@@ -60,13 +59,6 @@ class Client:
 
 def parsed(response: requests.Response) -> tuple[int, Any]:
     return response.status_code, response.json() if response.content else None
-
-
-@pytest.fixture(scope="session")
-def make_postgres() -> Iterator[Callable[[], str]]:
-    """Make empty databases on one PostgreSQL."""
-    with postgres_server() as make:
-        yield make
 
 
 @pytest_asyncio.fixture(params=["sqlite", "postgres", "memory"])

@@ -1,4 +1,4 @@
-"""Reads the tables back as a stranger would, with PyIceberg through the REST catalog, and checks them against books."""
+"""Reads the tables with PyIceberg through the REST catalog, and checks them against what the senders sent."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _files_by_snapshot(table: Table) -> Iterator[list[pa.Table]]:
 def check_tables(tables: Sequence[Contents], senders: Iterable[Sender]) -> None:
     """Check that every acked change is there exactly once, in order and whole, and nothing that was never sent."""
     senders = list(senders)
-    _check_no_strangers(tables, senders)
+    _check_sources(tables, senders)
     for sender in senders:
         _check_each_once(tables, sender)
     for table in tables:
@@ -79,7 +79,7 @@ def check_tables(tables: Sequence[Contents], senders: Iterable[Sender]) -> None:
         _check_values(table)
 
 
-def _check_no_strangers(tables: Sequence[Contents], senders: Sequence[Sender]) -> None:
+def _check_sources(tables: Sequence[Contents], senders: Sequence[Sender]) -> None:
     known = {sender.source for sender in senders}
     found = {source for table in tables for source in table.rows["_cdc_source"].unique().to_pylist()}
     assert found <= known, f"rows of sources that never sent: {found - known}"

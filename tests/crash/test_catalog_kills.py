@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import uuid
 from collections.abc import Iterator
@@ -13,14 +14,14 @@ import requests
 
 from tests.catalog.documents import append, create_body, require_main
 from tests.catalog_process import CatalogProcess, catalog_processes
-from tests.crash.dying_catalog import command
+from tests.crash.crash_points import crash_at_first_call
 
 pytestmark = pytest.mark.crash
 
 STORE = "lakefeed.catalog.store.store"
 STORAGE = "lakefeed.storage.local"
-# The metadata file is there and empty; it is whole, and its name may not survive a loss of power; the metadata is
-# written; the change and its outcome are written, not yet durable; they are durable, nobody knows.
+# The metadata file exists and is empty; it is complete, and its name may not survive a loss of power; the metadata is
+# written; the change and its outcome are written, not yet durable; they are durable, and no client has the reply.
 MOMENTS = (
     ("before", f"{STORAGE}:_write_all"),
     ("before", f"{STORAGE}:_sync_directory"),
@@ -28,7 +29,7 @@ MOMENTS = (
     ("after", f"{STORE}:_record_outcome"),
     ("after", f"{STORE}:Store.{{method}}"),
 )
-# What a commit has made of its metadata file when it dies in there.
+# The state of the metadata file after a kill in this function.
 LEFT_BEHIND = {f"{STORAGE}:_write_all": ["empty"]}
 
 APPEND = {"requirements": [require_main(None)], "updates": append(1, 1)}
@@ -72,12 +73,12 @@ def test_a_request_whose_catalog_was_killed_is_done_once_when_it_is_sent_again(
     when, where = moment
     before = metadata_files(catalog)
     key = str(uuid.uuid4())
-    catalog.start(command(when, where.format(method=method)))
+    catalog.start(functools.partial(crash_at_first_call, when, where.format(method=method)))
     with pytest.raises(requests.ConnectionError):
         send(catalog, *REQUESTS[method], key)
     assert catalog.wait_for_exit() == -signal.SIGKILL
     if method == "swap_pointer":
-        assert new_file_sizes(catalog, before) == LEFT_BEHIND.get(where, ["whole"])
+        assert new_file_sizes(catalog, before) == LEFT_BEHIND.get(where, ["complete"])
 
     catalog.start()
     again = [send(catalog, *REQUESTS[method], key) for _ in range(2)]
@@ -91,11 +92,11 @@ def metadata_files(catalog: CatalogProcess) -> set[Path]:
 
 
 def new_file_sizes(catalog: CatalogProcess, before: set[Path]) -> list[str]:
-    return ["whole" if path.stat().st_size else "empty" for path in metadata_files(catalog) - before]
+    return ["complete" if path.stat().st_size else "empty" for path in metadata_files(catalog) - before]
 
 
 def check_done_once(catalog: CatalogProcess, method: str) -> None:
-    """Check that the tables are as after one request; files that a death left half written belong to none of them."""
+    """Check that the tables are as after one request; no table refers to files that a kill left truncated."""
     tables = send(catalog, "GET", "namespaces/db/tables", None).json()["identifiers"]
     names = [table["name"] for table in tables]
     assert names == {"create_entry": ["new", "t", "u"], "drop_entry": ["u"]}.get(method, ["t", "u"])

@@ -25,7 +25,7 @@ async def test_sigterm_under_load_closes_clients_with_1001_commits_what_was_acke
     up.set()
     senders = [Sender(name, random.Random(number), up) for number, name in enumerate(("shop-1", "shop-2"))]
     with service_process(tmp_path, SETTINGS) as service:
-        await asyncio.to_thread(service.start)
+        await asyncio.to_thread(service.start_installed)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(sender.run(service.ws_url)) for sender in senders]
             await _until_acked(senders, ENOUGH_CHANGES)
@@ -53,7 +53,7 @@ async def test_second_service_on_a_data_directory_in_use_ends_with_a_clear_messa
 
 
 async def _until_acked(senders, changes: int) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while min(sender.acked for sender in senders) < changes:  # noqa: ASYNC110  (two clients count up)
             await asyncio.sleep(0.01)
 

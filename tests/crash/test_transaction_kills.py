@@ -1,12 +1,13 @@
-"""A transaction is in all of its tables or in none, at whatever moment the process is killed, and in all in the end.
+"""A transaction is in all of its tables or in none, whenever the process is killed, and in all of them in the end.
 
-What a killed process has left behind is looked at as it is, through a catalog of its own, before the next one goes on.
+After each kill, a catalog of the test's own reads what the process left, before the next process starts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import random
 import signal
 from collections import Counter
@@ -26,18 +27,18 @@ from lakefeed.catalog.config import CatalogConfig, Warehouse
 from lakefeed.ingest.service import DATABASE_NAME
 from lakefeed.storage.config import StorageConfig
 from tests.clients import open_pyiceberg
-from tests.crash.dying_service import STEPS, command
+from tests.crash.crash_points import CRASH_POINTS, crash_at
 from tests.crash.runs import SETTINGS, rounds
 from tests.service_process import ServiceProcess, service_process
 from tests.serving import serve_in_thread
 
 pytestmark = pytest.mark.crash
 
-PART = "together"
-# Of each transfer: its changes in the order in which they are sent.
+PART = "transaction"
+# The changes of each transfer, in the order in which they are sent.
 TABLES = ("accounts", "ledger", "accounts", "audit")
 WHOLE = Counter(TABLES)
-STEP_TIMEOUT_S = 60.0
+CRASH_TIMEOUT_S = 240.0
 RANDOM_KILLS = 5
 KILL_WITHIN_S = 0.5
 
@@ -66,7 +67,7 @@ class Bank:
     async def _session(self, socket: ClientConnection) -> None:
         status = await _ask(socket, {"type": "connect", "sourceDoId": "bank"})
         self.acked = position = status.get("lastDurableSequence", 0)
-        # What a transfer has begun with is followed by the rest of it, also when it is time to finish.
+        # A transfer that has begun is sent to its end.
         while not (self.is_finishing and position >= self.sent and position % len(TABLES) == 0):
             size = self.rng.randint(1, 2 * len(TABLES))
             events = [_event(number) for number in range(position + 1, position + 1 + size)]
@@ -96,7 +97,7 @@ def _event(number: int) -> dict[str, Any]:
 
 
 def read_transfers(catalog_url: str) -> dict[int, Counter[str]]:
-    """Count, of each transfer, the changes in each table."""
+    """Count the changes of each transfer in each table."""
     found: dict[int, Counter[str]] = {}
     with contextlib.closing(open_pyiceberg(catalog_url)) as catalog:
         for table in WHOLE:
@@ -108,7 +109,7 @@ def read_transfers(catalog_url: str) -> dict[int, Counter[str]]:
 
 
 @contextlib.contextmanager
-def catalog_of_the_dead(data_dir: Path) -> Iterator[str]:
+def catalog_of(data_dir: Path) -> Iterator[str]:
     app = web.Application()
     warehouse = Warehouse(StorageConfig(warehouse=f"file://{data_dir}/warehouse"))
     app.add_subapp("/v1", build_catalog(CatalogConfig(), warehouse, data_dir / DATABASE_NAME))
@@ -117,24 +118,24 @@ def catalog_of_the_dead(data_dir: Path) -> Iterator[str]:
 
 
 def check_whole(service: ServiceProcess) -> int:
-    """Tell how many transfers are there; none may be there in part."""
-    with catalog_of_the_dead(service.data_dir) as url:
+    """Return how many transfers are committed; none may be committed in part."""
+    with catalog_of(service.data_dir) as url:
         transfers = read_transfers(url)
     assert {transfer: parts for transfer, parts in transfers.items() if parts != WHOLE} == {}
     return len(transfers)
 
 
-async def test_no_transaction_is_ever_there_in_part(tmp_path):
+async def test_no_transaction_is_ever_committed_in_part(tmp_path):
     for directory, rng in rounds(tmp_path):
         settings = SETTINGS | {"writer.transactions": True, "writer.flush_max_changes": 20}
         bank = Bank(random.Random(rng.random()))
         with service_process(directory, settings) as service:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(bank.run(service.ws_url))
-                for name in STEPS[PART]:
-                    await die_at(service, name, bank, rng)
+                for name in CRASH_POINTS[PART]:
+                    await crash(service, name, bank, rng)
                 for _ in range(RANDOM_KILLS):
-                    await die_sometime(service, bank, rng)
+                    await kill_at_random(service, bank, rng)
                 bank.is_finishing = True
                 await asyncio.to_thread(service.start)
                 bank.up.set()
@@ -148,17 +149,17 @@ async def test_no_transaction_is_ever_there_in_part(tmp_path):
         assert "lakefeed_writer_split_transactions_total{" not in metrics, "nothing was given up"
 
 
-async def die_at(service: ServiceProcess, name: str, bank: Bank, rng: random.Random) -> None:
-    dying = command(PART, name, rng.randint(1, STEPS[PART][name].calls_max))
-    await asyncio.to_thread(service.start, dying)
+async def crash(service: ServiceProcess, name: str, bank: Bank, rng: random.Random) -> None:
+    crashing = functools.partial(crash_at, PART, name, rng.randint(1, CRASH_POINTS[PART][name].calls_max))
+    await asyncio.to_thread(service.start, crashing)
     bank.up.set()
-    status = await asyncio.to_thread(service.wait_for_exit, STEP_TIMEOUT_S)
+    status = await asyncio.to_thread(service.wait_for_exit, CRASH_TIMEOUT_S)
     bank.up.clear()
     assert status == -signal.SIGKILL, service.log_text()
     print(f"killed at {name}: transfers={await asyncio.to_thread(check_whole, service)}")
 
 
-async def die_sometime(service: ServiceProcess, bank: Bank, rng: random.Random) -> None:
+async def kill_at_random(service: ServiceProcess, bank: Bank, rng: random.Random) -> None:
     await asyncio.to_thread(service.start)
     bank.up.set()
     await asyncio.sleep(rng.uniform(0, KILL_WITHIN_S))  # the moment of the kill

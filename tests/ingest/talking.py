@@ -10,7 +10,7 @@ from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 class Talker:

@@ -27,7 +27,7 @@ def _event(sequence: int) -> dict[str, Any]:
         "sequence": sequence,
         "timestamp": 1_794_700_800_000 + sequence,
         "operation": ("INSERT", "UPDATE", "DELETE", "READ")[sequence % 4],
-        "table": "strangers",
+        "table": "hostile_clients",
         "rowId": str(sequence),
         "before": {"id": sequence, "name": "before"},
         "after": {
@@ -43,7 +43,7 @@ def _event(sequence: int) -> dict[str, Any]:
 
 
 def _debezium(sequence: int) -> dict[str, Any]:
-    source = {"connector": "postgresql", "name": "shop", "db": "shop", "schema": "public", "table": "strangers"}
+    source = {"connector": "postgresql", "name": "shop", "db": "shop", "schema": "public", "table": "hostile_clients"}
     position = {"lsn": 1_000 + sequence, "ts_ms": 1_794_700_800_000, "snapshot": "false", "txId": sequence}
     return {
         "op": "c",
@@ -84,7 +84,10 @@ def arrow_stream(rng: random.Random, source: str, sequence: int) -> bytes:
     compression = rng.choice([None, None, "lz4", "zstd"])
     operations = pa.array(["INSERT"] * rows)
     return stream_of(
-        changes(own, first=sequence, operation=operations), table="strangers", compression=compression, source=source
+        changes(own, first=sequence, operation=operations),
+        table="hostile_clients",
+        compression=compression,
+        source=source,
     )
 
 

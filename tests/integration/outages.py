@@ -18,7 +18,7 @@ from tests.crash.senders import TABLES, Sender
 from tests.crash.table_checks import check_tables, load_contents
 from tests.service_process import ServiceProcess
 
-WAIT_S = 60.0
+WAIT_S = 240.0
 POLL_S = 0.05
 # Some thousand changes a second: more than enough to break, few enough that what was missed is made up for at once.
 BATCH_MAX_CHANGES = 40
@@ -37,7 +37,7 @@ SETTINGS = {
     "catalog.storage_timeout_s": 1.0,
 }
 # An outage of a few seconds fills these buffers several times over.
-LITTLE_MEMORY = {
+SMALL_BUFFERS = {
     "writer.flush_max_bytes": f"{BUFFER_MAX_BYTES // KIB // 4}KiB",
     "writer.buffer_max_bytes": f"{BUFFER_MAX_BYTES // KIB}KiB",
 }
@@ -73,7 +73,7 @@ class Pushed:
             lambda status: all(_commits(status).get(name, 0) > before.get(name, 0) for name in names or _table_names())
         )
 
-    async def wait_until_unwell(self, reason: str) -> str:
+    async def wait_until_problem(self, reason: str) -> str:
         """Wait until /health/ready fails and gives this reason; the problem as it says it."""
         async with asyncio.timeout(WAIT_S):
             while True:
@@ -82,7 +82,7 @@ class Pushed:
                     return found[0]
                 await asyncio.sleep(POLL_S)
 
-    async def wait_until_well(self) -> None:
+    async def wait_until_recovered(self) -> None:
         """Wait until every table commits again and /health/ready has nothing to complain of."""
         await self.wait_until_tables_commit()
         async with asyncio.timeout(WAIT_S):
@@ -110,10 +110,10 @@ class Pushed:
 
 @contextlib.asynccontextmanager
 async def pushing(
-    service: ServiceProcess, *, catalog_url: str = "", s3: S3Settings | None = None, has_little_memory: bool = False
+    service: ServiceProcess, *, catalog_url: str = "", s3: S3Settings | None = None, has_small_buffers: bool = False
 ) -> AsyncIterator[Pushed]:
     """Start the service and push to it while the block runs; then check that all that was acked is in the tables."""
-    service.settings = {**service.settings, **(LITTLE_MEMORY if has_little_memory else {})}
+    service.settings = {**service.settings, **(SMALL_BUFFERS if has_small_buffers else {})}
     up = asyncio.Event()
     up.set()
     sender = Sender("shop", random.Random(1), up, batch_max_changes=BATCH_MAX_CHANGES)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.integration
 
 MIB = 1024 * 1024
 CONNECTIONS = 1_000
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 # What docs/operations.md says that memory is bounded by, for the settings below.
 MEMORY_MAX_BYTES = 32 * MIB
@@ -76,15 +76,15 @@ async def push_for_ever(client: RawClient, frame: bytes) -> None:
             await client.send(frame)
 
 
-async def test_a_thousand_idle_connections_cost_little_and_disturb_nobody(tmp_path):
+async def test_a_thousand_idle_connections_cost_little_and_disturb_no_other_client(tmp_path):
     with service_process(tmp_path) as service:
         service.start()
         before_bytes = held_by(service)
-        async with many_clients(service), talking(service.ws_url, source="neighbour") as neighbour:
+        async with many_clients(service), talking(service.ws_url, source="other_client") as other_client:
             status = await until_status(service, lambda status: status["connections"] == CONNECTIONS + 1)
             assert status["rateLimitMetrics"]["peakConnections"] == CONNECTIONS + 1
             for number in range(100):
-                assert (await neighbour.batch(number))["status"] == "ok"
+                assert (await other_client.batch(number))["status"] == "ok"
             assert held_by(service) - before_bytes < CONNECTIONS * PER_CONNECTION_BYTES
         await until_status(service, lambda status: status["connections"] == 0)
         assert service.stop() == 0
@@ -107,23 +107,23 @@ async def test_memory_is_bounded_with_a_thousand_clients_that_push_against_a_stu
     with service_process(tmp_path, settings) as service:
         service.start()
         before_bytes = held_by(service)
-        async with many_clients(service) as clients, talking(service.ws_url, source="neighbour") as neighbour:
+        async with many_clients(service) as clients, talking(service.ws_url, source="other_client") as other_client:
             gate.touch()
             pushing = [asyncio.ensure_future(push_for_ever(client, frame)) for client in clients]
             peak_bytes = await watch_until_stuck(service)
-            assert (await neighbour.ask("heartbeat"))["type"] == "pong", "though nothing can become durable"
+            assert (await other_client.ask("heartbeat"))["type"] == "pong", "though nothing can become durable"
             assert peak_bytes - before_bytes < BOUND_BYTES
-            await neighbour.send_batch(1)
+            await other_client.send_batch(1)
             gate.unlink()
-            assert (await neighbour.hear())["status"] == "ok", "with a thousand others still pushing"
-            assert (await neighbour.batch(2))["status"] == "ok"
+            assert (await other_client.hear())["status"] == "ok", "with a thousand others still pushing"
+            assert (await other_client.batch(2))["status"] == "ok"
             for task in pushing:
                 task.cancel()
             await asyncio.gather(*pushing, return_exceptions=True)
         status = await until_status(service, lambda status: status["connections"] == 0)
         status = await until_status(service, lambda status: status["memory"]["heldBytes"] == 0)
         assert status["memory"]["pausedConnections"] == 0
-        assert service.process.poll() is None
+        assert service.is_running
 
 
 async def watch_until_stuck(service: ServiceProcess) -> int:

@@ -32,8 +32,8 @@ class Lake:
     proxy: FaultProxy
     catalog_url: str
 
-    def pushing(self, *, has_little_memory: bool = False):
-        return pushing(self.service, catalog_url=self.catalog_url, has_little_memory=has_little_memory)
+    def pushing(self, *, has_small_buffers: bool = False):
+        return pushing(self.service, catalog_url=self.catalog_url, has_small_buffers=has_small_buffers)
 
 
 @pytest.fixture
@@ -76,27 +76,27 @@ async def test_commits_that_fail_or_are_not_answered_end_with_every_change_once(
             with named(fault):
                 spoiled = lake.proxy.spoil(fault, **COMMITS, times=TIMES)
                 await pushed.wait_for(lambda _, spoiled=spoiled: spoiled.met == TIMES)
-                await pushed.wait_until_well()
+                await pushed.wait_until_recovered()
 
 
-async def test_a_catalog_that_is_stopped_is_told_and_found_again(lake: Lake):
-    async with lake.pushing(has_little_memory=True) as pushed:
+async def test_a_stopped_catalog_is_reported_and_used_again_after_its_restart(lake: Lake):
+    async with lake.pushing(has_small_buffers=True) as pushed:
         lake.proxy.stop()
-        problem = await pushed.wait_until_unwell("table is not committed")
+        problem = await pushed.wait_until_problem("table is not committed")
         assert "table=" in problem
         await pushed.check_memory_while_changes_are_acked()
         lake.proxy.resume()
 
 
-async def test_a_catalog_that_refuses_is_told_with_its_status_and_used_again(lake: Lake):
+async def test_a_catalog_that_refuses_is_reported_with_its_status_and_used_again(lake: Lake):
     async with lake.pushing() as pushed:
         for fault in (Answer(403), Answer(404)):
             with named(fault):
                 lake.proxy.spoil(fault)
-                problem = await pushed.wait_until_unwell(f"status={fault.status}")
+                problem = await pushed.wait_until_problem(f"status={fault.status}")
                 assert "table=" in problem
                 lake.proxy.lift()
-                await pushed.wait_until_well()
+                await pushed.wait_until_recovered()
 
 
 async def test_a_slow_catalog_makes_commits_slow_and_nothing_else(lake: Lake):

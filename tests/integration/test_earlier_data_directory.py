@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,11 +15,12 @@ from websockets.sync.client import connect
 
 from tests.clients import open_pyiceberg
 from tests.earlier_data_directory import read_rows, resume, sorted_rows, unpack
-from tests.service_process import LAKEFEED, ServiceProcess, service_process
+from tests.lakefeed_process import run_lakefeed
+from tests.service_process import ServiceProcess, service_process
 
 pytestmark = pytest.mark.integration
 
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,7 @@ def check_rows(earlier: Earlier, more: dict[str, list[Any]] | None = None) -> No
 
 
 def verify(service: ServiceProcess, table: str) -> dict[str, Any]:
-    command = [LAKEFEED, "verify", table, "--json", "--url", service.http_url]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=service.directory
-    )
+    done = run_lakefeed("verify", table, "--json", "--url", service.http_url, directory=service.directory)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
 

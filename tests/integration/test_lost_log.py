@@ -31,7 +31,7 @@ def sequences(http_url: str, table: str) -> list[int]:
 
 def ask(socket, kind: str, **fields) -> dict:
     socket.send(json.dumps({"type": kind, "sourceDoId": "shop", **fields}))
-    while (answer := json.loads(socket.recv(timeout=60))).get("status") == "persisted":
+    while (answer := json.loads(socket.recv(timeout=240))).get("status") == "persisted":
         pass  # a receipt, which comes whenever there was a commit
     return answer
 

@@ -42,7 +42,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
 
 async def test_aiohttps_client_completes_the_conversation(service: ServiceProcess) -> None:
     event = {"sequence": 1, "operation": "INSERT", "table": "aio", "rowId": "1", "after": {"id": 1}}
-    async with asyncio.timeout(30), aiohttp.ClientSession() as session, session.ws_connect(service.ws_url) as socket:
+    async with asyncio.timeout(240), aiohttp.ClientSession() as session, session.ws_connect(service.ws_url) as socket:
         await socket.send_json({"type": "connect", "sourceDoId": "aio"})
         assert (await socket.receive_json())["type"] == "status"
         await socket.send_bytes(json.dumps({"type": "cdc_batch", "sequenceNumber": 1, "events": [event]}).encode())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,27 +14,24 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect
 
+from lakefeed.writer.quarantine.store import Quarantine
 from tests import pushed_changes
 from tests.clients import open_duckdb, open_pyiceberg
-from tests.service_process import LAKEFEED, ServiceProcess, service_process
+from tests.lakefeed_process import Main, run_lakefeed, run_main
+from tests.service_process import ServiceProcess, service_process
 from tests.unwritable_tables import create_unwritable, make_writable
 
 pytestmark = pytest.mark.integration
 
-COMMAND_TIMEOUT_S = 120
 
-# The command line, but killed where a replay has committed the rows and not yet said so in the quarantine.
-DYING_LAKEFEED = """
-import os, signal
-from lakefeed.ingest.cli.main import main
-from lakefeed.writer.quarantine.store import Quarantine
+def crash_before_resolving(arguments: list[str]) -> None:
+    """Run the command line, and kill the process when a replay has committed the rows and not yet resolved them."""
 
-async def die(*_, **__):
-    os.kill(os.getpid(), signal.SIGKILL)
+    async def kill(*_: Any, **__: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
-Quarantine.resolve = die
-main()
-"""
+    Quarantine.resolve = kill
+    run_main(arguments)
 
 
 @pytest.fixture
@@ -46,20 +43,15 @@ def service(tmp_path: Path) -> Iterator[ServiceProcess]:
         yield service
 
 
-def lakefeed(service: ServiceProcess, *arguments: str, program: tuple[str, ...] = (LAKEFEED,)) -> Any:
-    """Run a command of `lakefeed quarantine` as an operator would; what it printed, from JSON."""
-    done = run(service, *arguments, "--json", program=program)
+def quarantine(service: ServiceProcess, *arguments: str) -> Any:
+    """Run a command of `lakefeed quarantine`, and return what it printed, from JSON."""
+    done = run_quarantine(service, *arguments, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def run(
-    service: ServiceProcess, *arguments: str, program: tuple[str, ...] = (LAKEFEED,)
-) -> subprocess.CompletedProcess[str]:
-    command = [*program, "quarantine", *arguments, "--url", service.http_url]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False, cwd=service.directory
-    )
+def run_quarantine(service: ServiceProcess, *arguments: str, main: Main = run_main) -> subprocess.CompletedProcess[str]:
+    return run_lakefeed("quarantine", *arguments, "--url", service.http_url, directory=service.directory, main=main)
 
 
 def read_with_pyiceberg(service: ServiceProcess, table: str, *columns: str) -> list[tuple[Any, ...]]:
@@ -85,7 +77,7 @@ def test_rows_are_kept_whole_and_seen_by_operators_and_readers(service: ServiceP
     (status,) = (each for each in service.get("/status")["tables"] if each["table"] == "default.users")
     assert (status["quarantinedRows"], status["committedRows"]) == (6, 0)
     assert 'lakefeed_writer_quarantined_changes_total{table="default.users"} 6.0' in service.get_text("/metrics")
-    (listed,) = lakefeed(service, "list")
+    (listed,) = quarantine(service, "list")
     assert (listed["table"], listed["reason"], listed["changes"], listed["sources"]) == (
         "default.users",
         "undecodable",
@@ -106,10 +98,10 @@ def test_replayed_rows_are_what_was_pushed_beside_a_running_service_and_after_it
     service: ServiceProcess,
 ) -> None:
     make_writable(service.http_url, "users")
-    assert lakefeed(service, "replay", "users")["replayed"] == 6
+    assert quarantine(service, "replay", "users")["replayed"] == 6
     assert read_with_pyiceberg(service, "users", *pushed_changes.COLUMNS) == pushed_changes.EXPECTED
     assert read_with_duckdb(service, "users", *pushed_changes.COLUMNS) == pushed_changes.EXPECTED
-    assert lakefeed(service, "list") == []
+    assert quarantine(service, "list") == []
     service.kill()
     service.start()
     service.flush()
@@ -118,27 +110,25 @@ def test_replayed_rows_are_what_was_pushed_beside_a_running_service_and_after_it
 
 def test_a_replay_killed_between_its_two_commits_and_run_again_appends_nothing_twice(service: ServiceProcess) -> None:
     make_writable(service.http_url, "users")
-    done = run(service, "replay", "users", program=(sys.executable, "-c", DYING_LAKEFEED))
+    done = run_quarantine(service, "replay", "users", main=crash_before_resolving)
     assert done.returncode == -signal.SIGKILL
     assert len(read_with_pyiceberg(service, "users", "_cdc_sequence")) == 6, "the rows are committed"
-    assert lakefeed(service, "list")[0]["changes"] == 6, "and the quarantine does not know"
-    assert lakefeed(service, "replay", "users")["found"] == 6
+    assert quarantine(service, "list")[0]["changes"] == 6, "and the quarantine does not know"
+    assert quarantine(service, "replay", "users")["found"] == 6
     assert read_with_pyiceberg(service, "users", *pushed_changes.COLUMNS) == pushed_changes.EXPECTED
-    assert lakefeed(service, "list") == []
+    assert quarantine(service, "list") == []
 
 
-def test_a_replay_before_the_cause_is_gone_tells_so_and_changes_nothing(service: ServiceProcess) -> None:
-    done = run(service, "replay", "users")
+def test_a_replay_before_the_cause_is_fixed_reports_it_and_changes_nothing(service: ServiceProcess) -> None:
+    done = run_quarantine(service, "replay", "users")
     assert done.returncode == 3
     assert "6 are still refused" in done.stdout
-    assert lakefeed(service, "list")[0]["changes"] == 6
+    assert quarantine(service, "list")[0]["changes"] == 6
 
 
 def test_a_push_whose_rows_all_go_there_does_not_call_them_committed(service: ServiceProcess) -> None:
-    push = [LAKEFEED, "push", "-", "--table", "users", "--url", service.ws_url]
-    done = subprocess.run(
-        push, input='{"id": 1}\n', capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True
-    )
+    done = run_lakefeed("push", "-", "--table", "users", "--url", service.ws_url, stdin='{"id": 1}\n')
+    assert done.returncode == 0, done.stderr
     assert "default.users: all rows were refused, see `lakefeed quarantine list`" in done.stdout
     assert "committed default.users" not in done.stdout
 
@@ -147,6 +137,6 @@ def test_a_table_that_a_client_names_like_the_quarantine_is_refused(service: Ser
     events = [{**pushed_changes.EVENTS[0], "table": "lakefeed_quarantine"}]
     with connect(service.ws_url) as socket:
         socket.send(json.dumps({"type": "cdc_batch", "sourceDoId": "another", "sequenceNumber": 0, "events": events}))
-        answer = json.loads(socket.recv(timeout=60))
+        answer = json.loads(socket.recv(timeout=240))
     assert answer["type"] == "nack"
     assert "the last one not lakefeed_quarantine" in json.dumps(answer)

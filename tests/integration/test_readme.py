@@ -24,7 +24,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def toured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
     """A service after the tour's push."""
     with service_process(tmp_path_factory.mktemp("tour")) as service:
-        service.start()
+        service.start_installed()
         rows = re.search(r"cat > users\.ndjson <<'END'\n(.*?)\n    END", README, re.DOTALL)
         assert rows is not None
         file = service.directory / "users.ndjson"

@@ -25,7 +25,7 @@ from tests.integration.test_debezium_http import service as debezium_service
 
 pytestmark = pytest.mark.integration
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 ACCOUNTS, LEDGER = "accounts", "ledger"
 
 
@@ -96,7 +96,9 @@ async def test_recording_of_debezium_folds_to_the_rows_of_the_source(tmp_path, s
         assert "lakefeed_writer_split_transactions_total{" not in await at_work.get("/metrics")
 
 
-async def test_catalog_without_transactions_is_told_at_the_start_and_tables_are_committed_one_by_one(tmp_path, caplog):
+async def test_a_catalog_without_transactions_is_reported_at_startup_and_tables_are_committed_one_by_one(
+    tmp_path, caplog
+):
     async with serving(small_config(tmp_path / "elsewhere")) as elsewhere:
         async with OldCatalog(elsewhere.http_url) as catalog:
             own = small_config(tmp_path / "here", transactions=True)

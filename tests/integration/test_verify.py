@@ -14,11 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests import every_type, pushed_changes
-from tests.service_process import LAKEFEED, ServiceProcess, free_ports, service_process
+from tests.lakefeed_process import run_lakefeed
+from tests.service_process import ServiceProcess, free_ports, service_process
 
 pytestmark = pytest.mark.integration
-
-COMMAND_TIMEOUT_S = 120
 
 
 @pytest.fixture
@@ -30,10 +29,7 @@ def service(tmp_path: Path) -> Iterator[ServiceProcess]:
 
 
 def verify(service: ServiceProcess, table: str, *options: str, url: str = "") -> subprocess.CompletedProcess[str]:
-    command = [LAKEFEED, "verify", table, *options, "--url", url or service.http_url]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False, cwd=service.directory
-    )
+    return run_lakefeed("verify", table, *options, "--url", url or service.http_url, directory=service.directory)
 
 
 def report(service: ServiceProcess, table: str = "users", *, exit_code: int) -> dict[str, Any]:
@@ -89,7 +85,7 @@ def test_rows_of_every_type_are_as_recorded(service: ServiceProcess) -> None:
     ],
     ids=["loss", "duplicate", "flipped value"],
 )
-def test_what_somebody_did_to_a_file_is_found(
+def test_a_changed_data_file_is_found(
     service: ServiceProcess, change: Callable[[pa.Table], pa.Table], kinds: set[str]
 ) -> None:
     spoil(service, change)

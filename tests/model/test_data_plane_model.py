@@ -21,7 +21,7 @@ from tests.model.service import Service, Wire
 from tests.model.sources import Source
 from tests.seeds import choose_count, choose_seed
 
-CASES = choose_count("MODEL_CASES", 2_000)
+CASES = choose_count("MODEL_CASES", 1_000)
 STEPS = 40
 SHOW_PROGRESS_EVERY = 1_000
 

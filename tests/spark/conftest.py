@@ -31,6 +31,14 @@ OpenSpark = Callable[..., SparkSession]
 # A limit for tests that hang: on a busy machine Spark is ten times slower than usual.
 TIMEOUT_S = 1800
 
+SHARED_CONF = {
+    "spark.log.level": "ERROR",  # pytest prints the JVM's whole output when a test fails
+    # Queries over a few rows take less time than the compilation of their code: a third less CPU. Commands in
+    # processes of their own compile it.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.cache.maxEntries": "5000",
+}
+
 # For tests whose checkpoints are on S3.
 needs_s3a = pytest.mark.skipif(
     not installed_version().has_jar_on_pypi,
@@ -56,8 +64,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def running_spark() -> Iterator[SparkSession]:
-    quiet = {"spark.log.level": "ERROR"}  # pytest prints the JVM's whole output when a test fails
-    spark = build_session(pipeline_config.SessionConfig(master="local[2]", extra_conf=quiet))
+    spark = build_session(pipeline_config.SessionConfig(master="local[2]", extra_conf=SHARED_CONF))
     yield spark
     stop_session(spark)
 

@@ -13,17 +13,12 @@ from pyspark.sql import SparkSession
 from lakefeed.catalog.app import build_catalog
 from lakefeed.catalog.config import CatalogConfig, Warehouse
 from lakefeed.storage.config import StorageConfig
-from tests.postgres_server import postgres_server
 from tests.serving import serve_in_thread
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def database(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield ""
-        return
-    with postgres_server() as make_database:
-        yield make_database()
+def database(request: pytest.FixtureRequest) -> str:
+    return request.getfixturevalue("make_postgres")() if request.param == "postgres" else ""
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ def _push(service: ServiceProcess, numbers: Iterable[int]) -> None:
             event = {"sequence": number, "operation": "INSERT", "table": "users"}
             row = {"rowId": str(number), "after": {"id": number}}
             socket.send(json.dumps({"type": "cdc_batch", "sourceDoId": "shop", "events": [event | row]}))
-            assert json.loads(socket.recv(timeout=60))["status"] == "ok"
+            assert json.loads(socket.recv(timeout=240))["status"] == "ok"
             assert service.flush()["success"]
 
 

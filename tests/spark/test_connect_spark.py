@@ -16,7 +16,8 @@ import pytest
 from lakefeed.pipeline.spark.runtime import find_java_home, installed_version
 from lakefeed.pipeline.spark.session import find_jars, wanted_packages
 from lakefeed.pipeline.spark.settings import SessionConfig
-from tests.service_process import LAKEFEED, free_ports
+from tests.lakefeed_process import LAKEFEED
+from tests.service_process import free_ports
 
 SPARK_HOME = Path(pyspark.__file__).parent
 START_TIMEOUT_S = 120

@@ -41,7 +41,7 @@ def places(spark: SparkSession) -> dict[str, int]:
     return {each.name: each.snapshot_id for each in consumers(spark, USERS)}
 
 
-def test_a_consumer_goes_forward_and_back_only_if_told(spark: SparkSession) -> None:
+def test_a_consumer_moves_forward_and_back_only_on_request(spark: SparkSession) -> None:
     first, second = (snapshot.snapshot_id for snapshot in snapshots(spark, USERS)[:2])
     assert register(spark, USERS, "forward", first)
     assert not register(spark, USERS, "forward", first), "nothing has changed, so nothing is set"

@@ -131,9 +131,9 @@ def _start_over(service: ServiceProcess, rows: list[dict[str, Any]]) -> None:
     ]
     with connect(service.ws_url) as socket:
         socket.send(json.dumps({"type": "connect", "sourceDoId": "shop", "epoch": 1}))
-        assert json.loads(socket.recv(timeout=60))["type"] == "status"
+        assert json.loads(socket.recv(timeout=240))["type"] == "status"
         socket.send(json.dumps({"type": "cdc_batch", "sourceDoId": "shop", "sequenceNumber": 0, "events": events}))
-        assert json.loads(socket.recv(timeout=60))["status"] == "ok"
+        assert json.loads(socket.recv(timeout=240))["status"] == "ok"
     assert service.flush()["success"]
 
 

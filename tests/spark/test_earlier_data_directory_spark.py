@@ -47,7 +47,7 @@ def test_an_earlier_mirror_continues(
         with connect(service.ws_url) as socket:
             resume(socket, "shop", epoch=last["epoch"])
             socket.send(json.dumps({"type": "cdc_batch", "sequenceNumber": 0, "events": events}))
-            assert json.loads(socket.recv(timeout=60))["type"] == "ack"
+            assert json.loads(socket.recv(timeout=240))["type"] == "ack"
         assert service.flush()["success"]
         run_mirror()
         rest = [row for row in continued if row[4] != "shop-9"]

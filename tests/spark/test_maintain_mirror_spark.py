@@ -96,7 +96,7 @@ def test_rows_are_rewritten_in_the_order_that_is_set_between_two_merges(
     assert len(rows(spark, table)) == len(before) + 10
 
 
-def test_the_command_shows_a_plan_then_does_it_and_its_exit_code_tells_of_failures(
+def test_the_command_shows_a_plan_executes_it_and_fails_with_an_exit_code(
     catalog_url: str, open_spark: OpenSpark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spark = open_spark(uri=catalog_url, name="commanded")

@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,13 +15,15 @@ from click.testing import Result
 from pyspark.sql import DataFrame, SparkSession
 
 from lakefeed.pipeline.consumers import consumers, follow, hold
+from lakefeed.pipeline.consumers.following import finished_snapshot
 from lakefeed.pipeline.maintenance.runner import Maintenance, TableReport
 from lakefeed.pipeline.maintenance.settings import MaintenanceConfig, Step
 from lakefeed.pipeline.spark.session import catalog_properties
 from lakefeed.pipeline.spark.tables import TableIdentifier, properties
 from lakefeed.storage.local import local_path
+from tests.lakefeed_process import run_lakefeed
 from tests.s3_server import S3Server
-from tests.service_process import LAKEFEED, ServiceProcess, service_process
+from tests.service_process import ServiceProcess, service_process
 from tests.spark.conftest import OpenSpark
 from tests.spark.live_changes import live_changes, wait_for
 
@@ -78,6 +79,17 @@ class Reader:
             f"{count} changes in a stream",
         )
         assert self.query.exception() is None
+
+    def wait_until_registered(self) -> None:
+        """Wait until the table knows what the stream has finished: nothing older is kept for it."""
+        name = self.checkpoint.name
+        wait_for(
+            lambda: (
+                (name, finished_snapshot(self.query.lastProgress))
+                in [(each.name, each.snapshot_id) for each in consumers(self.spark, self.table)]
+            ),
+            f"the registration of {name}",
+        )
 
     def _has_finished(self) -> bool:
         progress = self.query.lastProgress
@@ -135,9 +147,7 @@ def environment(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def verify(service: ServiceProcess, settings: Mapping[str, Any]) -> None:
-    command = [LAKEFEED, "verify", "default.users", "--url", service.http_url]
-    own = os.environ | environment(settings)
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=own)
+    done = run_lakefeed("verify", "default.users", "--url", service.http_url, settings=settings)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -177,6 +187,8 @@ def test_streams_see_every_change_once_while_their_table_is_written_and_maintain
                     everything = list(range(1, changes.stop() + 1))
                     sleeper.wait_for(len(everything))
                     steady.wait_for(len(everything))
+                    sleeper.wait_until_registered()
+                    steady.wait_until_registered()
         assert sorted(sleeper.seen) == everything
         assert sorted(steady.seen) == everything
         reports += maintenance.run([USERS])
@@ -230,6 +242,7 @@ def test_the_command_maintains_tables_on_s3_beside_a_writer_and_a_stream(
                 wait_for(lambda: changes.pushed > pushed, "changes after a compaction")
                 everything = list(range(1, changes.stop() + 1))
                 reader.wait_for(len(everything))
+                reader.wait_until_registered()
         assert sorted(reader.seen) == everything
         reports.append(maintain())
         assert sum(report["steps"]["compact"]["files_rewritten"] for report in reports) > 3

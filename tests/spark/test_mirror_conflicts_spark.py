@@ -128,7 +128,7 @@ def test_a_merge_that_meets_a_compaction_is_repeated_and_both_are_kept(
         briefly=[(MirrorMode.HISTORY, False), (MirrorMode.COPY_ON_WRITE, True)],
     ),
 )
-def test_a_merge_that_another_application_came_before_is_given_up_and_brings_no_row_back(
+def test_a_merge_that_another_application_overtook_is_abandoned_and_restores_no_row(
     service: ServiceProcess,
     proxy: FaultProxy,
     open_spark: OpenSpark,

@@ -50,7 +50,7 @@ def test_a_mirror_shows_the_last_state_of_each_row_and_is_a_consumer_of_its_tabl
     assert deletes > 0, "merge-on-read writes delete files"
 
 
-def test_a_mirror_goes_on_from_its_marker_when_its_checkpoint_is_lost_or_wrong(
+def test_a_mirror_resumes_at_its_marker_when_its_checkpoint_is_lost_or_wrong(
     service: ServiceProcess, spark: SparkSession, config: MirrorConfig
 ) -> None:
     push = Pusher(service, "stock", "stock")

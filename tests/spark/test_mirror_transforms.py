@@ -188,7 +188,7 @@ def test_a_text_is_itself_where_spark_looks_for_variables(spark: SparkSession) -
         assert spark.sql(f"SELECT {text_literal(text)}").collect()[0][0] == text
 
 
-def test_where_a_value_comes_from_is_told(spark: SparkSession) -> None:
+def test_the_origin_of_a_value_is_reported(spark: SparkSession) -> None:
     layout = layout_of()
     changes = frame(
         spark,

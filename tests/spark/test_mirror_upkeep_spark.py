@@ -69,7 +69,7 @@ def test_a_change_table_that_was_made_anew_does_not_go_into_the_old_mirror(
     assert mirrored(spark, "default.anew_current", "id", "n") == [(1, 100), (2, 200)]
 
 
-def test_tombstones_are_not_kept_in_a_table_of_somebody_else(spark: SparkSession, config: MirrorConfig) -> None:
+def test_tombstones_are_not_stored_in_a_foreign_table(spark: SparkSession, config: MirrorConfig) -> None:
     create_changes(spark, "graves", "(1, 1, 1, 'INSERT')")
     spark.sql("CREATE TABLE default.graves_current_tombstones (id bigint) USING iceberg")
     failures = run_mirrors(spark, ["graves"], keyed(config, "default.graves"), once=True)
@@ -192,7 +192,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.2)
 
 
-def test_a_registration_is_renewed_while_a_table_is_read_and_reading_it_again_for_expiry_is_told(
+def test_a_registration_is_renewed_while_a_table_is_read_and_a_reread_after_expiry_is_logged(
     service: ServiceProcess,
     spark: SparkSession,
     config: MirrorConfig,

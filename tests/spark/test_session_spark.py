@@ -40,7 +40,7 @@ def test_times_without_a_zone_are_utc(spark):
     assert row.seconds == 1
 
 
-def test_time_is_utc_whatever_spark_submit_was_told(running_spark):
+def test_time_is_utc_whatever_spark_submit_sets(running_spark):
     system, zone = running_spark._jvm.java.lang.System, "spark.sql.session.timeZone"
     system.setProperty(zone, "Asia/Tokyo")  # what spark-submit is told, it tells so
     running_spark.conf.set(zone, "Asia/Tokyo")

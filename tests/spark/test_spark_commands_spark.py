@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.service_process import LAKEFEED
+from tests.lakefeed_process import LAKEFEED
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_statements_are_run_one_after_the_other_and_rows_printed(run_lakefeed, u
     ]
 
 
-def test_rows_are_printed_up_to_the_limit_and_it_is_said(run_lakefeed, users_url):
+def test_rows_are_printed_up_to_the_limit_with_a_notice(run_lakefeed, users_url):
     query = "SELECT id FROM sales.users ORDER BY id"
 
     printed = run_lakefeed("spark", "sql", "--url", users_url, "-e", query, "--format", "csv", "--rows", "1")

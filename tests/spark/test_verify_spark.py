@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,19 +26,15 @@ from lakefeed.pipeline.verification import commands
 from lakefeed.pipeline.verification.commands import Selection, verify_all
 from lakefeed.pipeline.verification.mirrors import compare_mirror
 from tests import every_type, pushed_changes
-from tests.service_process import LAKEFEED, ServiceProcess, service_process
+from tests.lakefeed_process import run_lakefeed
+from tests.service_process import ServiceProcess, service_process
 from tests.spark.conftest import OpenSpark
-
-COMMAND_TIMEOUT_S = 120
 
 Change = Callable[[pa.Table], pa.Table]
 
 
 def report(service: ServiceProcess, table: str) -> dict[str, Any]:
-    command = [LAKEFEED, "verify", table, "--json", "--url", service.http_url]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False, cwd=service.directory
-    )
+    done = run_lakefeed("verify", table, "--json", "--url", service.http_url, directory=service.directory)
     assert done.stdout, done.stderr
     return json.loads(done.stdout)
 
@@ -114,7 +109,7 @@ def flip(rows: pa.Table) -> pa.Table:
     return rows.set_column(index, rows.schema.field(index), pc.utf8_upper(rows.column("name")))
 
 
-def test_what_somebody_did_to_a_file_is_found_by_spark_too(tampered: ServiceProcess, open_spark: OpenSpark) -> None:
+def test_a_changed_data_file_is_found_by_spark_too(tampered: ServiceProcess, open_spark: OpenSpark) -> None:
     spark = open_spark(uri=tampered.http_url, name="tampered")
     changes: dict[str, tuple[Change, set[str]]] = {
         "loss": (lambda rows: rows.slice(1), {"loss"}),
@@ -133,19 +128,17 @@ def test_what_somebody_did_to_a_file_is_found_by_spark_too(tampered: ServiceProc
 def test_the_command_ends_as_without_spark(
     tampered: ServiceProcess, open_spark: OpenSpark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first one is a process with a Spark of its own; the others have this one."""
-    command = [LAKEFEED, "verify", "users", "--spark", "--master", "local[2]", "--json", "--url", tampered.http_url]
+    spark = open_spark(uri=tampered.http_url, name="commanded")
+    monkeypatch.setattr(commands, "opened_session", lambda *_, **__: contextlib.nullcontext(spark))
     path = max(tampered.data_dir.rglob("data/**/*.parquet"))
     moved = path.rename(path.with_suffix(".away"))
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+        result = CliRunner().invoke(main, ["verify", "users", "--spark", "--json"])
     finally:
         moved.rename(path)
-    assert done.returncode == 1, done.stderr
-    [finding] = json.loads(done.stdout)["findings"]
+    assert result.exit_code == 1, result.output
+    [finding] = json.loads(result.stdout)["findings"]
     assert (finding["kind"], Path(finding["file"]).name) == ("unreadable", path.name)
-    spark = open_spark(uri=tampered.http_url, name="commanded")
-    monkeypatch.setattr(commands, "opened_session", lambda *_, **__: contextlib.nullcontext(spark))
     for arguments, exit_code, shown in (
         (["nothing", "--spark"], 2, "Error: "),
         (["users", "--spark", "--to", "17"], 2, "no such snapshot"),
@@ -170,7 +163,7 @@ def test_a_dropped_column_is_still_counted_where_it_was_recorded(tmp_path: Path,
         assert service.stop() == 0
 
 
-def test_a_mirror_that_somebody_has_changed_is_found(tmp_path: Path, open_spark: OpenSpark) -> None:
+def test_a_mirror_that_another_client_changed_is_found(tmp_path: Path, open_spark: OpenSpark) -> None:
     with service_process(tmp_path) as service:
         service.start()
         spark = open_spark(uri=service.http_url, name="mirrored")

@@ -30,7 +30,7 @@ from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
 from lakefeed.writer.wal.protocol import Log
 from tests.writer.conftest import Lake
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 LOG_CONFIG = LogConfig(segment_max_bytes=MIB, max_bytes=64 * MIB)
 
 

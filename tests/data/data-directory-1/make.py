@@ -24,7 +24,8 @@ import pyarrow as pa
 from websockets.sync.client import ClientConnection, connect
 
 from tests.earlier_data_directory import ROOT, comparable
-from tests.service_process import LAKEFEED, ServiceProcess, service_process
+from tests.lakefeed_process import LAKEFEED
+from tests.service_process import ServiceProcess, service_process
 from tests.unwritable_tables import create_unwritable
 
 HERE = Path(__file__).parent
@@ -113,13 +114,13 @@ class Sender:
 
 def _open_source(socket: ClientConnection, source: str) -> None:
     socket.send(json.dumps({"type": "connect", "sourceDoId": source, "epoch": EPOCHS[source]}))
-    status = json.loads(socket.recv(timeout=60))
+    status = json.loads(socket.recv(timeout=240))
     assert status["type"] == "status", status
 
 
 def _expect_ack(socket: ClientConnection) -> None:
     while True:
-        answer = json.loads(socket.recv(timeout=60))
+        answer = json.loads(socket.recv(timeout=240))
         assert answer["type"] == "ack", answer
         if answer["status"] != "persisted":
             assert answer["status"] == "ok", answer

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import signal
 import sqlite3
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -24,33 +21,14 @@ from pyiceberg.types import LongType, NestedField
 from lakefeed.catalog.store.postgres import SCHEMA as POSTGRES_SCHEMA
 from lakefeed.catalog.store.sqlite import SCHEMA as SQLITE_SCHEMA
 from lakefeed.ingest.service import DATABASE_NAME
+from tests.catalog_process import catalog_processes
 from tests.clients import open_pyiceberg
-from tests.postgres_server import postgres_server
-from tests.service_process import LAKEFEED, free_ports
-
-START_TIMEOUT_S = 30.0
-
-
-def environment(database: str) -> dict[str, str]:
-    return {**os.environ, **({"LAKEFEED_CATALOG_DATABASE": database} if database else {})}
+from tests.lakefeed_process import run_lakefeed
 
 
 def run(*arguments: str, cwd: Path, database: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [LAKEFEED, "catalog", *arguments],
-        cwd=cwd,
-        env=environment(database),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-@pytest.fixture(scope="module")
-def make_postgres() -> Iterator[Callable[[], str]]:
-    with postgres_server() as make:
-        yield make
+    settings = {"catalog.database": database} if database else {}
+    return run_lakefeed("catalog", *arguments, directory=cwd, settings=settings)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -66,28 +44,10 @@ def database(make_database: Callable[[], str]) -> str:
 
 @pytest.fixture
 def catalog_url(tmp_path: Path, database: str) -> Iterator[str]:
-    (port,) = free_ports(1)
-    url = f"http://127.0.0.1:{port}"
-    command = [LAKEFEED, "catalog", "serve", f"--http-port={port}"]
-    with (tmp_path / "catalog.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=tmp_path, env=environment(database), stdout=log, stderr=log)
-    try:
-        wait_until_ready(url, process)
-        yield url
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0, (tmp_path / "catalog.log").read_text()
-
-
-def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            if get(f"{url}/health")["status"] == "ready":
-                return
-        except OSError:
-            time.sleep(0.05)
-    raise AssertionError("the catalog did not get ready")
+    with catalog_processes(tmp_path, database=database) as (catalog,):
+        catalog.start()
+        yield catalog.url
+        assert catalog.stop() == 0, catalog.log_text()
 
 
 def get(url: str) -> Any:
@@ -169,7 +129,7 @@ def test_database_of_a_newer_version_is_left_alone(database: str, tmp_path: Path
     assert run("migrate", cwd=tmp_path, database=database).returncode == 0
     set_version(database, tmp_path / "data" / DATABASE_NAME, 99)
     (tmp_path / "names.jsonl").write_text('{"lakefeed-catalog-backup": 1}\n')
-    for command in (("migrate",), ("restore", "names.jsonl"), ("serve",)):
+    for command in (("migrate",), ("restore", "names.jsonl"), ("serve", "--http-port=0")):
         refused = run(*command, cwd=tmp_path, database=database)
         assert refused.returncode == 1, command
         assert "found=99" in refused.stderr, command

@@ -72,10 +72,10 @@ class Pusher:
         with connect(self.service.ws_url) as socket:
             if self.tables:
                 socket.send(json.dumps({"type": "connect", "sourceDoId": SOURCE, "tables": self.tables}))
-                assert json.loads(socket.recv(timeout=60))["type"] == "status"
+                assert json.loads(socket.recv(timeout=240))["type"] == "status"
             message = {"type": "cdc_batch", "sourceDoId": SOURCE, "sequenceNumber": 0, "events": [event]}
             socket.send(json.dumps(message))
-            ack = json.loads(socket.recv(timeout=60))
+            ack = json.loads(socket.recv(timeout=240))
         assert ack["type"] == "ack", ack
         if flush:
             assert self.service.flush()["success"]

@@ -247,7 +247,7 @@ def test_keys_whose_live_form_the_input_does_not_tell_are_refused_until_an_ident
     check_sound(spark, "measured")
 
 
-def test_moments_are_told_apart_by_their_time_in_utc_whatever_the_sessions_zone(spark: SparkSession) -> None:
+def test_timestamps_are_compared_in_utc_in_every_session_time_zone(spark: SparkSession) -> None:
     spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
     schema = StructType([StructField("at", t.TimestampType())])
     # The hour that Berlin has twice.

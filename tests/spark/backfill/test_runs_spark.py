@@ -216,7 +216,7 @@ def test_rows_without_a_key_and_runs_that_another_process_has_taken_over_stop(
     assert len(rows_of(into)) == 7
 
 
-def test_a_run_goes_on_only_with_the_key_that_it_began_with(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_run_resumes_only_with_the_key_that_it_started_with(spark: SparkSession, tmp_path: Path) -> None:
     source = write_parquet(tmp_path / "in", 2, 3)
     into = target(spark, CATALOG, "rekeyed")
 
@@ -255,7 +255,7 @@ def test_a_run_that_is_taken_over_while_it_reads_commits_nothing(spark: SparkSes
     assert rows_of(into) == []
 
 
-def test_a_table_made_by_somebody_else_since_the_plan_gets_no_values_that_do_not_fit(
+def test_a_table_that_another_client_created_after_the_plan_gets_no_values_that_do_not_fit(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     into = target(spark, CATALOG, "raced")
@@ -287,7 +287,7 @@ def test_a_table_that_its_source_has_truncated_needs_a_position(
         backfill(target(spark, CATALOG, "other"), source, request(position="start"))
 
 
-def test_the_command_shows_its_plan_and_goes_on_after_kill_nine(
+def test_the_command_shows_its_plan_and_resumes_after_sigkill(
     service: ServiceProcess, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that is killed has a Spark of its own, in whose JVM the commit is under way or just done."""
@@ -295,7 +295,7 @@ def test_the_command_shows_its_plan_and_goes_on_after_kill_nine(
     (tmp_path / "lakefeed.toml").write_text("[pipeline.backfill]\nchunk_max_bytes = 1\n", encoding="utf-8")
     arguments = ["killed", source.path, "--from", "parquet", "--source", SOURCE, "--key", "id", "--json"]
     arguments += ["--config", str(tmp_path / "lakefeed.toml")]
-    program = [sys.executable, "-m", "tests.spark.backfill.dying_backfill", "1", str(random.Random().random() * 0.3)]
+    program = [sys.executable, "-m", "tests.spark.backfill.killed_backfill", "1", str(random.Random().random() * 0.3)]
     done = subprocess.run(
         [*program, *arguments, "--master", "local[2]", "--url", service.http_url],
         capture_output=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import subprocess
 from decimal import Decimal
 from pathlib import Path
 
@@ -17,10 +16,10 @@ from lakefeed.pipeline.backfill.inputs import FileInput, InputUnreadable
 from lakefeed.pipeline.errors import PipelineError
 from lakefeed.settings import SettingsError
 from tests import every_type
-from tests.service_process import LAKEFEED, ServiceProcess
+from tests.lakefeed_process import run_lakefeed
+from tests.service_process import ServiceProcess
 from tests.spark.backfill.feeding import (
     CATALOG,
-    COMMAND_TIMEOUT_S,
     SOURCE,
     Pusher,
     backfill,
@@ -34,7 +33,7 @@ from tests.spark.backfill.feeding import (
 )
 
 
-def test_a_new_table_is_the_one_that_the_service_would_have_made_and_goes_on_with(
+def test_a_new_table_equals_one_that_the_service_creates_and_the_service_continues_it(
     service: ServiceProcess, pusher: Pusher, spark: SparkSession, tmp_path: Path
 ) -> None:
     source = write_parquet(tmp_path / "in", 3, 10)
@@ -67,8 +66,7 @@ def test_a_new_table_is_the_one_that_the_service_would_have_made_and_goes_on_wit
         k: v for k, v in ours["properties"].items() if k not in differing
     }
     check_sound(spark, "people")
-    command = [LAKEFEED, "verify", "people", "--url", service.http_url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+    done = run_lakefeed("verify", "people", "--url", service.http_url)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "everything is as it was recorded"), done.stdout
     # The same command again is a run that was done.
     assert backfill(into, source, request(position="start", chunk_max_bytes=1)).own_chunks == 0

@@ -62,6 +62,8 @@ async def test_others_are_flushed_for_memory_though_a_failing_table_has_the_larg
         flushed = [running.status(f"default.{table}")["lastFlushReason"] for table in others]
         assert "memory" in flushed, "nobody asked for it"
         running.store.broken = lambda _: False
+        # Until its next retry the table is paused, and a flush would answer so.
+        await wait_for(lambda: running.status("default.bad")["committedRows"] == 6 * BATCH)
         assert (await running.flush())["success"]
     pushing.check(local_lake)
 

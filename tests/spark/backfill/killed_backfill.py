@@ -1,4 +1,4 @@
-"""Runs `lakefeed backfill` and kills itself while it commits a chunk: `dying_backfill.py CHUNK DELAY_S ARGUMENT...`."""
+"""Runs `lakefeed backfill`, and kills itself while it commits a chunk: `killed_backfill CHUNK DELAY_S ARGUMENT...`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""The service with a death sentence: runs `lakefeed` as it is, and kills the process at a named step of its work.
+"""Crash points: the named steps of the service at which a test kills its process with SIGKILL.
 
-    python dying_service.py PART STEP NTH serve --data-dir=...
-
-The product has no seam for this: the function that a step names is wrapped here, from outside, so that its NTH call
-ends in SIGKILL, before or after the real work. Calls count from the process's first append to the log on, so that
-every death meets changes that a client has just pushed; those of some parts count from the start.
+The product has no seam for this. The function that a crash point names is wrapped in the process under test: its n-th
+call ends in SIGKILL, before or after the real work. Calls count from the process's first append to the log, so that
+every crash happens while a client pushes changes; some parts count from the start of the process.
 """
 
 from __future__ import annotations
@@ -18,8 +16,9 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from tests.lakefeed_process import run_main
 
 
 def _always(*_: Any, **_named: Any) -> bool:
@@ -27,24 +26,24 @@ def _always(*_: Any, **_named: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """A moment of the service's life: before or after a call, of which `only` chooses some by their arguments.
+class CrashPoint:
+    """A moment before or after a call. `only` selects calls by their arguments.
 
-    `calls_max` is how many such calls one process is sure to make.
+    `calls_max` is how many such calls every process makes.
     """
 
     where: str
-    dies: str
+    moment: str
     only: Callable[..., bool] = _always
     calls_max: int = 3
 
 
-def _before(where: str, **options: Any) -> Step:
-    return Step(where, "before", **options)
+def _before(where: str, **options: Any) -> CrashPoint:
+    return CrashPoint(where, "before", **options)
 
 
-def _after(where: str, **options: Any) -> Step:
-    return Step(where, "after", **options)
+def _after(where: str, **options: Any) -> CrashPoint:
+    return CrashPoint(where, "after", **options)
 
 
 def _to(suffix: str) -> Callable[..., bool]:
@@ -71,19 +70,20 @@ def _is_live(backlog: Any, *_: Any, **_at: int) -> bool:
     return backlog.resume_offset is None
 
 
-LAST_WORDS_S = 0.05
+# A thread other than the event loop's waits this long before it kills the process, so that a reply that was sent too
+# early reaches its client.
+KILL_DELAY_S = 0.05
 
-# How often a process that is to die there looks for old snapshots.
+# Processes that are killed during expiry look for old snapshots this often.
 EXPIRY_LOOK_EVERY_SNAPSHOTS = 2
 
-# What is in the way of one table while the process is to die over it: its data files cannot be written before its rows
-# have left memory.
+# The data files of this table cannot be written until its rows are evicted.
 STUCK_TABLE = "/events-"
 
 FIRST_APPEND = "lakefeed.writer.wal.log:FileLog.append"
 
-# In the order of docs/invariants.md. Steps of one part are died at one after the other, on the same data.
-STEPS: dict[str, dict[str, Step]] = {
+# In the order of docs/invariants.md. A test goes through the crash points of one part on the same data.
+CRASH_POINTS: dict[str, dict[str, CrashPoint]] = {
     "intake": {
         "group decided": _after("lakefeed.ingest.intake.dedup:Dedup.decide"),
         "before the group is written": _before("lakefeed.writer.wal.log:write_all"),
@@ -131,21 +131,23 @@ STEPS: dict[str, dict[str, Step]] = {
         "pointer swapped, not answered": _after("lakefeed.catalog.store.sqlite:SqliteStore.swap_pointer"),
         "answered, log not trimmed": _after("lakefeed.writer.commit.committer:Committer.commit_all"),
     },
-    "together": {
+    "transaction": {
         "buffers of all tables taken": _after("lakefeed.writer.tables.rounds:FlushRounds._take", calls_max=2),
         "files of all tables written": _before("lakefeed.writer.commit.committer:Committer.commit_all"),
-        "before the one request": _before("lakefeed.writer.commit.rest_catalog:CatalogClient.commit_transaction"),
+        "before the transaction request": _before(
+            "lakefeed.writer.commit.rest_catalog:CatalogClient.commit_transaction"
+        ),
         "first pointer swapped, transaction open": _after("lakefeed.catalog.store.store:_swap_pointer"),
         "all pointers swapped, not answered": _after("lakefeed.catalog.store.sqlite:SqliteStore.move_pointers"),
-        "answered, tables not told": _after("lakefeed.writer.commit.rest_catalog:CatalogClient.commit_transaction"),
-        "first table told": _after("lakefeed.writer.tables.table:TableWriter.finish_flush"),
+        "answered, no table updated": _after("lakefeed.writer.commit.rest_catalog:CatalogClient.commit_transaction"),
+        "first table updated": _after("lakefeed.writer.tables.table:TableWriter.finish_flush"),
     },
     "layout": {
         "before the partitions are changed": _before("lakefeed.writer.commit.committer:Committer.commit_layout"),
         "partitions changed, no rows written": _after("lakefeed.writer.commit.committer:Committer.commit_layout"),
     },
     "expiry": {
-        "before the removal is asked for": _before(
+        "before the removal request": _before(
             "lakefeed.writer.commit.rest_catalog:CatalogClient.commit_table", only=_removes_snapshots
         ),
         "snapshots removed, nothing deleted": _after(
@@ -154,15 +156,15 @@ STEPS: dict[str, dict[str, Step]] = {
         "some metadata files deleted": _after("lakefeed.storage.local:LocalStore.delete"),
     },
     "eviction": {
-        "rows left memory": _after("lakefeed.writer.tables.pending:LogBacklog.evict_to", calls_max=1),
-        "changes passed by": _after("lakefeed.writer.tables.pending:LogBacklog.pass_by"),
-        "changes read again, not committed": _after("lakefeed.writer.tables.pending:LogBacklog.reread"),
+        "rows evicted": _after("lakefeed.writer.tables.pending:LogBacklog.evict_to", calls_max=1),
+        "changes skipped while evicted": _after("lakefeed.writer.tables.pending:LogBacklog.pass_by"),
+        "changes reread, not committed": _after("lakefeed.writer.tables.pending:LogBacklog.reread"),
         "before the table is live again": _before(
             "lakefeed.writer.tables.pending:LogBacklog.advance", only=_reaches_applier, calls_max=1
         ),
         "table is live again": _after("lakefeed.writer.tables.pending:LogBacklog.advance", only=_is_live, calls_max=1),
     },
-    "start": {
+    "startup": {
         "before the torn tail is cut off": _before(
             "lakefeed.writer.wal.directory:LogDirectory._recover_records", calls_max=1
         ),
@@ -171,72 +173,95 @@ STEPS: dict[str, dict[str, Step]] = {
 }
 
 
-# A start looks at the tables of the changes it finds in the log, and changes their layout, before a client can push.
-COUNTED_FROM_THE_START = ("start", "layout")
+# These are reached before a client can push: a start opens the log, and changes the layout of tables that have changes
+# in the log.
+COUNTED_FROM_THE_START = ("startup", "layout")
 
 
-def last_words(part: str, name: str) -> str:
-    """Tell what the process writes to standard error before it dies."""
+def crash_message(part: str, name: str) -> str:
+    """Return what the process writes to standard error before it is killed."""
     return f"killed at: {part}: {name}"
 
 
-class Sentence:
-    """Waits for the call that the process is to die at."""
+def crash_at(part: str, name: str, nth: int, arguments: list[str]) -> None:
+    """Run the command line, and kill the process at the n-th call of a crash point."""
+    _Crash(part, name, nth).install()
+    if part == "eviction":
+        _StuckTable().install()
+    if part == "expiry":
+        importlib.import_module("lakefeed.writer.commit.expiry").LOOK_EVERY_SNAPSHOTS = EXPIRY_LOOK_EVERY_SNAPSHOTS
+    run_main(arguments)
+
+
+def crash_at_first_call(moment: str, where: str, arguments: list[str]) -> None:
+    """Run the command line, and kill the process `before` or `after` its first call of a function."""
+
+    def kill(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    _wrap(where, before=kill if moment == "before" else _ignore, after=kill if moment == "after" else _ignore)
+    run_main(arguments)
+
+
+class _Crash:
+    """Counts the calls of a crash point, and kills the process at the n-th."""
 
     def __init__(self, part: str, name: str, nth: int) -> None:
-        self._step = STEPS[part][name]
-        self._words = last_words(part, name)
+        self._point = CRASH_POINTS[part][name]
+        self._message = crash_message(part, name)
         self._calls_left = nth
-        self._counts = part in COUNTED_FROM_THE_START
+        self._is_counting = part in COUNTED_FROM_THE_START
 
-    def arm(self) -> None:
-        """Count from now on."""
-        self._counts = True
+    def install(self) -> None:
+        _wrap(
+            self._point.where,
+            before=functools.partial(self._count, "before"),
+            after=functools.partial(self._count, "after"),
+        )
+        # The outermost wrapper: the first append itself is not counted.
+        _wrap(FIRST_APPEND, before=_ignore, after=self._start_counting)
 
-    def maybe_die(self, moment: str, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """End the process if this is the call."""
-        if moment != self._step.dies or not self._counts or not self._step.only(*args, **named):
+    def _start_counting(self, *_: Any) -> None:
+        self._is_counting = True
+
+    def _count(self, moment: str, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if moment != self._point.moment or not self._is_counting or not self._point.only(*args, **named):
             return
         self._calls_left -= 1
         if self._calls_left == 0:
-            # Where another thread than the event loop's dies here, whatever is told too early has time to get out.
-            time.sleep(LAST_WORDS_S)
-            os.write(sys.stderr.fileno(), f"{self._words}\n".encode())
+            time.sleep(KILL_DELAY_S)
+            os.write(sys.stderr.fileno(), f"{self._message}\n".encode())
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def wrap(self) -> None:
-        """Put the sentence around the step's function, and around the first append."""
-        _wrap(self._step.where, functools.partial(self.maybe_die, "before"), functools.partial(self.maybe_die, "after"))
-        # Outermost: a death at the first append itself comes with the second one.
-        _wrap(FIRST_APPEND, lambda *_: None, lambda *_: self.arm())
 
-
-class Obstacle:
-    """Keeps one table from being written for a while, so that it is evicted and has to catch up."""
+class _StuckTable:
+    """Makes the store refuse one table's data files until the table is evicted, so that the table has to catch up."""
 
     def __init__(self) -> None:
-        self._is_gone = False
+        self._is_evicted = False
 
-    def maybe_refuse(self, args: tuple[Any, ...], _named: dict[str, Any]) -> None:
-        """Fail as a store does that is down for one table."""
-        from lakefeed.contract.errors import StorageError  # noqa: PLC0415 - not needed by those who only want the list
+    def install(self) -> None:
+        _wrap("lakefeed.storage.local:LocalStore.write", before=self._refuse, after=_ignore)
+        _wrap("lakefeed.writer.tables.pending:LogBacklog.evict_to", before=_ignore, after=self._evicted)
 
-        if not self._is_gone and STUCK_TABLE in args[1] and args[1].endswith(".parquet"):
+    def _refuse(self, args: tuple[Any, ...], _named: dict[str, Any]) -> None:
+        from lakefeed.contract.errors import StorageError  # noqa: PLC0415 - only the process under test needs it
+
+        if not self._is_evicted and STUCK_TABLE in args[1] and args[1].endswith(".parquet"):
             raise StorageError(f"store is down: location={args[1]}")
 
-    def wrap(self) -> None:
-        """Stand in the way of the store, until the table is evicted."""
-        _wrap("lakefeed.storage.local:LocalStore.write", self.maybe_refuse, lambda *_: None)
-        _wrap("lakefeed.writer.tables.pending:LogBacklog.evict_to", lambda *_: None, lambda *_: self._go())
-
-    def _go(self) -> None:
-        self._is_gone = True
+    def _evicted(self, *_: Any) -> None:
+        self._is_evicted = True
 
 
-Spy = Callable[[tuple[Any, ...], dict[str, Any]], None]
+Hook = Callable[[tuple[Any, ...], dict[str, Any]], None]
 
 
-def _wrap(where: str, before: Spy, after: Spy) -> None:
+def _ignore(*_: Any) -> None:
+    pass
+
+
+def _wrap(where: str, *, before: Hook, after: Hook) -> None:
     module, _, path = where.partition(":")
     *owners, name = path.split(".")
     owner = functools.reduce(getattr, owners, importlib.import_module(module))
@@ -267,25 +292,3 @@ def _wrap(where: str, before: Spy, after: Spy) -> None:
         setattr(owner, name, call_generator)
     else:
         setattr(owner, name, call_async if inspect.iscoroutinefunction(original) else call)
-
-
-def command(part: str, name: str, nth: int) -> list[str]:
-    """Build the command that runs the service until it dies at a step."""
-    return [sys.executable, str(Path(__file__)), part, name, str(nth)]
-
-
-def main() -> None:
-    """Run the command line under the sentence."""
-    part, name, nth, *arguments = sys.argv[1:]
-    Sentence(part, name, int(nth)).wrap()
-    if part == "eviction":
-        Obstacle().wrap()
-    if part == "expiry":
-        importlib.import_module("lakefeed.writer.commit.expiry").LOOK_EVERY_SNAPSHOTS = EXPIRY_LOOK_EVERY_SNAPSHOTS
-    from lakefeed.ingest.cli.main import main as lakefeed  # noqa: PLC0415 - not needed by those who only want the list
-
-    lakefeed(arguments)
-
-
-if __name__ == "__main__":
-    main()
