@@ -1,4 +1,4 @@
-"""Building blocks for asyncio: retries, single flight, keyed locks, bounded parallel calls."""
+"""Building blocks for asyncio: bounded parallel calls, single flight, keyed locks."""
 
 from __future__ import annotations
 
@@ -8,55 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from lakefeed.backoff import Backoff
 from lakefeed.contract.errors import TooManyWaiting
 
 S = TypeVar("S")
 T = TypeVar("T")
-
-_REQUEST_TIMEOUT = 408
-_TOO_MANY_REQUESTS = 429
-_FIRST_SERVER_ERROR = 500
-
-
-# -- retries of storage requests
-
-# A few attempts hide the occasional error of a busy store: two seconds in all, unless attempts time out. An outage is
-# not waited out here; the flush that needs the object reports it in /status and starts again.
-ATTEMPTS_MAX = 5
-STORAGE_BACKOFF = Backoff(first_s=0.1, max_s=5.0)
-
-
-def is_transient_status(status: int) -> bool:
-    """Return whether the same request may succeed in a moment; a refusal (400, 403, 404) will not."""
-    return status in {_REQUEST_TIMEOUT, _TOO_MANY_REQUESTS} or status >= _FIRST_SERVER_ERROR
-
-
-async def with_retries(
-    request: Callable[[], Awaitable[T]],
-    *,
-    failures: tuple[type[Exception], ...],
-    is_transient: Callable[[Exception], bool],
-    timeout_s: float,
-) -> T:
-    """Make a request until it succeeds, fails for good, or has failed `ATTEMPTS_MAX` times.
-
-    Each attempt has `timeout_s`. Cancelling leaves the outcome of the running attempt unknown.
-
-    Raises: the error of the last attempt.
-    """
-    for attempt in range(1, ATTEMPTS_MAX + 1):
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await request()
-        except failures as error:
-            if attempt == ATTEMPTS_MAX or not is_transient(error):
-                raise
-        await asyncio.sleep(STORAGE_BACKOFF.jittered_s(attempt))
-    raise AssertionError("the last attempt returns or raises")
-
-
-# -- bounded parallel calls
 
 
 async def map_parallel(action: Callable[[S], Awaitable[T]], items: Iterable[S], *, at_once: int) -> list[T]:
@@ -83,9 +38,6 @@ def or_raise(result: T | BaseException) -> T:
     return result
 
 
-# -- single flight
-
-
 @dataclass(slots=True)
 class _Flight(Generic[T]):
     task: asyncio.Task[T]
@@ -109,7 +61,10 @@ class SingleFlight(Generic[T]):
 
         Raises: what the call raises.
         """
-        flight = self._flights.get(key) or self._start(key, call)
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = _Flight(asyncio.create_task(call(), name=self._name))
+            flight.task.add_done_callback(lambda _: self._end(key, flight))
         flight.waiting += 1
         try:
             return await asyncio.shield(flight.task)
@@ -119,17 +74,9 @@ class SingleFlight(Generic[T]):
                 self._end(key, flight)
                 flight.task.cancel()
 
-    def _start(self, key: Hashable, call: Callable[[], Coroutine[Any, Any, T]]) -> _Flight[T]:
-        flight = self._flights[key] = _Flight(asyncio.create_task(call(), name=self._name))
-        flight.task.add_done_callback(lambda _: self._end(key, flight))
-        return flight
-
     def _end(self, key: Hashable, flight: _Flight[T]) -> None:
         if self._flights.get(key) is flight:
             del self._flights[key]
-
-
-# -- keyed locks
 
 
 class KeyedLocks:
@@ -146,10 +93,7 @@ class KeyedLocks:
 
     @asynccontextmanager
     async def hold(self, key: Hashable) -> AsyncIterator[None]:
-        """Wait for the lock of a key and hold it. A cancelled caller leaves the queue.
-
-        Raises: TooManyWaiting.
-        """
+        """Wait for the lock of a key and hold it, or raise TooManyWaiting. A cancelled caller leaves the queue."""
         callers = self._callers.get(key, 0)
         if callers > self._waiting_max:
             raise TooManyWaiting(f"Too many requests wait: {key}")

@@ -50,10 +50,7 @@ def parse_location(text: str) -> Location:
 
 
 def parent_path(text: str) -> str:
-    """Return the path of the directory that a file is in, with a slash at the end.
-
-    Raises: LocationInvalid.
-    """
+    """Return the path of the directory that a file is in, with a slash at its end."""
     return posixpath.dirname(parse_location(text).path) + "/"
 
 
@@ -73,10 +70,7 @@ class Confinement:
             raise LocationForbidden(f"Location is outside the warehouse {self.warehouse}: {text}")
 
     def allows(self, text: str) -> bool:
-        """Return whether clients may use a location.
-
-        Raises: LocationInvalid.
-        """
+        """Return whether clients may use a location. Raise LocationInvalid if it is of another kind of storage."""
         location, warehouse = parse_location(text), parse_location(self.warehouse)
         if location.scheme != warehouse.scheme:
             raise LocationInvalid(f"Location must be of the kind of the warehouse {self.warehouse}: {text}")

@@ -58,38 +58,6 @@ class SettingsError(LakefeedError):
 # -- declaration
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    minimum: float | None
-    above: float | None
-    maximum: float | None
-    choices: tuple[Any, ...]
-    required: bool
-    secret: bool
-
-    def check(self, name: str, value: Any) -> None:
-        """Raise ValueError unless the value is one of the choices and inside the range; NaN is outside of all."""
-        shown = "" if self.secret else f": {value}"
-        check(not self.required or bool(value), f"{name} must not be empty")
-        check(not self.choices or value in self.choices, f"{name} must be one of {self._shown_choices()}{shown}")
-        is_inside = (
-            (self.minimum is None or value >= self.minimum)
-            and (self.above is None or value > self.above)
-            and (self.maximum is None or value <= self.maximum)
-        )
-        check(is_inside, f"{name} must be {self._shown_range(name)}{shown}")
-
-    def _shown_choices(self) -> str:
-        return ", ".join(str(choice) or "empty" for choice in self.choices)
-
-    def _shown_range(self, name: str) -> str:
-        minimum, above, maximum = (_shown_bound(name, each) for each in (self.minimum, self.above, self.maximum))
-        if minimum and maximum:
-            return f"between {minimum} and {maximum}"
-        bounds = {"at least": minimum, "above": above, "at most": maximum}
-        return " and ".join(f"{words} {bound}" for words, bound in bounds.items() if bound)
-
-
 def setting(  # noqa: PLR0913 - a declaration, by keywords
     default: Any,
     help: str,  # noqa: A002 - the name that click and argparse use
@@ -107,8 +75,8 @@ def setting(  # noqa: PLR0913 - a declaration, by keywords
     `minimum` and `maximum` are allowed themselves, `above` is not. `required` forbids empty text. `per_table` settings
     can also be given for single tables. `secret` values are never shown.
     """
-    rule = _Rule(minimum, above, maximum, tuple(choices), required, secret)
-    metadata = {"help": help, "rule": rule, "per_table": per_table, "secret": secret}
+    limits = {"minimum": minimum, "above": above, "maximum": maximum, "choices": tuple(choices), "required": required}
+    metadata = {"help": help, "limits": limits, "per_table": per_table, "secret": secret}
     if isinstance(default, dict):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, repr=not secret, metadata=metadata)
@@ -125,8 +93,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
-            if "rule" in item.metadata:
-                item.metadata["rule"].check(item.name, getattr(self, item.name))
+            if "limits" in item.metadata:
+                _check_limits(item, getattr(self, item.name))
         self.check()
 
     def check(self) -> None:
@@ -142,6 +110,33 @@ def check(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
+def _check_limits(item: dataclasses.Field[Any], value: Any) -> None:
+    """Raise ValueError unless the value is one of the choices and inside the range; NaN is outside of all."""
+    name, limits = item.name, item.metadata["limits"]
+    shown = "" if item.metadata["secret"] else f": {value}"
+    check(not limits["required"] or bool(value), f"{name} must not be empty")
+    choices = limits["choices"]
+    listed = ", ".join(str(choice) or "empty" for choice in choices)
+    check(not choices or value in choices, f"{name} must be one of {listed}{shown}")
+    minimum, above, maximum = limits["minimum"], limits["above"], limits["maximum"]
+    is_inside = (
+        (minimum is None or value >= minimum)
+        and (above is None or value > above)
+        and (maximum is None or value <= maximum)
+    )
+    bounds = {"at least": minimum, "above": above, "at most": maximum}
+    words = {word: _shown_bound(name, bound) for word, bound in bounds.items() if bound is not None}
+    range_ = " and ".join(f"{word} {bound}" for word, bound in words.items())
+    if minimum is not None and maximum is not None:
+        range_ = f"between {words['at least']} and {words['at most']}"
+    check(is_inside, f"{name} must be {range_}{shown}")
+
+
+def _shown_bound(name: str, bound: float) -> str:
+    is_size = name.endswith("_bytes") and bound >= MIB and bound % MIB == 0
+    return f"{bound // MIB} MiB" if is_size else str(bound)
+
+
 def narrowed(section: Settings, kind: type[_Section], own: Mapping[str, Any]) -> _Section:
     """Return a table's settings: those of the section that `kind` declares, overridden by the table's own."""
     values = {item.name: getattr(section, item.name) for item in dataclasses.fields(kind)}
@@ -150,17 +145,17 @@ def narrowed(section: Settings, kind: type[_Section], own: Mapping[str, Any]) ->
 
 def per_table_types(kind: type[Settings]) -> dict[str, Any]:
     """Return the settings of a section that can be given for single tables, with their types."""
-    return {name: setting_types(kind)[name] for name, item in _fields(kind).items() if item.metadata.get("per_table")}
+    types_ = setting_types(kind)
+    return {item.name: types_[item.name] for item in dataclasses.fields(kind) if item.metadata.get("per_table")}
 
 
 def setting_types(kind: type[Settings]) -> dict[str, Any]:
     """Return the settings of a section with their types; settings of single tables have the type TableSettingTypes."""
-    hints = typing.get_type_hints(kind)
-    tables = {name: item.metadata["tables_of"] for name, item in _fields(kind).items() if "tables_of" in item.metadata}
-    return {
-        name: TableSettingTypes(setting_types(tables[name])) if name in tables else hints[name]
-        for name in _fields(kind)
-    }
+    found = typing.get_type_hints(kind)
+    for item in dataclasses.fields(kind):
+        if "tables_of" in item.metadata:
+            found[item.name] = TableSettingTypes(setting_types(item.metadata["tables_of"]))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +199,7 @@ def load_sections(
 
 
 def load_section(path: Path | None, environ: Mapping[str, str], name: str, kind: type[_Section]) -> _Section:
-    """Load one section from the file and the environment.
-
-    Raises: SettingsError.
-    """
+    """Load one section from the file and the environment, or raise SettingsError."""
     section: _Section = load_sections({name: kind}, path, environ).sections[name]
     return section
 
@@ -252,19 +244,18 @@ class _Loading:
                     self.put(key, _from_file(self._types[key], value, key=key, where=where), origin=where)
 
     def _sections_of(self, document: Mapping[str, Any], where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        found: dict[str, Any] = {}
         for first, value in document.items():
-            is_group = any(section.startswith(f"{first}.") for section in SECTIONS)
-            inner = value.items() if is_group and isinstance(value, Mapping) else ()
-            for name, values in [(f"{first}.{each}", one) for each, one in inner] if is_group else [(first, value)]:
-                if not isinstance(values, Mapping):
-                    # Prefer keys of this bare name: the section was probably forgotten.
-                    near = [key for key in self._types if key.endswith(f".{name}")] or self._types
-                    raise SettingsError(f"setting outside a section: file={where} key={name}{_nearest(name, near)}")
-                if name not in SECTIONS:
-                    raise SettingsError(f"unknown section: file={where} section={name}{_nearest(name, SECTIONS)}")
-                yield name, values
-            if is_group and not isinstance(value, Mapping):
-                raise SettingsError(f"setting outside a section: file={where} key={first}{_nearest(first, SECTIONS)}")
+            is_group = any(section.startswith(f"{first}.") for section in SECTIONS) and isinstance(value, Mapping)
+            found |= {f"{first}.{name}": values for name, values in value.items()} if is_group else {first: value}
+        for name, values in found.items():
+            if not isinstance(values, Mapping):
+                # Prefer keys of this bare name: the section was probably forgotten.
+                near = [key for key in self._types if key.endswith(f".{name}")] or [*self._types, *SECTIONS]
+                raise SettingsError(f"setting outside a section: file={where} key={name}{_nearest(name, near)}")
+            if name not in SECTIONS:
+                raise SettingsError(f"unknown section: file={where} section={name}{_nearest(name, SECTIONS)}")
+            yield name, values
 
     def take_environment(self, environ: Mapping[str, str]) -> None:
         keys = {variable_name(*key.rsplit(".", 1)): key for key in self._types}
@@ -361,10 +352,6 @@ def _from_text(type_: Any, text: str, *, key: str, where: str) -> Any:
     raise SettingsError(f"wrong value: key={key} in={where} expected={_type_name(type_)}")
 
 
-def _fields(kind: type[Settings]) -> dict[str, dataclasses.Field[Any]]:
-    return {item.name: item for item in dataclasses.fields(kind)}
-
-
 def _without_none(type_: Any) -> Any:
     if isinstance(type_, types.UnionType) or typing.get_origin(type_) is typing.Union:
         return next(each for each in typing.get_args(type_) if each is not types.NoneType)
@@ -393,10 +380,3 @@ def _type_name(type_: Any) -> str:
 def _nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else "; `lakefeed config` lists all"
-
-
-def _shown_bound(name: str, bound: float | None) -> str:
-    if bound is None:
-        return ""
-    is_size = name.endswith("_bytes") and bound >= MIB and bound % MIB == 0
-    return f"{bound // MIB} MiB" if is_size else str(bound)

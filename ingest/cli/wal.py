@@ -31,6 +31,7 @@ from lakefeed.writer.wal.payload import Frame
 from lakefeed.writer.wal.repair import (
     RepairPlan,
     apply_repair,
+    damage_documents,
     locked,
     loss_document,
     offsets_text,
@@ -196,15 +197,7 @@ def _segment_document(segment: SegmentReport) -> dict[str, Any]:
         "fileBytes": segment.size_bytes,
         "sourcesInHead": segment.sources if segment.header else None,
         "problem": segment.problem,
-        "damage": [
-            {
-                "position": damage.position,
-                "endPosition": damage.end_position,
-                "firstOffset": damage.offset,
-                "lastOffset": damage.next_offset - 1,
-            }
-            for damage in segment.damages
-        ],
+        "damage": damage_documents(segment),
         "tornTail": {"position": segment.torn.position, "offset": segment.torn.offset} if segment.torn else None,
     }
 

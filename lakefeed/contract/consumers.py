@@ -121,20 +121,14 @@ def _consumers_of(refs: Iterable[Ref], committed_ms: Mapping[int, int]) -> list[
 
 
 def tag_of(name: str) -> str:
-    """Return the name of a consumer's tag.
-
-    Raises: ConsumerError.
-    """
+    """Return the name of a consumer's tag. Raise ConsumerError if the consumer's name is not valid."""
     if _NAME.fullmatch(name) is None:
         raise ConsumerError(f"a consumer's name is up to 100 letters, digits, '_', '-' and '.': {name!r}")
     return f"{TAG_PREFIX}{name}"
 
 
 def retain_minutes(*, snapshot_ms: int, now_ms: int, max_age: timedelta) -> int:
-    """Return the age of a tag, in minutes, that keeps it for `max_age` from now on.
-
-    Raises: ConsumerError.
-    """
+    """Return the minutes of age that keep a tag for `max_age` from now on. Raise ConsumerError if it is too short."""
     if max_age < MAX_AGE_LEAST:
         raise ConsumerError(f"a consumer is kept for a minute at least: max_age={max_age}")
     age_ms = max(0, now_ms - snapshot_ms) + int(max_age.total_seconds() * 1000)

@@ -24,7 +24,7 @@ Standard library only: Spark jobs import this on clusters.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from lakefeed.contract.changes import SourceId
@@ -91,7 +91,11 @@ class Ledger:
 
     def to_text(self) -> str:
         """Return the value for the snapshot summary."""
-        return encode({source: _entry(facts, self.epochs.get(source)) for source, facts in self.facts.items()})
+        entries: dict[str, Any] = {}
+        for source, facts in self.facts.items():
+            epoch = {"epoch": self.epochs[source]} if source in self.epochs else {}
+            entries[source] = {**asdict(facts), "checksum": _to_hex(facts.checksum), **epoch}
+        return encode(entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,19 +144,30 @@ class Totals:
 
     def to_text(self) -> str:
         """Return the value of the table property."""
-        return encode({"complete": self.is_complete, "sources": {s: _total(each) for s, each in self.sources.items()}})
+        sources = {}
+        for source, total in self.sources.items():
+            numbers = {"epoch": total.epoch, "restarts": total.restarts or None, "replayed": total.replayed or None}
+            known = {name: number for name, number in numbers.items() if number is not None}
+            sources[source] = {"rows": total.rows, "checksum": _to_hex(total.checksum), **known}
+        return encode({"complete": self.is_complete, "sources": sources})
 
 
 def ledger_from_text(text: str | None) -> Ledger | None:
-    """Read a snapshot's ledger; None if it has none.
-
-    Raises: LedgerUnreadable.
-    """
+    """Read a snapshot's ledger; None if it has none. Raise LedgerUnreadable if it is damaged."""
     if text is None:
         return None
     try:
         entries = {SourceId(source): as_object(entry) for source, entry in decode_object(text).items()}
-        facts = {source: _facts_from(entry) for source, entry in entries.items()}
+        facts = {
+            source: RowFacts(
+                rows=as_number(member(entry, "rows")),
+                first=as_number(member(entry, "first")),
+                last=as_number(member(entry, "last")),
+                operations=as_numbers(member(entry, "operations")),
+                checksum=as_hex(member(entry, "checksum")),
+            )
+            for source, entry in entries.items()
+        }
         epochs = {source: as_number(entry["epoch"]) for source, entry in entries.items() if "epoch" in entry}
     except ValueError as error:
         raise LedgerUnreadable(f"ledger is damaged: {error}") from error
@@ -160,16 +175,22 @@ def ledger_from_text(text: str | None) -> Ledger | None:
 
 
 def totals_from_text(text: str | None) -> Totals | None:
-    """Read a table's totals; None if it has none.
-
-    Raises: LedgerUnreadable.
-    """
+    """Read a table's totals; None if it has none. Raise LedgerUnreadable if they are damaged."""
     if text is None:
         return None
     try:
         document = decode_object(text)
-        totals = as_object(member(document, "sources"))
-        sources = {SourceId(source): _total_from(as_object(total)) for source, total in totals.items()}
+        totals = {name: as_object(total) for name, total in as_object(member(document, "sources")).items()}
+        sources = {
+            SourceId(source): SourceTotal(
+                rows=as_number(member(total, "rows")),
+                checksum=as_hex(member(total, "checksum")),
+                epoch=as_number(total["epoch"]) if "epoch" in total else None,
+                restarts=as_number(total.get("restarts", 0)),
+                replayed=as_number(total.get("replayed", 0)),
+            )
+            for source, total in totals.items()
+        }
         return Totals(member(document, "complete") is True, sources)
     except ValueError as error:
         raise LedgerUnreadable(f"totals are damaged: {error}") from error
@@ -185,43 +206,6 @@ def next_totals(text: str | None, *, is_new_table: bool, ledger: Ledger | None) 
     except LedgerUnreadable:
         before = Totals(is_complete=False)
     return before.after(ledger).to_text()
-
-
-def _entry(facts: RowFacts, epoch: int | None) -> dict[str, Any]:
-    entry = {
-        "rows": facts.rows,
-        "first": facts.first,
-        "last": facts.last,
-        "operations": dict(facts.operations),
-        "checksum": _to_hex(facts.checksum),
-    }
-    return entry if epoch is None else {**entry, "epoch": epoch}
-
-
-def _facts_from(entry: Mapping[str, Any]) -> RowFacts:
-    return RowFacts(
-        rows=as_number(member(entry, "rows")),
-        first=as_number(member(entry, "first")),
-        last=as_number(member(entry, "last")),
-        operations=as_numbers(member(entry, "operations")),
-        checksum=as_hex(member(entry, "checksum")),
-    )
-
-
-def _total(total: SourceTotal) -> dict[str, Any]:
-    numbers = {"epoch": total.epoch, "restarts": total.restarts or None, "replayed": total.replayed or None}
-    known = {name: number for name, number in numbers.items() if number is not None}
-    return {"rows": total.rows, "checksum": _to_hex(total.checksum), **known}
-
-
-def _total_from(total: Mapping[str, Any]) -> SourceTotal:
-    return SourceTotal(
-        rows=as_number(member(total, "rows")),
-        checksum=as_hex(member(total, "checksum")),
-        epoch=as_number(total["epoch"]) if "epoch" in total else None,
-        restarts=as_number(total.get("restarts", 0)),
-        replayed=as_number(total.get("replayed", 0)),
-    )
 
 
 def _to_hex(checksum: int) -> str:

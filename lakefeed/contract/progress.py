@@ -46,14 +46,6 @@ class Progress:
     generations: Mapping[str, int] = field(default_factory=dict)
     complete: Mapping[SourceId, Position] = field(default_factory=dict)
 
-    def position_of(self, source: SourceId) -> Position | None:
-        """Return the position of a source's last committed change."""
-        return self.sources.get(source)
-
-    def offset_of(self, node: str) -> int:
-        """Return the next log offset that a node has to read for this table."""
-        return self.nodes.get(node, 0)
-
     def advance(
         self,
         *,
@@ -66,7 +58,7 @@ class Progress:
         """Return the marker after a commit. Neither a source nor a generation ever moves back."""
         before = self.generations.get(node, 0)
         # A later service under the same id may have another log, whose offsets cannot be compared.
-        offset = log_to if generation > before else max(log_to, self.offset_of(node))
+        offset = log_to if generation > before else max(log_to, self.nodes.get(node, 0))
         generations = {**self.generations, node: max(generation, before)} if generation else self.generations
         return Progress(
             {**self.nodes, node: offset},
@@ -108,8 +100,7 @@ def _to_pairs(positions: Mapping[SourceId, Position]) -> dict[str, tuple[int, in
 def progress_from_text(text: str | None) -> Progress:
     """Return the marker of a table property; a table without the property has no progress yet.
 
-    Raises:
-        ProgressUnreadable: the text is not a marker.
+    Raises: ProgressUnreadable if the text is not a marker.
     """
     if text is None:
         return Progress()
@@ -126,13 +117,12 @@ def progress_from_text(text: str | None) -> Progress:
 
 
 def _from_pairs(value: Any) -> dict[SourceId, Position]:
-    return {SourceId(source): _position(mark) for source, mark in as_object(value).items()}
-
-
-def _position(mark: Any) -> Position:
-    if not isinstance(mark, list) or len(mark) != 2:  # noqa: PLR2004 - epoch and sequence
-        raise ValueError(f"expected epoch and sequence: mark={mark}")
-    return Position(as_number(mark[0]), as_number(mark[1]))
+    positions = {}
+    for source, mark in as_object(value).items():
+        if not isinstance(mark, list) or len(mark) != 2:  # noqa: PLR2004 - epoch and sequence
+            raise ValueError(f"expected epoch and sequence: mark={mark}")
+        positions[SourceId(source)] = Position(as_number(mark[0]), as_number(mark[1]))
+    return positions
 
 
 def spans_to_text(spans: Mapping[SourceId, Span]) -> str:
@@ -141,7 +131,7 @@ def spans_to_text(spans: Mapping[SourceId, Span]) -> str:
     return encode(parts)
 
 
-# -- strict JSON of properties and summaries
+# -- strict JSON of properties and summaries. All readers raise ValueError for a text or value of another form.
 
 
 def encode(document: Mapping[str, Any]) -> str:
@@ -150,10 +140,7 @@ def encode(document: Mapping[str, Any]) -> str:
 
 
 def decode_object(text: str) -> dict[str, Any]:
-    """Return the document of a text.
-
-    Raises: ValueError.
-    """
+    """Return the document of a text."""
     try:
         return as_object(json.loads(text))
     except RecursionError as error:
@@ -161,48 +148,33 @@ def decode_object(text: str) -> dict[str, Any]:
 
 
 def as_object(value: Any) -> dict[str, Any]:
-    """Return a value that has to be an object.
-
-    Raises: ValueError.
-    """
+    """Return a value that has to be an object."""
     if not isinstance(value, dict):
         raise ValueError(f"expected an object: got={type(value).__name__}")  # noqa: TRY004 - as json.loads has it
     return value
 
 
 def as_number(value: Any) -> int:
-    """Return a value that has to be a whole number.
-
-    Raises: ValueError.
-    """
+    """Return a value that has to be a whole number."""
     if type(value) is not int:
         raise ValueError(f"expected a whole number: got={type(value).__name__}")
     return value
 
 
 def as_numbers(value: Any) -> dict[str, int]:
-    """Return a value that has to be an object of whole numbers.
-
-    Raises: ValueError.
-    """
+    """Return a value that has to be an object of whole numbers."""
     return {name: as_number(each) for name, each in as_object(value).items()}
 
 
 def as_hex(value: Any) -> int:
-    """Return the number of a text of hexadecimal digits.
-
-    Raises: ValueError.
-    """
+    """Return the number of a text of hexadecimal digits."""
     if not isinstance(value, str):
         raise ValueError(f"expected hexadecimal digits: got={type(value).__name__}")  # noqa: TRY004
     return int(value, 16)
 
 
 def member(document: Mapping[str, Any], name: str) -> Any:
-    """Return a member that has to exist.
-
-    Raises: ValueError.
-    """
+    """Return a member that has to exist."""
     if name not in document:
         raise ValueError(f"lacks a member: name={name}")
     return document[name]

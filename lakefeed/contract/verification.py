@@ -17,8 +17,9 @@ Lakefeed's own, but are no part of marks and totals. Standard library only: Spar
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from lakefeed.contract.changes import Position, SourceId
@@ -104,10 +105,6 @@ class Report:
         """Return whether everything that was recorded is in the table, and nothing else."""
         return not self.findings
 
-    def count(self, state: State) -> int:
-        """Return how many snapshots are in a state."""
-        return sum(each is state for each in self.snapshots.values())
-
 
 # -- plan: the records
 
@@ -128,7 +125,7 @@ class SnapshotRecord:
     operation: str
     manifest_list: str
     is_own: bool
-    ledger: Ledger | None
+    ledger: Ledger | None = None
     problem: str | None = None
     chunk: ChunkMark | None = None
 
@@ -253,20 +250,17 @@ def _read_history(document: Mapping[str, Any], head_id: int) -> tuple[list[Snaps
     while at in by_id and len(history) < len(by_id):
         snapshot = by_id[at]
         summary = snapshot.get("summary") or {}
-        ledger, problem = None, None
-        try:
-            ledger = ledger_from_text(summary.get(LEDGER_KEY))
-        except LedgerUnreadable as error:
-            problem = str(error)
         record = SnapshotRecord(
             snapshot_id=snapshot["snapshot-id"],
             operation=summary.get("operation", ""),
             manifest_list=snapshot["manifest-list"],
             is_own=FLUSH_ID_KEY in summary or BACKFILL_KEY in summary,
-            ledger=ledger,
-            problem=problem,
             chunk=chunk_mark_of(summary),
         )
+        try:
+            record = replace(record, ledger=ledger_from_text(summary.get(LEDGER_KEY)))
+        except LedgerUnreadable as error:
+            record = replace(record, problem=str(error))
         history.append(record)
         at = snapshot.get("parent-snapshot-id")
     return history[::-1], at
@@ -293,7 +287,7 @@ def _check_ledgers(chosen: Plan) -> Iterator[Finding]:
                 yield Finding(Kind.HISTORY, text, snapshot.snapshot_id, str(source))
             lasts[source] = max(Position(epoch, facts.last), before or first)
     for source, last in sorted(lasts.items()):
-        mark = chosen.progress.position_of(source)
+        mark = chosen.progress.sources.get(source)
         if mark is None or mark < last:
             text = f"the source's mark is behind its rows: mark={_shown(mark)} rows={_shown(last)}"
             yield Finding(Kind.HISTORY, text, source=str(source))
@@ -496,7 +490,8 @@ def _facts_text(facts: RowFacts | None) -> str:
 def report_lines(report: Report) -> Iterator[str]:
     """Render a report as text."""
     yield f"{report.table} at snapshot {report.snapshot_id}: read {report.rows:,} rows in {report.files:,} files"
-    states = ", ".join(f"{count:,} {state.value}" for state in State if (count := report.count(state)))
+    counts = Counter(report.snapshots.values())
+    states = ", ".join(f"{counts[state]:,} {state.value}" for state in State if state in counts)
     yield f"  snapshots: {states or 'none'}"
     if report.totals_compared:
         yield f"  totals of the table: compared, {len(report.facts):,} sources"

@@ -83,8 +83,7 @@ def to_arrow_field(field: Field) -> pa.Field:
 def to_arrow_type(type_: Type) -> pa.DataType:
     """Return the Arrow type that Parquet files of the table use.
 
-    Raises:
-        TypeUnknown: this version does not know the type.
+    Raises: TypeUnknown if this version does not know the type.
     """
     match type_:
         case StructType(fields):
@@ -239,8 +238,7 @@ def _truncated_decimals(width: int, values: pa.Array) -> pa.Array:
 def split_by_partition(table: pa.Table, spec: PartitionSpec, schema: Schema) -> list[tuple[Partition, pa.Table]]:
     """Split rows by partition, keeping their order within each.
 
-    Raises:
-        PartitionRejected: a transform is not supported.
+    Raises: PartitionRejected if a transform is not supported.
     """
     if table.num_rows == 0:
         return []
@@ -248,7 +246,21 @@ def split_by_partition(table: pa.Table, spec: PartitionSpec, schema: Schema) -> 
     shared = [column.shared_value() for column in columns]
     if _SEVERAL not in shared:
         return [(tuple(shared), table)]
-    return _split_by_keys(table, [column.keys() for column in columns])
+    keys = [column.transformed(column.values.combine_chunks()) for column in columns]
+    codes = np.zeros(table.num_rows, dtype=np.int64)
+    for key in keys:
+        encoded = pc.dictionary_encode(key, null_encoding="encode")
+        codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy(zero_copy_only=False)
+        # Renumbered at every step, so that the product stays below rows x distinct values whatever the fields.
+        codes = np.unique(codes, return_inverse=True)[1]
+    order = np.argsort(codes, kind="stable")
+    starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
+    ends = np.append(starts[1:], table.num_rows)
+    grouped = table.take(pa.array(order))
+    return [
+        (tuple(key[int(order[start])].as_py() for key in keys), grouped.slice(int(start), int(end - start)))
+        for start, end in zip(starts, ends, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,39 +290,18 @@ class _Column:
         if not self.transform.keeps_order and ends["min"] != ends["max"]:
             return _SEVERAL
         # Arrow's own scalars: Python has no times in nanoseconds, nor any beyond its years 1 to 9999.
-        low, high = self._transform(pa.array([ends["min"], ends["max"]], self.values.type)).to_pylist()
+        low, high = self.transformed(pa.array([ends["min"], ends["max"]], self.values.type)).to_pylist()
         return low if low == high and not wraps(self.transform, self.source_type, low, high) else _SEVERAL
 
-    def keys(self) -> pa.Array:
-        """Compute the partition value of each row."""
-        return self._transform(self.values.combine_chunks())
-
-    def _transform(self, values: pa.Array) -> pa.Array:
+    def transformed(self, values: pa.Array) -> pa.Array:
+        """Compute the partition value of each of some rows."""
         return transform_column(self.transform, self.source_type, values)
-
-
-def _split_by_keys(table: pa.Table, keys: list[pa.Array]) -> list[tuple[Partition, pa.Table]]:
-    codes = np.zeros(table.num_rows, dtype=np.int64)
-    for key in keys:
-        encoded = pc.dictionary_encode(key, null_encoding="encode")
-        codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy(zero_copy_only=False)
-        # Renumbered at every step, so that the product stays below rows x distinct values whatever the fields.
-        codes = np.unique(codes, return_inverse=True)[1]
-    order = np.argsort(codes, kind="stable")
-    starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
-    ends = np.append(starts[1:], table.num_rows)
-    grouped = table.take(pa.array(order))
-    return [
-        (tuple(key[int(order[start])].as_py() for key in keys), grouped.slice(int(start), int(end - start)))
-        for start, end in zip(starts, ends, strict=True)
-    ]
 
 
 def apply_order(table: pa.Table, order: SortOrder, schema: Schema) -> pa.Table:
     """Sort rows stably. Rows that are in order already are not copied.
 
-    Raises:
-        SortRejected: a column or transform of the order is not known.
+    Raises: SortRejected if a column or transform of the order is not known.
     """
     if not order.fields or table.num_rows <= 1:
         return table

@@ -197,7 +197,10 @@ def manifest_list_schema(format_version: int, extra_fields: Sequence[AvroSchema]
 @lru_cache(maxsize=256)
 def manifest_schema(spec: PartitionSpec, types: tuple[str, ...], format_version: int) -> Any:
     """Build the schema of a manifest: its partition tuple depends on the table's spec."""
-    partition = [_partition_field(f.field_id, f.name, type_) for f, type_ in zip(spec.fields, types, strict=True)]
+    partition = []
+    for part, type_ in zip(spec.fields, types, strict=True):
+        field = _optional(part.field_id, avro_name(part.name), _partition_type(part.field_id, type_))
+        partition.append(field if field["name"] == part.name else {**field, "iceberg-field-name": part.name})
     data_file = {"type": "record", "name": "r2", "fields": _data_file_fields(partition, format_version)}
     fields = [
         _required(0, "status", "int"),
@@ -236,11 +239,6 @@ def _data_file_fields(partition: list[AvroSchema], format_version: int) -> list[
             _optional(145, "content_size_in_bytes", "long"),
         ]
     return fields
-
-
-def _partition_field(field_id: int, name: str, type_: str) -> AvroSchema:
-    field = _optional(field_id, avro_name(name), _partition_type(field_id, type_))
-    return field if field["name"] == name else {**field, "iceberg-field-name": name}
 
 
 def _partition_type(field_id: int, type_: str) -> Any:

@@ -15,9 +15,7 @@ import numpy as np
 
 from lakefeed.iceberg.terms import (
     PartitionRejected,
-    PartitionTerm,
     SortRejected,
-    SortTerm,
     Transform,
     parse_partition_terms,
     parse_sort_terms,
@@ -133,43 +131,34 @@ def order_to_json(order: SortOrder) -> dict[str, Any]:
 def parse_partition(text: str, schema: Schema) -> PartitionSpec:
     """Read the setting `partition` for a table's columns; terms.py has its grammar.
 
-    Raises:
-        PartitionRejected: a term cannot be parsed, or its column is missing or of a type that it does not take.
+    Raises: PartitionRejected if a term cannot be parsed, or its column is missing or of a type that it does not take.
     """
-    fields = (
-        _partition_field(term, schema, FIRST_PARTITION_FIELD_ID + number)
-        for number, term in enumerate(parse_partition_terms(text))
-    )
+    fields = []
+    for field_id, term in enumerate(parse_partition_terms(text), FIRST_PARTITION_FIELD_ID):
+        source = find_column(term.column, schema)
+        if source is None:
+            raise PartitionRejected(f"partition names an unknown column: term={term.transform}({term.column})")
+        transform = transform_for(term.transform, source.type)
+        # Named as other writers do; the width is in the name, so that another width gets another name.
+        suffix = _NAME_SUFFIXES.get(transform.kind, transform.kind).format(transform.width)
+        name = term.column if transform.is_identity else f"{term.column}_{suffix}"
+        fields.append(PartitionField(source.id, field_id, name, term.transform))
     return PartitionSpec(0, tuple(fields))
-
-
-def _partition_field(term: PartitionTerm, schema: Schema, field_id: int) -> PartitionField:
-    source = find_column(term.column, schema)
-    if source is None:
-        raise PartitionRejected(f"partition names an unknown column: term={term.transform}({term.column})")
-    transform = transform_for(term.transform, source.type)
-    # Named as other writers do; the width is in the name, so that another width gets another name.
-    suffix = _NAME_SUFFIXES.get(transform.kind, transform.kind).format(transform.width)
-    name = term.column if transform.is_identity else f"{term.column}_{suffix}"
-    return PartitionField(source.id, field_id, name, term.transform)
 
 
 def parse_sort(text: str, schema: Schema) -> SortOrder:
     """Read the setting `sort` for a table's columns; terms.py has its grammar.
 
-    Raises:
-        SortRejected: a key cannot be parsed, or its column is missing or cannot be sorted by.
+    Raises: SortRejected if a key cannot be parsed, or its column is missing or cannot be sorted by.
     """
-    fields = tuple(_sort_field(term, schema) for term in parse_sort_terms(text))
-    return SortOrder(1, fields) if fields else UNSORTED
-
-
-def _sort_field(term: SortTerm, schema: Schema) -> SortField:
-    source = find_column(term.column, schema)
-    if source is None:
-        raise SortRejected(f"sort names an unknown column: column={term.column}")
-    _check_sort_transform(term.transform, source.type)
-    return SortField(source.id, term.transform, term.is_descending, term.nulls_first)
+    fields = []
+    for term in parse_sort_terms(text):
+        source = find_column(term.column, schema)
+        if source is None:
+            raise SortRejected(f"sort names an unknown column: column={term.column}")
+        _check_sort_transform(term.transform, source.type)
+        fields.append(SortField(source.id, term.transform, term.is_descending, term.nulls_first))
+    return SortOrder(1, tuple(fields)) if fields else UNSORTED
 
 
 def _check_sort_transform(transform: str, source: Type) -> None:
@@ -198,8 +187,7 @@ def _paths(schema: Schema) -> Iterator[tuple[Field, ...]]:
 def transform_for(text: str, source: Type) -> Transform:
     """Read a transform for a column of a type.
 
-    Raises:
-        PartitionRejected: the transform is not known, or does not take this type.
+    Raises: PartitionRejected if the transform is not known, or does not take this type.
     """
     transform = parse_transform(text)
     if transform is None:
@@ -213,12 +201,12 @@ def transform_for(text: str, source: Type) -> Transform:
 
 def same_partitioning(one: PartitionSpec, other: PartitionSpec) -> bool:
     """Return whether two specs put rows into the same partitions, whatever their fields are called."""
-    return _sources_of(one) == _sources_of(other)
-
-
-def _sources_of(spec: PartitionSpec) -> list[tuple[int, str]]:
     # A void field is what format 1 left of a dropped one: it separates no rows.
-    return [(field.source_id, field.transform) for field in spec.fields if field.transform != "void"]
+    first, second = (
+        [(field.source_id, field.transform) for field in spec.fields if field.transform != "void"]
+        for spec in (one, other)
+    )
+    return first == second
 
 
 def with_known_ids(spec: PartitionSpec, known: Iterable[PartitionSpec], *, last_field_id: int) -> PartitionSpec:
@@ -237,11 +225,7 @@ def with_known_ids(spec: PartitionSpec, known: Iterable[PartitionSpec], *, last_
 
 
 def partition_source(field: PartitionField, schema: Schema) -> tuple[Field, ...]:
-    """Return the path of a partition field's column.
-
-    Raises:
-        PartitionRejected: the schema has no such column.
-    """
+    """Return the path of a partition field's column. Raise PartitionRejected if the schema has no such column."""
     path = _find_source(field.source_id, schema)
     if path is None:
         raise PartitionRejected(
@@ -251,26 +235,20 @@ def partition_source(field: PartitionField, schema: Schema) -> tuple[Field, ...]
 
 
 def partition_types(spec: PartitionSpec, schema: Schema) -> tuple[str, ...]:
-    """Return the types of a spec's partition values.
-
-    Raises:
-        PartitionRejected: a transform is not supported.
-    """
-    return tuple(_partition_type(field, schema) for field in spec.fields)
-
-
-def _partition_type(field: PartitionField, schema: Schema) -> str:
-    source = partition_source(field, schema)[-1].type
-    type_ = result_type(transform_for(field.transform, source), source)
-    assert type_ is not None, "transform_for has checked it"
-    return type_
+    """Return the types of a spec's partition values. Raise PartitionRejected if a transform is not supported."""
+    types = []
+    for field in spec.fields:
+        source = partition_source(field, schema)[-1].type
+        type_ = result_type(transform_for(field.transform, source), source)
+        assert type_ is not None, "transform_for has checked it"
+        types.append(type_)
+    return tuple(types)
 
 
 def sort_source(field: SortField, schema: Schema) -> tuple[Field, ...]:
     """Return the path of a sort key's column.
 
-    Raises:
-        SortRejected: the schema has no such column, or the transform does not take its type.
+    Raises: SortRejected if the schema has no such column, or the transform does not take its type.
     """
     path = _find_source(field.source_id, schema)
     if path is None:
@@ -287,15 +265,13 @@ def check_order(order: SortOrder, schema: Schema) -> None:
 
 def partition_path(partition: Partition, spec: PartitionSpec, schema: Schema) -> str:
     """Name a partition's directory, as `_cdc_timestamp_day=2026-11-16`; empty for a table without partitions."""
-    return "/".join(_path_parts(partition, spec, schema))
-
-
-def _path_parts(partition: Partition, spec: PartitionSpec, schema: Schema) -> Iterator[str]:
+    parts = []
     for value, field, type_ in zip(partition, spec.fields, partition_types(spec, schema), strict=True):
         text = "null" if value is None else _value_text(value, field.transform, type_)
         quoted = quote_plus(text)
         shown = quoted if len(quoted) <= PATH_VALUE_MAX_BYTES else quote_plus(text[:_CUT_CHARACTERS])
-        yield f"{quote_plus(field.name)}={shown}"
+        parts.append(f"{quote_plus(field.name)}={shown}")
+    return "/".join(parts)
 
 
 def _value_text(value: Any, transform: str, type_: str) -> str:

@@ -177,26 +177,26 @@ class Entry:
 
 def encode_manifest(files: Sequence[DataFile], *, shape: TableShape, snapshot_id: int) -> bytes:
     """Encode a manifest of added files."""
-    return encode_entries([_added_record(file, snapshot_id) for file in files], shape)
-
-
-def _added_record(file: DataFile, snapshot_id: int) -> Record:
-    data_file = {
-        "content": Content.DATA,
-        "file_path": file.location,
-        "file_format": "PARQUET",
-        "partition": file.partition,
-        "record_count": file.record_count,
-        "file_size_in_bytes": file.size_bytes,
-        "column_sizes": _pairs(file.column_sizes),
-        "value_counts": _pairs(file.value_counts),
-        "null_value_counts": _pairs(file.null_counts),
-        "lower_bounds": _pairs(file.lower_bounds),
-        "upper_bounds": _pairs(file.upper_bounds),
-        "split_offsets": list(file.split_offsets),
-        "sort_order_id": file.sort_order_id,
-    }
-    return {"status": Status.ADDED, "snapshot_id": snapshot_id, "data_file": data_file}
+    records = (
+        {
+            "content": Content.DATA,
+            "file_path": file.location,
+            "file_format": "PARQUET",
+            "partition": file.partition,
+            "record_count": file.record_count,
+            "file_size_in_bytes": file.size_bytes,
+            "column_sizes": _pairs(file.column_sizes),
+            "value_counts": _pairs(file.value_counts),
+            "null_value_counts": _pairs(file.null_counts),
+            "lower_bounds": _pairs(file.lower_bounds),
+            "upper_bounds": _pairs(file.upper_bounds),
+            "split_offsets": list(file.split_offsets),
+            "sort_order_id": file.sort_order_id,
+        }
+        for file in files
+    )
+    added = {"status": Status.ADDED, "snapshot_id": snapshot_id}
+    return encode_entries(({**added, "data_file": record} for record in records), shape)
 
 
 def _pairs(values: Mapping[int, Any]) -> list[dict[str, Any]]:
@@ -260,18 +260,18 @@ def describe_manifest(
 
 def summarise_partitions(partitions: Sequence[Partition], shape: TableShape) -> list[dict[str, Any]]:
     """Summarise the partitions of a manifest's files, field by field."""
-    types = partition_types(shape.spec, shape.schema)
-    return [_summarise(type_, [partition[i] for partition in partitions]) for i, type_ in enumerate(types)]
-
-
-def _summarise(type_: str, values: Sequence[Any]) -> dict[str, Any]:
-    ordinary = [value for value in values if value is not None and not is_nan(value)]
-    return {
-        "contains_null": None in values,
-        "contains_nan": any(map(is_nan, values)),
-        "lower_bound": encode_single_value(type_, min(ordinary)) if ordinary else None,
-        "upper_bound": encode_single_value(type_, max(ordinary)) if ordinary else None,
-    }
+    summaries = []
+    for index, type_ in enumerate(partition_types(shape.spec, shape.schema)):
+        values = [partition[index] for partition in partitions]
+        ordinary = [value for value in values if value is not None and not is_nan(value)]
+        summary = {
+            "contains_null": None in values,
+            "contains_nan": any(map(is_nan, values)),
+            "lower_bound": encode_single_value(type_, min(ordinary)) if ordinary else None,
+            "upper_bound": encode_single_value(type_, max(ordinary)) if ordinary else None,
+        }
+        summaries.append(summary)
+    return summaries
 
 
 def apply_manifest(current: ManifestList, manifest: ManifestFile, *, sequence_number: int) -> ManifestList:
@@ -308,8 +308,7 @@ def encode_manifest_list(current: ManifestList, header: ListHeader) -> bytes:
 def decode_manifest_list(data: bytes, location: str) -> ManifestList:
     """Read a list that any writer wrote, keeping all its fields for the next list.
 
-    Raises:
-        ManifestUnreadable: it is damaged, or misses what the next list must say.
+    Raises: ManifestUnreadable if it is damaged, or misses what the next list must say.
     """
     with reading(location):
         fields, manifests = _read_list(data)
@@ -325,8 +324,7 @@ def decode_manifest_list(data: bytes, location: str) -> ManifestList:
 def list_manifests(data: bytes, location: str) -> list[Manifest]:
     """Read the manifests of a list for a scan.
 
-    Raises:
-        ManifestUnreadable: it is damaged, or a manifest in it is encrypted.
+    Raises: ManifestUnreadable if it is damaged, or a manifest in it is encrypted.
     """
     with reading(location):
         listed = _read_list(data)[1]
@@ -357,8 +355,7 @@ def read_entries(data: bytes, manifest: Manifest, types: Sequence[str] | None = 
 
     Without types, decimals in partitions are left as bytes.
 
-    Raises:
-        ManifestUnreadable: it is damaged, or its partitions are not of these types.
+    Raises: ManifestUnreadable if it is damaged, or its partitions are not of these types.
     """
     with reading(manifest.location):
         next_row_id = manifest.first_row_id
@@ -395,11 +392,7 @@ def column_value(file: Mapping[str, Any], name: str, field_id: int) -> Any:
 
 
 def manifest_paths(data: bytes, location: str) -> list[str]:
-    """Read where the manifests of a list are.
-
-    Raises:
-        ManifestUnreadable: it is damaged.
-    """
+    """Read where the manifests of a list are. Raise ManifestUnreadable if it is damaged."""
     with reading(location):
         return [record["manifest_path"] for record in read_avro(data, wanted=_PATH_OF_MANIFEST)[1]]
 
@@ -407,8 +400,7 @@ def manifest_paths(data: bytes, location: str) -> list[str]:
 def live_file_paths(data: bytes, location: str) -> list[str]:
     """Read where the files of a manifest are, each once, except those that it marks as deleted.
 
-    Raises:
-        ManifestUnreadable: it is damaged.
+    Raises: ManifestUnreadable if it is damaged.
     """
     with reading(location):
         records = read_avro(data, wanted=_PATH_OF_FILE)[1]

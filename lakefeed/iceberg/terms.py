@@ -96,11 +96,7 @@ def parse_transform(text: str) -> Transform | None:
 
 
 def parse_partition_terms(text: str) -> tuple[PartitionTerm, ...]:
-    """Read the setting `partition`.
-
-    Raises:
-        PartitionRejected: a term cannot be parsed, or comes twice.
-    """
+    """Read the setting `partition`. Raise PartitionRejected if a term cannot be parsed, or comes twice."""
     if text.strip() == NO_PARTITION:
         return ()
     terms = tuple(_parse_partition_term(term.strip()) for term in text.split(","))
@@ -119,11 +115,7 @@ def _parse_partition_term(term: str) -> PartitionTerm:
 
 
 def parse_sort_terms(text: str) -> tuple[SortTerm, ...]:
-    """Read the setting `sort`; empty means no order.
-
-    Raises:
-        SortRejected: a key cannot be parsed.
-    """
+    """Read the setting `sort`; empty means no order. Raise SortRejected if a key cannot be parsed."""
     return tuple(_parse_sort_term(term.strip()) for term in text.split(",")) if text.strip() else ()
 
 

@@ -210,11 +210,7 @@ def _field_to_json(field: Field) -> dict[str, Any]:
 
 
 def type_from_json(document: Any) -> Type:
-    """Read a type from table metadata.
-
-    Raises:
-        TypeUnknown: a nested type is of a later format.
-    """
+    """Read a type from table metadata. Raise TypeUnknown if a nested type is of a later format."""
     if isinstance(document, str):
         return document
     match document["type"]:

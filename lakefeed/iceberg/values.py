@@ -28,6 +28,7 @@ from lakefeed.contract.errors import LiteralInvalid
 from lakefeed.iceberg.types import decimal_parts, fixed_length
 
 # The specification's default for text and binary bounds: long enough to prune by, short enough to keep manifests small.
+# A lower bound is cut off there: a prefix never sorts after the whole.
 BOUND_MAX_UNITS = 16
 # More than any literal of a decimal column has (38 digits), far from what makes the arithmetic slow.
 LITERAL_MAX_DIGITS = 400
@@ -133,11 +134,6 @@ def decode_stored(type_: str, stored: Any) -> Any:
     return stored
 
 
-def lower_text_bound(text: str) -> str:
-    """Cut a lower bound to the stored length; a prefix never sorts after the whole."""
-    return text[:BOUND_MAX_UNITS]
-
-
 def upper_text_bound(text: str) -> str | None:
     """Cut an upper bound and raise its last code point that can rise; None if there is none, so no bound holds."""
     if len(text) <= BOUND_MAX_UNITS:
@@ -151,26 +147,18 @@ def upper_text_bound(text: str) -> str | None:
     return None
 
 
-def lower_binary_bound(data: bytes) -> bytes:
-    """Cut a lower bound to the stored length."""
-    return data[:BOUND_MAX_UNITS]
-
-
 def upper_binary_bound(data: bytes) -> bytes | None:
     """Cut an upper bound and raise its last byte that can rise; None if there is none, so no bound holds."""
     if len(data) <= BOUND_MAX_UNITS:
         return data
     prefix = data[:BOUND_MAX_UNITS].rstrip(b"\xff")
-    if not prefix:
-        return None
-    return prefix[:-1] + bytes([prefix[-1] + 1])
+    return prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else None
 
 
 def parse_literal(type_: str, value: Any) -> Any:
     """Read a filter's JSON literal as a value of a type. Only floats are rounded, to the column's own width.
 
-    Raises:
-        LiteralInvalid: it is not one of this type.
+    Raises: LiteralInvalid if it is not one of this type.
     """
     try:
         if decimal := decimal_parts(type_):
@@ -300,7 +288,10 @@ def value_to_json(type_: str, value: Any) -> Any:
     if value is None or type_ in ("boolean", "int", "long", "string"):
         return value
     if type_ in ("float", "double"):
-        return _float_to_json(value)
+        if math.isfinite(value):
+            return value
+        # JSON has no number for these: they are written by name, as Iceberg's Java writer does.
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if decimal := decimal_parts(type_):
         return f"{Decimal(value).scaleb(-decimal[1], _EXACT):f}"
     if isinstance(value, bytes):
@@ -312,15 +303,6 @@ def value_to_json(type_: str, value: Any) -> Any:
     days, within = divmod(value, UNITS_PER_DAY[type_])
     clock = _clock_text(within, _NS_PER_SECOND // _NS_PER_UNIT[type_])
     return f"{_date_text(days)}T{clock}{'+00:00' if type_ in _WITH_ZONE else ''}"
-
-
-def _float_to_json(value: float) -> float | str:
-    """Write what JSON has no number for by its name, as Iceberg's Java writer does."""
-    if math.isfinite(value):
-        return value
-    if math.isnan(value):
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"
 
 
 def _date_text(days: int) -> str:

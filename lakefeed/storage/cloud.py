@@ -17,9 +17,9 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore
 
-from lakefeed.aio import ATTEMPTS_MAX, STORAGE_BACKOFF
 from lakefeed.contract.errors import FileMissing, StorageError
 from lakefeed.storage.config import StorageConfig
+from lakefeed.storage.store import ATTEMPTS_MAX, BACKOFF, ObjectStore
 
 T = TypeVar("T")
 
@@ -32,18 +32,12 @@ _LOCATION = re.compile(r"((?:gs|abfss?)://[^/]+)/(.+)", re.DOTALL)
 _FAILURES = (BaseError, OSError, ValueError)  # invalid settings are a ValueError
 
 
-class CloudStore:
-    """Objects of every container that the credentials give access to."""
+class CloudStore(ObjectStore):
+    """Objects of every container that the credentials give access to. A container is opened by its first use."""
 
     def __init__(self, config: StorageConfig) -> None:
         self._config = config
         self._containers: dict[str, Any] = {}
-
-    async def open(self) -> None:
-        """Do nothing: a container is opened by its first use."""
-
-    async def close(self) -> None:
-        """Do nothing: the library closes its connections."""
 
     async def write(self, location: str, data: Any) -> None:
         """Put an object; see ObjectStore."""
@@ -53,9 +47,6 @@ class CloudStore:
         put = obstore.put_async(container, key, view, chunk_size=part_bytes, max_concurrency=PARALLEL_PARTS)
         rounds = 1 + len(view) // (part_bytes * PARALLEL_PARTS)
         await self._request(put, verb="write", location=location, requests=rounds)
-
-    def blocking_write(self, location: str, data: Any) -> None:
-        """Return None: requests need no thread."""
 
     async def read(self, location: str, *, max_bytes: int | None = None) -> bytes:
         """Get an object; see ObjectStore."""
@@ -84,9 +75,6 @@ class CloudStore:
         with contextlib.suppress(FileMissing):
             await self._request(obstore.delete_async(container, key), verb="delete", location=location)
 
-    async def make_directory(self, location: str) -> None:
-        """Do nothing: object stores have no directories."""
-
     def _locate(self, location: str) -> tuple[Any, str]:
         match = _LOCATION.fullmatch(location)
         if match is None:
@@ -100,7 +88,7 @@ class CloudStore:
 
     async def _request(self, request: Awaitable[T], *, verb: str, location: str, requests: int = 1) -> T:
         """Await a call of the library that sends so many requests in a row, each with its retries."""
-        timeout_s = requests * ATTEMPTS_MAX * (self._config.request_timeout_s + STORAGE_BACKOFF.max_s)
+        timeout_s = requests * ATTEMPTS_MAX * (self._config.request_timeout_s + BACKOFF.max_s)
         try:
             async with asyncio.timeout(timeout_s):
                 return await request
@@ -121,8 +109,7 @@ def _open_container(root: str, config: StorageConfig) -> Any:
 
 
 def _client_options(config: StorageConfig, endpoint: str) -> dict[str, Any]:
-    first, longest = timedelta(seconds=STORAGE_BACKOFF.first_s), timedelta(seconds=STORAGE_BACKOFF.max_s)
-    backoff = {"init_backoff": first, "max_backoff": longest}
+    first, longest = timedelta(seconds=BACKOFF.first_s), timedelta(seconds=BACKOFF.max_s)
     return {
         "client_options": {
             "timeout": timedelta(seconds=config.request_timeout_s),
@@ -130,8 +117,8 @@ def _client_options(config: StorageConfig, endpoint: str) -> dict[str, Any]:
         },
         "retry_config": {
             "max_retries": ATTEMPTS_MAX - 1,
-            "backoff": {**backoff, "base": 2},
-            "retry_timeout": timedelta(seconds=ATTEMPTS_MAX * (config.request_timeout_s + STORAGE_BACKOFF.max_s)),
+            "backoff": {"init_backoff": first, "max_backoff": longest, "base": 2},
+            "retry_timeout": timedelta(seconds=ATTEMPTS_MAX * (config.request_timeout_s + BACKOFF.max_s)),
         },
     }
 

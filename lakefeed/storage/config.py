@@ -1,4 +1,4 @@
-"""Settings of object storage, for writer and catalog. Imports no client library."""
+"""Settings of object storage. Standard library only: Spark clusters import it."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from lakefeed.contract.errors import FileMissing, StorageError
+from lakefeed.storage.store import ObjectStore
 
 T = TypeVar("T")
 
@@ -31,15 +32,12 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _FILE_MODE = 0o666
 
 
-class LocalStore:
+class LocalStore(ObjectStore):
     """Files on this machine or on a mounted disk. Refuses to overwrite."""
 
     def __init__(self, *, timeout_s: float = 60.0) -> None:
         self._timeout_s = timeout_s
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="storage")
-
-    async def open(self) -> None:
-        """Do nothing: threads start with the first call."""
 
     async def close(self) -> None:
         """Wait for running work, then end the threads."""

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 import aiohttp
@@ -32,9 +33,9 @@ from botocore.exceptions import (
     SSLError,
 )
 
-from lakefeed.aio import is_transient_status, with_retries
 from lakefeed.contract.errors import FileMissing, StorageError
 from lakefeed.storage.config import S3_SCHEMES, StorageConfig
+from lakefeed.storage.store import ATTEMPTS_MAX, BACKOFF, ObjectStore
 
 T = TypeVar("T")
 
@@ -66,7 +67,7 @@ _DIGESTS: dict[str, Callable[[bytes], dict[str, str]]] = {
 }
 
 
-class S3Store:
+class S3Store(ObjectStore):
     """Objects of S3 buckets. Objects above `part_bytes` are uploaded in parts."""
 
     def __init__(self, config: StorageConfig) -> None:
@@ -108,9 +109,6 @@ class S3Store:
             else:
                 await self._send_body(self._client.put_object, view, target)
 
-    def blocking_write(self, location: str, data: Any) -> None:
-        """Return None: requests need no thread."""
-
     async def read(self, location: str, *, max_bytes: int | None = None) -> bytes:
         """Get an object; see ObjectStore."""
         target = _bucket_and_key(location)
@@ -141,9 +139,6 @@ class S3Store:
         target = _bucket_and_key(location)
         with _storage_errors("delete", location):
             await self._request(lambda: self._client.delete_object(**target))
-
-    async def make_directory(self, location: str) -> None:
-        """Do nothing: S3 has no directories."""
 
     async def _write_parts(self, target: dict[str, str], view: memoryview) -> None:
         """Upload in parts, and abort if anything fails. The object appears with the last request."""
@@ -186,9 +181,19 @@ class S3Store:
             pass  # the error that led here is raised; a bucket rule for unfinished uploads cleans up
 
     async def _request(self, request: Callable[[], Awaitable[T]]) -> T:
-        return await with_retries(
-            request, failures=_FAILURES, is_transient=is_transient, timeout_s=self._config.request_timeout_s
-        )
+        """Make a request until it succeeds, fails for good, or has failed `ATTEMPTS_MAX` times.
+
+        Cancelling leaves the outcome of the running attempt unknown.
+        """
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            try:
+                async with asyncio.timeout(self._config.request_timeout_s):
+                    return await request()
+            except _FAILURES as error:
+                if attempt == ATTEMPTS_MAX or not is_transient(error):
+                    raise
+            await asyncio.sleep(BACKOFF.jittered_s(attempt))
+        raise AssertionError("the last attempt returns or raises")
 
 
 def _client_config(config: StorageConfig) -> AioConfig:
@@ -205,10 +210,11 @@ def _client_config(config: StorageConfig) -> AioConfig:
 
 
 def is_transient(error: Exception) -> bool:
-    """Return whether the same request may succeed in a moment."""
+    """Return whether the same request may succeed in a moment; a refusal (400, 403, 404) will not."""
     if isinstance(error, ClientError):
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        return is_transient_status(status) or error.response.get("Error", {}).get("Code") in _TRANSIENT_CODES
+        is_busy = status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS) or status >= 500  # noqa: PLR2004
+        return is_busy or error.response.get("Error", {}).get("Code") in _TRANSIENT_CODES
     return isinstance(error, _TRANSIENT) and not isinstance(error, SSLError)
 
 

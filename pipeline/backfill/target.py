@@ -222,7 +222,7 @@ class TargetTable:
             progress = progress_from_text(self.properties().get(tables.PROGRESS))
         except WriterError as error:
             raise PipelineError(str(error)) from error
-        return progress.position_of(SourceId(source))
+        return progress.sources.get(SourceId(source))
 
     def check(self) -> None:
         """Check that the table is a change table.

@@ -18,13 +18,7 @@ from lakefeed.iceberg.arrow import to_arrow_schema
 from lakefeed.iceberg.layout import Partition
 from lakefeed.iceberg.manifests import DataFile
 from lakefeed.iceberg.types import ListType, MapType, Schema, StructType, Type, written_fields
-from lakefeed.iceberg.values import (
-    encode_single_value,
-    lower_binary_bound,
-    lower_text_bound,
-    upper_binary_bound,
-    upper_text_bound,
-)
+from lakefeed.iceberg.values import BOUND_MAX_UNITS, encode_single_value, upper_binary_bound, upper_text_bound
 from lakefeed.writer.config import WriterConfig
 
 # A dictionary costs a third of the writing time and pays off only where values repeat: decided on a sample.
@@ -208,8 +202,10 @@ def _value(type_: str, raw: Any) -> Any:
 
 def _lower_bound(type_: str, value: Any) -> bytes:
     if type_ == "string":
-        return lower_text_bound(value.decode()).encode()
-    return lower_binary_bound(value) if type_ == "binary" else encode_single_value(type_, value)
+        value = value.decode()[:BOUND_MAX_UNITS]
+    elif type_ == "binary":
+        value = value[:BOUND_MAX_UNITS]
+    return encode_single_value(type_, value)
 
 
 def _upper_bound(type_: str, value: Any) -> bytes | None:

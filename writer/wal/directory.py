@@ -34,7 +34,7 @@ import errno
 import fcntl
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -76,6 +76,15 @@ class Filesystem:
     def close(self, descriptor: int) -> None:
         """Close a descriptor."""
         os.close(descriptor)
+
+    @contextlib.contextmanager
+    def opened(self, path: Path, flags: int) -> Iterator[int]:
+        """Open a file for the length of a block."""
+        descriptor = self.open(path, flags)
+        try:
+            yield descriptor
+        finally:
+            self.close(descriptor)
 
     def size(self, descriptor: int) -> int:
         """Return the size of an open file."""
@@ -140,21 +149,13 @@ def write_all(files: Filesystem, descriptor: int, parts: Sequence[bytes | memory
         if written == 0 and any(batch):  # parts may be empty
             raise OSError(errno.EIO, "nothing was written")
         position += written
-        whole = _whole_parts(batch, written)
-        first += whole
-        rest = written - sum(map(len, batch[:whole]))
-        if rest:
-            parts = [memoryview(parts[first])[rest:], *parts[first + 1 :]]
+        while first < len(parts) and written >= len(parts[first]):
+            written -= len(parts[first])
+            first += 1
+        if written:  # the part after these was written up to here
+            parts = [memoryview(parts[first])[written:], *parts[first + 1 :]]
             first = 0
     return position
-
-
-def _whole_parts(parts: Sequence[bytes | memoryview], written: int) -> int:
-    for index, part in enumerate(parts):
-        written -= len(part)
-        if written < 0:
-            return index
-    return len(parts)
 
 
 def fill_zeros(files: Filesystem, descriptor: int, start: int, end: int) -> None:
@@ -213,6 +214,11 @@ class Newest:
     descriptor: int
     marked: bool
 
+    @property
+    def free_bytes(self) -> int:
+        """The bytes that can still be written."""
+        return self.segment.file_bytes - self.segment.end_position
+
 
 @dataclass(frozen=True, slots=True)
 class DirectoryContents:
@@ -248,13 +254,15 @@ class LogDirectory:
         Raises:
             WalCorrupt: a segment is missing, its header is damaged, or the newest has a damaged durable record.
             WalVersionUnknown: another version of Lakefeed has written a segment.
-
         """
         # A killed process may have left names that this one sees but that are not on disk yet.
         self.files.sync_directory(self.path)
         names = self.files.names(self.path)
         numbers = numbers_of(names, SEGMENT_SUFFIX)
-        self._check_no_holes(numbers)
+        for before, after in itertools.pairwise(numbers):
+            if after != before + 1:
+                missing = self.path / segment_name(before + 1)
+                raise WalCorrupt("segment is missing", segment=str(missing), before=segment_name(after))
         headers = [self._load_header(number) for number in numbers]
         older = tuple(self._older_segment(*pair) for pair in itertools.pairwise(headers))
         newest = self._recover_newest(headers[-1]) if headers else None
@@ -264,15 +272,13 @@ class LogDirectory:
     def prepare_spare(self) -> Path:
         """Make a new spare: steps 1 and 2. If the disk is full, nothing remains of it."""
         path = self.path / spare_name(next(self._spare_numbers))
-        descriptor = self.files.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        try:
-            allocate_zeros(self.files, descriptor, self._segment_bytes)
-        except OSError:
-            with contextlib.suppress(OSError):  # the first error is the one that matters; open() removes what is left
-                self.files.unlink(path)
-            raise
-        finally:
-            self.files.close(descriptor)
+        with self.files.opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as descriptor:
+            try:
+                allocate_zeros(self.files, descriptor, self._segment_bytes)
+            except OSError:
+                with contextlib.suppress(OSError):  # the first error matters; open() removes what is left
+                    self.files.unlink(path)
+                raise
         return path
 
     def begin(self, spare: Path, header: Header) -> Newest:
@@ -298,12 +304,11 @@ class LogDirectory:
 
     def retire(self, segment: Segment, *, keep: bool) -> Path | None:
         """Turn the oldest segment into a spare, or remove it: steps 6 and 7."""
-        if not keep:
+        spare = self.path / spare_name(next(self._spare_numbers)) if keep else None
+        if spare is None:
             self.files.unlink(segment.path)
-            self.files.sync_directory(self.path)
-            return None
-        spare = self.path / spare_name(next(self._spare_numbers))
-        self.files.rename(segment.path, spare)
+        else:
+            self.files.rename(segment.path, spare)
         self.files.sync_directory(self.path)
         return spare
 
@@ -314,20 +319,11 @@ class LogDirectory:
                 self.files.make_directory(path)
             self.files.sync_directory(path.parent)
 
-    def _check_no_holes(self, numbers: list[int]) -> None:
-        for before, after in itertools.pairwise(numbers):
-            if after != before + 1:
-                missing = self.path / segment_name(before + 1)
-                raise WalCorrupt("segment is missing", segment=str(missing), before=segment_name(after))
-
     def _load_header(self, number: int) -> Header:
         path = self.path / segment_name(number)
-        descriptor = self.files.open(path, os.O_RDONLY)
-        try:
+        with self.files.opened(path, os.O_RDONLY) as descriptor:
             size_bytes = self.files.size(descriptor)
             header = load_header(self.files, descriptor, path=str(path), number=number)
-        finally:
-            self.files.close(descriptor)
         if size_bytes < header.file_bytes:
             raise WalCorrupt("segment was cut short", segment=str(path), bytes=size_bytes, of=header.file_bytes)
         return header
@@ -360,13 +356,8 @@ class LogDirectory:
         """
         with memoryview(bytearray(header.file_bytes)) as view:
             read_into(self.files, descriptor, view, 0)
-            end = find_end(
-                view,
-                start=header.records_start,
-                base_offset=header.base_offset,
-                salt=header.salt,
-                path=str(path),
-            )
+            start, base_offset = header.records_start, header.base_offset
+            end = find_end(view, start=start, base_offset=base_offset, salt=header.salt, path=str(path))
             write_all(self.files, descriptor, [view[end.unsynced_position : end.position]], end.unsynced_position)
         fill_zeros(self.files, descriptor, end.position, header.file_bytes)
         self.files.sync(descriptor)
@@ -377,36 +368,23 @@ class LogDirectory:
         kept: list[Path] = []
         for number in numbers:
             path = self.path / spare_name(number)
-            if len(kept) < spares_max and self._size(path) == self._segment_bytes:
-                self._persist_size(path)
+            with self.files.opened(path, os.O_RDWR) as descriptor:
+                is_kept = len(kept) < spares_max and self.files.size(descriptor) == self._segment_bytes
+                if is_kept:
+                    # Writes the size to disk again, because a failed sync may have left it in memory only.
+                    write_all(self.files, descriptor, [b"\0"], self._segment_bytes - 1)
+                    self.files.sync(descriptor)
+            if is_kept:
                 kept.append(path)
             else:
                 self.files.unlink(path)
         return tuple(kept)
 
-    def _persist_size(self, path: Path) -> None:
-        """Write a spare's size to disk, because a failed sync may have left it in memory only."""
-        descriptor = self.files.open(path, os.O_RDWR)
-        try:
-            write_all(self.files, descriptor, [b"\0"], self._segment_bytes - 1)
-            self.files.sync(descriptor)
-        finally:
-            self.files.close(descriptor)
-
-    def _size(self, path: Path) -> int:
-        descriptor = self.files.open(path, os.O_RDONLY)
-        try:
-            return self.files.size(descriptor)
-        finally:
-            self.files.close(descriptor)
-
 
 def take_lock(directory: Path, files: Filesystem) -> int:
     """Lock the log for this process until the descriptor is closed.
 
-    Raises:
-        WalLocked: another process holds the lock.
-
+    Raises: WalLocked if another process holds the lock.
     """
     descriptor = files.open(directory / _LOCK_NAME, os.O_RDWR | os.O_CREAT)
     try:
@@ -429,7 +407,6 @@ def load_header(files: Filesystem, descriptor: int, *, path: str, number: int) -
     Raises:
         WalCorrupt: it is damaged.
         WalVersionUnknown: it is of another version.
-
     """
     prefix = read_bytes(files, descriptor, HEADER_MIN_BYTES, 0)
     size_bytes = min(header_bytes(prefix), files.size(descriptor))

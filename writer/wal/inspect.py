@@ -37,7 +37,6 @@ from lakefeed.writer.wal.records import (
     HEADER_BYTES,
     SEGMENT_SUFFIX,
     SPARE_SUFFIX,
-    Due,
     Header,
     aligned,
     claimed_header,
@@ -105,64 +104,56 @@ class SegmentBounds:
 def scan_segment(view: memoryview, bounds: SegmentBounds) -> Iterator[ScanItem]:
     """Yield every good record and mark, and what is between them, in order."""
     if bounds.salt is None:
-        return _scan_unsalted(view, bounds)
+        yield from _scan_unsalted(view, bounds)
+        return
     assert bounds.base_offset is not None, "the header has both"
-    return _scan_salted(view, bounds, base_offset=bounds.base_offset, salt=bounds.salt)
-
-
-def _scan_salted(view: memoryview, bounds: SegmentBounds, *, base_offset: int, salt: int) -> Iterator[ScanItem]:
-    position, offset, synced = bounds.start, base_offset, base_offset
+    position, offset, synced = bounds.start, bounds.base_offset, bounds.base_offset
     while bounds.until is None or offset < bounds.until:
-        if found := good_record(view, position, offset=offset, synced=synced, salt=salt):
+        if found := good_record(view, position, offset=offset, synced=synced, salt=bounds.salt):
             length, next_offset, synced = found
             yield FoundRecord(position, length, offset, next_offset)
             position += aligned(HEADER_BYTES + length)
             offset = next_offset
             continue
-        due = Due(offset, synced, salt)
-        following = find_record(view, position, due=due, until=bounds.until)
+        following = find_record(view, position, offset=offset, synced=synced, salt=bounds.salt, until=bounds.until)
         if following is None:
+            length, found_offset, found_synced = claimed_header(view, position, salt=bounds.salt)
             if bounds.until is not None:
                 yield Damage(position, len(view), offset, bounds.until)
-            elif bounds.is_newest and _is_begun(view, position, due):
-                yield TornTail(position, offset)
+            elif bounds.is_newest and length > 0 and found_offset == offset and synced <= found_synced <= offset:
+                yield TornTail(position, offset)  # the header is too plausible for chance: a record was begun
             return
-        next_offset = claimed_header(view, following, salt=salt)[1]
-        if bounds.is_newest and find_record(view, following, due=Due(next_offset, next_offset, salt)) is None:
-            yield from _torn_rest(view, position, due)
+        next_offset = claimed_header(view, following, salt=bounds.salt)[1]
+        later = find_record(view, following, offset=next_offset, synced=next_offset, salt=bounds.salt)
+        if bounds.is_newest and later is None:
+            yield from _torn_rest(view, position, offset=offset, salt=bounds.salt)
             return
         yield Damage(position, following, offset, next_offset)
         position, offset = following, next_offset
 
 
-def _torn_rest(view: memoryview, position: int, due: Due) -> Iterator[Damage | TornTail]:
+def _torn_rest(view: memoryview, position: int, *, offset: int, salt: int) -> Iterator[Damage | TornTail]:
     """Yield where a torn tail with good records in it begins in the newest segment: after everything that was synced.
 
     None of these records claims that everything before it was synced, so the log ends before them. A part of the bad
     bytes before the first of them may have been synced, and is damaged.
     """
-    assert due.salt is not None
-    synced = due.offset
-    while (later := find_record(view, position, due=Due(due.offset, synced + 1, due.salt))) is not None:
-        synced = claimed_header(view, later, salt=due.salt)[2]
-    if synced > due.offset:
-        yield Damage(position, len(view), due.offset, synced)
+    synced = offset
+    while (later := find_record(view, position, offset=offset, synced=synced + 1, salt=salt)) is not None:
+        synced = claimed_header(view, later, salt=salt)[2]
+    if synced > offset:
+        yield Damage(position, len(view), offset, synced)
     yield TornTail(position, synced)
-
-
-def _is_begun(view: memoryview, position: int, due: Due) -> bool:
-    """Return whether the record that is due was begun: its header is too plausible for chance."""
-    assert due.salt is not None
-    length, offset, synced = claimed_header(view, position, salt=due.salt)
-    return length > 0 and offset == due.offset and due.synced <= synced <= offset
 
 
 def _scan_unsalted(view: memoryview, bounds: SegmentBounds) -> Iterator[FoundRecord | Damage]:
     """Find records by their checksums and rising offsets only."""
     position, offset = bounds.start, bounds.base_offset
     while bounds.until is None or offset is None or offset < bounds.until:
-        due = Due(offset or 0, 0, None)
-        following = _find_unsalted(view, position, due, bounds.until)
+        following: int | None = position
+        length, found_offset, _ = claimed_header(view, position, salt=0)
+        if not length or found_offset != (offset or 0) or not is_whole(view, position):
+            following = find_record(view, position, offset=offset or 0, synced=0, salt=None, until=bounds.until)
         if following is None:
             if bounds.until is not None and offset is not None:
                 yield Damage(position, len(view), offset, bounds.until)
@@ -174,13 +165,6 @@ def _scan_unsalted(view: memoryview, bounds: SegmentBounds) -> Iterator[FoundRec
         found = FoundRecord(following, length, found_offset, offset)
         yield found
         position = found.end_position
-
-
-def _find_unsalted(view: memoryview, position: int, due: Due, until: int | None) -> int | None:
-    length, offset, _ = claimed_header(view, position, salt=0)
-    if length and offset == due.offset and is_whole(view, position):
-        return position
-    return find_record(view, position, due=due, until=until)
 
 
 # The position of a source before its first change. In every epoch its first frame comes after this sequence.
@@ -218,7 +202,7 @@ class Loss:
 
 @dataclass(slots=True)
 class LossFinder:
-    """Follows the log in order. `marks` is the last known position of every source."""
+    """Follows the log in order. `marks` is the last known position of every source; callers append `gaps`."""
 
     marks: dict[SourceId, Position] = field(default_factory=dict)
     gaps: list[MissingOffsets] = field(default_factory=list)
@@ -239,10 +223,6 @@ class LossFinder:
         before = Position(frame.epoch, frame.after_sequence)
         self._take(frame.source, before, Position(frame.epoch, frame.last_sequence))
 
-    def take_gap(self, gap: MissingOffsets) -> None:
-        """Take a gap before the next frame."""
-        self.gaps.append(gap)
-
     def unsettled(self) -> dict[SourceId, Position]:
         """Return the known sources without a record since a gap, with their positions before it."""
         return {source: mark for source, mark in self.marks.items() if self._open_gaps(source)}
@@ -252,25 +232,21 @@ class LossFinder:
         return tuple(self.gaps[self._gaps_settled :])
 
     def _take(self, source: SourceId, before: Position, after: Position) -> None:
+        """Record what is missing between a source's known position and the one `before` its next change."""
+        known = self.marks.get(source, _BEFORE_ALL)
+        is_certain = source in self.marks or self._knows_all
         gaps = self._open_gaps(source)
-        if gaps:
-            self._compare(source, before, gaps)
+        if gaps and known.epoch < before.epoch:
+            self.losses.append(Loss(source, known.epoch, known.sequence, None, is_certain=False, gaps=gaps))
+            known = Position(before.epoch, _BEFORE_ALL.sequence)
+        if gaps and before > known:
+            loss = Loss(source, before.epoch, known.sequence, before.sequence, is_certain=is_certain, gaps=gaps)
+            self.losses.append(loss)
         self.marks[source] = max(after, self.marks.get(source, after))
         self._gaps_seen[source] = len(self.gaps)
 
     def _open_gaps(self, source: SourceId) -> tuple[MissingOffsets, ...]:
         return tuple(self.gaps[max(self._gaps_settled, self._gaps_seen.get(source, 0)) :])
-
-    def _compare(self, source: SourceId, before: Position, gaps: tuple[MissingOffsets, ...]) -> None:
-        """Record what is missing between a source's known position and the one `before` its next change."""
-        known = self.marks.get(source, _BEFORE_ALL)
-        is_certain = source in self.marks or self._knows_all
-        if known.epoch < before.epoch:
-            self.losses.append(Loss(source, known.epoch, known.sequence, None, is_certain=False, gaps=gaps))
-            known = Position(before.epoch, _BEFORE_ALL.sequence)
-        if before > known:
-            loss = Loss(source, before.epoch, known.sequence, before.sequence, is_certain=is_certain, gaps=gaps)
-            self.losses.append(loss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +355,6 @@ def inspect_log(
     Raises:
         WriterError: there is no log.
         WalVersionUnknown: another version of Lakefeed has written it.
-
     """
     return _Inspection(directory, heads, on_record, on_bytes, files or Filesystem()).run()
 
@@ -392,17 +367,12 @@ def log_bytes(directory: Path) -> int:
 def load_view(path: Path, size_bytes: int, files: Filesystem) -> memoryview | None:
     """Return a segment, with zeros up to `size_bytes` if it is shorter; None if its name is gone or another file's."""
     try:
-        descriptor = files.open(path, os.O_RDONLY)
+        with files.opened(path, os.O_RDONLY) as descriptor:
+            view = memoryview(bytearray(max(size_bytes, files.size(descriptor))))
+            read_into(files, descriptor, view, 0)
+            return view if os.fstat(descriptor).st_ino == path.stat().st_ino else None
     except FileNotFoundError:
         return None
-    try:
-        view = memoryview(bytearray(max(size_bytes, files.size(descriptor))))
-        read_into(files, descriptor, view, 0)
-        return view if os.fstat(descriptor).st_ino == path.stat().st_ino else None
-    except FileNotFoundError:
-        return None
-    finally:
-        files.close(descriptor)
 
 
 @dataclass(slots=True)
@@ -412,6 +382,7 @@ class _Inspection:
     on_record: Callable[[RecordReport], None]
     on_bytes: Callable[[int], None]
     files: Filesystem
+    finder: LossFinder = field(default_factory=LossFinder)
     _frames: list[Frame] = field(default_factory=list)  # of the segment that was read last
 
     def run(self) -> LogReport:
@@ -419,15 +390,20 @@ class _Inspection:
             raise WriterError(f"there is no log here: directory={self.directory}")
         names = self.files.names(self.directory)
         segments = self._load_headers(numbers_of(names, SEGMENT_SUFFIX))
-        finder = LossFinder()
         reports: list[SegmentReport] = []
         for segment, following in zip(segments, [*segments[1:], None], strict=False):
-            bounds = _bounds_of(segment, following, reports[-1].end_offset if reports else None)
+            before, header = reports[-1] if reports else None, segment.header
+            bounds = SegmentBounds(
+                start=header.records_start if header else 0,
+                base_offset=header.base_offset if header else (before.end_offset if before else None),
+                until=following.header.base_offset if following and following.header else None,
+                salt=header.salt if header else None,
+                is_newest=following is None,
+            )
             # A lost head follows from the head of the segment before and the frames in it.
-            before = reports[-1].head if reports else None
-            head = segment.header.head if segment.header else self.heads.advance(before, self._frames)
+            head = header.head if header else self.heads.advance(before.head if before else None, self._frames)
             self._frames = []
-            if (report := self._report(segment, bounds, head, finder)) is not None:
+            if (report := self._report(segment, bounds, head)) is not None:
                 reports.append(report)
         spares = [self.directory / spare_name(number) for number in numbers_of(names, SPARE_SUFFIX)]
         return LogReport(
@@ -435,10 +411,10 @@ class _Inspection:
             segments=tuple(reports),
             spares=len(spares),
             spare_bytes=sum(path.stat().st_size for path in spares if path.exists()),
-            gaps=tuple(finder.gaps),
-            losses=tuple(finder.losses),
-            unsettled=finder.unsettled(),
-            unsettled_gaps=finder.unsettled_gaps(),
+            gaps=tuple(self.finder.gaps),
+            losses=tuple(self.finder.losses),
+            unsettled=self.finder.unsettled(),
+            unsettled_gaps=self.finder.unsettled_gaps(),
         )
 
     def _load_headers(self, numbers: list[int]) -> list[_Segment]:
@@ -459,41 +435,44 @@ class _Inspection:
     def _load_header(self, number: int) -> _Segment:
         path = self.directory / segment_name(number)
         try:
-            descriptor = self.files.open(path, os.O_RDONLY)
+            with self.files.opened(path, os.O_RDONLY) as descriptor:
+                header = load_header(self.files, descriptor, path=str(path), number=number)
+                size_bytes = self.files.size(descriptor)
         except FileNotFoundError:
             return _Segment(number, path, None, "segment is missing", exists=False)
-        try:
-            header = load_header(self.files, descriptor, path=str(path), number=number)
-            size_bytes = self.files.size(descriptor)
         except WalCorrupt as error:
             return _Segment(number, path, None, str(error).partition(":")[0], exists=True)
-        finally:
-            self.files.close(descriptor)
         problem = None
         if size_bytes < header.file_bytes:
             problem = f"segment was cut short: bytes={size_bytes} of={header.file_bytes}"
         return _Segment(number, path, header, problem, exists=True)
 
-    def _report(
-        self, segment: _Segment, bounds: SegmentBounds, head: bytes, finder: LossFinder
-    ) -> SegmentReport | None:
+    def _report(self, segment: _Segment, bounds: SegmentBounds, head: bytes) -> SegmentReport | None:
         """Read a segment, None if it was trimmed meanwhile. A missing one has one damage: all of its offsets."""
-        scanned = self._scan(segment, bounds) if segment.exists else (memoryview(b""), _missing_items(bounds))
-        if scanned is None:
-            return None
-        view, items = scanned
+        view, items = memoryview(b""), list[ScanItem]()
+        if segment.exists:
+            if (scanned := self._scan(segment, bounds)) is None:
+                return None
+            view, items = scanned
+        elif bounds.until is not None and bounds.until != bounds.base_offset:
+            assert bounds.base_offset is not None, "a missing segment is between two others"
+            items = [Damage(0, 0, bounds.base_offset, bounds.until)]
         try:
             marks = self.heads.marks(head)
         except ValueError:  # whole, but in another encoding
             marks = {}
-        base_offset, end_offset, end_position = _extent(items, bounds)
+        found = [item for item in items if isinstance(item, FoundRecord)]
+        base_offset = bounds.base_offset
+        if base_offset is None:
+            base_offset = found[0].offset if found else bounds.until or 0
+        ends = [item.next_offset for item in items if not isinstance(item, TornTail)]
         if segment.header is not None:
-            finder.take_head(marks)
+            self.finder.take_head(marks)
         elif bounds.base_offset is None:
-            finder.take_gap(MissingOffsets(base_offset, base_offset, repaired=False))
+            self.finder.gaps.append(MissingOffsets(base_offset, base_offset, repaired=False))
         for item in items:
-            self._take(item, view, segment, finder)
-        records = [item for item in items if isinstance(item, FoundRecord) and item.length]
+            self._take(item, view, segment)
+        records = [record for record in found if record.length]
         return SegmentReport(
             path=segment.path,
             number=segment.number,
@@ -503,8 +482,8 @@ class _Inspection:
             header=segment.header,
             bounds=bounds,
             base_offset=base_offset,
-            end_offset=end_offset,
-            end_position=end_position,
+            end_offset=bounds.until if bounds.until is not None else max([base_offset, *ends]),
+            end_position=found[-1].end_position if found else bounds.start,
             records=len(records),
             records_bytes=sum(record.end_position - record.position for record in records),
             gap_count=sum(1 for item in items if _is_gap(item)),
@@ -531,9 +510,10 @@ class _Inspection:
         self.on_bytes(len(scanned[0]))
         return scanned
 
-    def _take(self, item: ScanItem, view: memoryview, segment: _Segment, finder: LossFinder) -> None:
+    def _take(self, item: ScanItem, view: memoryview, segment: _Segment) -> None:
         if _is_gap(item):
-            finder.take_gap(MissingOffsets(item.offset, item.next_offset, repaired=isinstance(item, FoundRecord)))
+            gap = MissingOffsets(item.offset, item.next_offset, repaired=isinstance(item, FoundRecord))
+            self.finder.gaps.append(gap)
         if not isinstance(item, FoundRecord) or not item.length:
             return
         start = item.position + HEADER_BYTES
@@ -541,7 +521,7 @@ class _Inspection:
         with contextlib.suppress(ValueError, struct.error, msgspec.MsgspecError):
             frame = decode_frame(bytes(view[start : start + item.length]))
         if frame is not None:
-            finder.take_frame(frame)
+            self.finder.take_frame(frame)
             self._frames.append(replace(frame, body=b""))
         self.on_record(RecordReport(segment.path.name, item.position, item.offset, item.length, frame))
 
@@ -551,32 +531,3 @@ def _is_gap(item: ScanItem) -> TypeGuard[FoundRecord | Damage]:
     if isinstance(item, TornTail):
         return False
     return item.next_offset > item.offset and (isinstance(item, Damage) or not item.length)
-
-
-def _missing_items(bounds: SegmentBounds) -> list[ScanItem]:
-    assert bounds.base_offset is not None, "a missing segment is between two others"
-    if bounds.until is None or bounds.until == bounds.base_offset:
-        return []
-    return [Damage(0, 0, bounds.base_offset, bounds.until)]
-
-
-def _bounds_of(segment: _Segment, following: _Segment | None, expected: int | None) -> SegmentBounds:
-    header = segment.header
-    return SegmentBounds(
-        start=header.records_start if header else 0,
-        base_offset=header.base_offset if header else expected,
-        until=following.header.base_offset if following and following.header else None,
-        salt=header.salt if header else None,
-        is_newest=following is None,
-    )
-
-
-def _extent(items: list[ScanItem], bounds: SegmentBounds) -> tuple[int, int, int]:
-    """Return the first offset, the one after the last, and the position after the last record."""
-    found = [item for item in items if isinstance(item, FoundRecord)]
-    base_offset = bounds.base_offset
-    if base_offset is None:
-        base_offset = found[0].offset if found else bounds.until or 0
-    ends = [item.next_offset for item in items if not isinstance(item, TornTail)]
-    end_offset = bounds.until if bounds.until is not None else max([base_offset, *ends])
-    return base_offset, end_offset, found[-1].end_position if found else bounds.start

@@ -106,9 +106,7 @@ class BackgroundSync:
     async def finish(self) -> None:
         """Sync what is not synced yet. Nothing may be written meanwhile.
 
-        Raises:
-            OSError: this sync has failed, or an earlier one.
-
+        Raises: OSError if this sync has failed, or an earlier one.
         """
         self._stop_timer()
         if self._running is not None:
@@ -199,7 +197,6 @@ class FileLog:
             WalCorrupt: a durable record is damaged.
             WalLocked: another process has the log open.
             WalVersionUnknown: another version of Lakefeed has written it.
-
         """
         locked = LogDirectory(directory, segment_bytes=config.segment_max_bytes, files=files or Filesystem())
         try:
@@ -222,7 +219,7 @@ class FileLog:
 
     @property
     def durable_end(self) -> int:
-        """The offset below which every record is durable, as the sync mode defines it: its append has returned."""
+        """The offset below which every record is durable, as the sync mode defines it."""
         return 0 if self._newest is None else self._newest.segment.end_offset
 
     @property
@@ -262,9 +259,7 @@ class FileLog:
     def segment_of(self, offset: int) -> Segment:
         """Return the segment that holds a durable record. Safe on any thread.
 
-        Raises:
-            WalCorrupt: the record was trimmed.
-
+        Raises: WalCorrupt if the record was trimmed.
         """
         newest = self._newest  # read first: a rotation in between moves it to the older ones, where it is then found
         if newest is not None and offset >= newest.segment.base_offset:
@@ -290,10 +285,13 @@ class FileLog:
                 an open before the next append may find that part.)
             WalFailed: writing or syncing failed, now or earlier. The group may or may not be found at the next open.
             ValueError: the group is empty or larger than `group_max_bytes`, or a payload is empty.
-
         """
         self._check_usable()
-        group_bytes = self._check_group(payloads)
+        if not payloads or not all(any(payload) for payload in payloads):
+            raise ValueError(f"group or payload is empty: records={len(payloads)}")
+        group_bytes = sum(map(record_bytes, payloads))
+        if group_bytes > self.group_max_bytes:
+            raise ValueError(f"group is too large: bytes={group_bytes} group_max_bytes={self.group_max_bytes}")
         return await _uncancelled(self._append(payloads, group_bytes, head))
 
     async def wait_beyond(self, offset: int) -> None:
@@ -306,9 +304,7 @@ class FileLog:
 
         A failed log is left unchanged. Cancellation takes effect between two segments.
 
-        Raises:
-            WalFailed: the directory could not be changed.
-
+        Raises: WalFailed if the directory could not be changed.
         """
         async with self._trimming:
             while self._older and self._older[0].end_offset <= offset and self.failed is None and not self._closed:
@@ -317,9 +313,7 @@ class FileLog:
     async def close(self) -> None:
         """Finish what is being written, sync it and release the lock. Cancellation waits for the end.
 
-        Raises:
-            WalFailed: durable records could not be synced. The log is closed nevertheless.
-
+        Raises: WalFailed if durable records could not be synced. The log is closed nevertheless.
         """
         await _uncancelled(self._close())
 
@@ -328,7 +322,8 @@ class FileLog:
             await self._background.wait_if_late()
             self._check_usable()
             newest = self._newest
-            if newest is None or not self._fits(newest.segment, group_bytes):
+            # Closing writes a mark.
+            if newest is None or self._abandoned or newest.free_bytes < group_bytes + MARK_BYTES:
                 newest = await self._rotate(newest, head)
             segment = newest.segment
             try:
@@ -336,12 +331,14 @@ class FileLog:
             except WalFull:
                 self._abandoned = True
                 raise
-            self._advance(newest, len(payloads), group_bytes)
+            end_offset, end_position = segment.end_offset + len(payloads), segment.end_position + group_bytes
+            written = dataclasses.replace(segment, end_offset=end_offset, end_position=end_position)
+            self._newest = dataclasses.replace(newest, segment=written, marked=False)
+            if not self._sync_each:
+                self._background.note(newest.descriptor, end_offset)
+            self._advanced.set()  # wakes the tasks that wait now; the next append sets another event
+            self._advanced = asyncio.Event()
             return segment.end_offset
-
-    def _fits(self, segment: Segment, group_bytes: int) -> bool:
-        """Return whether a group fits in the newest segment, with space for the mark that closing writes."""
-        return not self._abandoned and segment.end_position + group_bytes + MARK_BYTES <= segment.file_bytes
 
     def _write_group(self, newest: Newest, payloads: Sequence[Payload], synced: int) -> None:
         segment = newest.segment
@@ -356,24 +353,19 @@ class FileLog:
         if self._sync_each:
             self.files.sync(newest.descriptor)
 
-    def _advance(self, newest: Newest, records: int, group_bytes: int) -> None:
-        segment = newest.segment
-        self._newest = dataclasses.replace(
-            newest,
-            segment=dataclasses.replace(
-                segment, end_offset=segment.end_offset + records, end_position=segment.end_position + group_bytes
-            ),
-            marked=False,
-        )
-        if not self._sync_each:
-            self._background.note(newest.descriptor, self.durable_end)
-        self._advanced.set()  # wakes the tasks that wait now; the next advance is another event
-        self._advanced = asyncio.Event()
-
     async def _rotate(self, newest: Newest | None, head: Callable[[], bytes]) -> Newest:
         """Begin a new segment; directory.py lists what a crash in between leaves."""
         spare = await self._ready_spare()
-        header = self._next_header(newest, head())
+        header = Header(
+            number=_FIRST_SEGMENT if newest is None else newest.number + 1,
+            base_offset=self.durable_end,
+            file_bytes=self._segment_bytes,
+            salt=secrets.randbits(_SALT_BITS),
+            head=head(),
+        )
+        if header.records_start + self.group_max_bytes + MARK_BYTES > self._segment_bytes:
+            head_bytes = len(header.head)
+            raise ValueError(f"head is too large for a segment: bytes={head_bytes} segment_bytes={self._segment_bytes}")
         await self._finish_sync()
         try:
             begun = await self._call(self._append_thread, self._directory.begin, spare, header)
@@ -395,18 +387,6 @@ class FileLog:
             await self._background.finish()
         except OSError as error:
             raise self._fail(error) from error
-
-    def _next_header(self, newest: Newest | None, head: bytes) -> Header:
-        header = Header(
-            number=_FIRST_SEGMENT if newest is None else newest.number + 1,
-            base_offset=self.durable_end,
-            file_bytes=self._segment_bytes,
-            salt=secrets.randbits(_SALT_BITS),
-            head=head,
-        )
-        if header.records_start + self.group_max_bytes + MARK_BYTES > self._segment_bytes:
-            raise ValueError(f"head is too large for a segment: bytes={len(head)} segment_bytes={self._segment_bytes}")
-        return header
 
     async def _ready_spare(self) -> Path:
         """Return a spare; it stays a spare until a segment begins with it."""
@@ -451,19 +431,14 @@ class FileLog:
             try:
                 if self.failed is None:
                     await self._finish_sync()
-                    await self._maybe_mark()
+                    if self._newest is not None and not self._newest.marked and not self._abandoned:
+                        with contextlib.suppress(OSError):  # nothing is lost without the mark, or with a torn one
+                            await self._call(self._append_thread, self._write_mark, self._newest)
             finally:
                 await self._release()
 
-    async def _maybe_mark(self) -> None:
-        """Write a mark after the last record: as all is synced, a bad record before it is damage, not a torn tail."""
-        newest = self._newest
-        if newest is None or newest.marked or self._abandoned:
-            return
-        with contextlib.suppress(OSError):  # nothing is lost without the mark, or with a torn one
-            await self._call(self._append_thread, self._write_mark, newest)
-
     def _write_mark(self, newest: Newest) -> None:
+        """Write a mark after the last record: as all is synced, a bad record before it is damage, not a torn tail."""
         segment = newest.segment
         mark = encode_mark(segment.end_offset, segment.end_offset, salt=segment.salt)
         write_all(self.files, newest.descriptor, [mark], segment.end_position)
@@ -511,14 +486,6 @@ class FileLog:
             raise WalFailed(self.failed)
         if self._closed:
             raise WalFailed(f"log is closed: directory={self._directory.path}")
-
-    def _check_group(self, payloads: Sequence[Payload]) -> int:
-        if not payloads or not all(any(payload) for payload in payloads):
-            raise ValueError(f"group or payload is empty: records={len(payloads)}")
-        group_bytes = sum(map(record_bytes, payloads))
-        if group_bytes > self.group_max_bytes:
-            raise ValueError(f"group is too large: bytes={group_bytes} group_max_bytes={self.group_max_bytes}")
-        return group_bytes
 
 
 async def _uncancelled(work: Coroutine[None, None, T]) -> T:

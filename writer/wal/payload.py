@@ -53,7 +53,9 @@ class Frame:
 
 
 class _Header(msgspec.Struct, array_like=True):
-    source: str
+    """The fields of a frame that its header stores, in their order."""
+
+    source: SourceId
     epoch: int
     after_sequence: int
     last_sequence: int
@@ -70,38 +72,14 @@ _decode_header = msgspec.json.Decoder(_Header).decode
 
 def encode_frame(frame: Frame) -> Payload:
     """Encode a frame as the parts of one log payload."""
-    header = _encode_header(
-        _Header(
-            frame.source,
-            frame.epoch,
-            frame.after_sequence,
-            frame.last_sequence,
-            frame.received_at_us,
-            frame.origin,
-            frame.expanded_bytes,
-            frame.declared,
-            frame.open_transaction,
-        )
-    )
+    header = _encode_header([getattr(frame, name) for name in _Header.__struct_fields__])
     return (_PREFIX.pack(frame.encoding, len(header)) + header, frame.body)
 
 
 def decode_frame(payload: bytes) -> Frame:
     """Decode a frame from a payload that the log has already checked."""
     kind, header, body_start = _read_header(payload)
-    return Frame(
-        source=SourceId(header.source),
-        epoch=header.epoch,
-        after_sequence=header.after_sequence,
-        last_sequence=header.last_sequence,
-        received_at_us=header.received_at_us,
-        encoding=Encoding(kind),
-        body=payload[body_start:],
-        origin=header.origin,
-        expanded_bytes=header.expanded_bytes,
-        declared=header.declared,
-        open_transaction=header.open_transaction,
-    )
+    return Frame(encoding=Encoding(kind), body=payload[body_start:], **msgspec.structs.asdict(header))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +99,7 @@ def payload_facts(payload: bytes) -> PayloadFacts:
 def open_transaction_of(payload: bytes) -> tuple[SourceId, str]:
     """Return which transaction of which source continues after a payload; an empty name if none does."""
     header = _read_header(payload)[1]
-    return SourceId(header.source), header.open_transaction
+    return header.source, header.open_transaction
 
 
 def _read_header(payload: bytes) -> tuple[int, _Header, int]:

@@ -21,9 +21,7 @@ class LogTail(Protocol):
     def read(self, *, until: int, max_bytes: int) -> list[Record]:
         """Return durable records below `until`: about `max_bytes`, at least one if there is any. Blocks.
 
-        Raises:
-            WalCorrupt: a record is damaged, or was trimmed before it was read.
-
+        Raises: WalCorrupt if a record is damaged, or was trimmed before it was read.
         """
 
     def close(self) -> None:
@@ -51,10 +49,6 @@ class Log(Protocol):
         """The offset below which every record is durable. Safe to read on any thread."""
 
     @property
-    def synced_end(self) -> int:
-        """The offset below which every record survives a power loss."""
-
-    @property
     def size_bytes(self) -> int:
         """The bytes of `max_bytes` that are used."""
 
@@ -79,7 +73,6 @@ class Log(Protocol):
         Raises:
             WalFull: there is no space; the group is not in the log.
             WalFailed: writing failed, now or earlier. The group may or may not be found at the next open.
-
         """
 
     async def wait_beyond(self, offset: int) -> None:

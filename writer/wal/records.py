@@ -43,7 +43,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from lakefeed.contract.errors import WalCorrupt, WalVersionUnknown
 from lakefeed.writer.wal.payload import Payload
@@ -86,18 +85,6 @@ class End:
     offset: int
     unsynced_position: int
     marked: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """What the next record of a segment must have: this offset, and at least this `synced`.
-
-    Without the salt, which is lost with a damaged header, `synced` cannot be read.
-    """
-
-    offset: int
-    synced: int
-    salt: int | None
 
 
 def aligned(size_bytes: int) -> int:
@@ -203,9 +190,7 @@ def claimed_header(view: memoryview, position: int, *, salt: int) -> tuple[int, 
 def find_end(view: memoryview, *, start: int, base_offset: int, salt: int, path: str) -> End:
     """Return where the records of the newest segment end.
 
-    Raises:
-        WalCorrupt: a bad record is followed by a good one that was written after the bad one was synced.
-
+    Raises: WalCorrupt if a bad record is followed by a good one that was written after the bad one was synced.
     """
     position, offset, synced, marked = start, base_offset, base_offset, True
     unsynced: deque[tuple[int, int]] = deque()  # the last offset that each record covers, and its position
@@ -216,42 +201,38 @@ def find_end(view: memoryview, *, start: int, base_offset: int, salt: int, path:
         unsynced.append((offset - 1, position))
         position += aligned(HEADER_BYTES + length)
         marked = length == 0
-    later = find_record(view, position, due=Due(offset, offset + 1, salt))
+    later = find_record(view, position, offset=offset, synced=offset + 1, salt=salt)
     if later is not None:
-        raise WalCorrupt(
-            "damaged record before a durable one",
-            segment=path,
-            position=position,
-            offset=offset,
-            next_good_position=later,
-        )
+        facts = {"position": position, "offset": offset, "next_good_position": later}
+        raise WalCorrupt("damaged record before a durable one", segment=path, **facts)
     return End(position, offset, unsynced[0][1] if unsynced else position, marked)
 
 
-def find_record(view: memoryview, position: int, *, due: Due, until: int | None = None) -> int | None:
-    """Return the first record or mark at or after `position` whose offset is due or later, and below `until`."""
+def find_record(
+    view: memoryview, position: int, *, offset: int, synced: int, salt: int | None, until: int | None = None
+) -> int | None:
+    """Return the first record or mark at or after `position` with at least this offset and `synced`, below `until`.
+
+    Without the salt, which is lost with a damaged header, `synced` cannot be read.
+    """
     if until is None:
-        until = due.offset + _OFFSETS_AHEAD_MAX
+        until = offset + _OFFSETS_AHEAD_MAX
     count = max(0, len(view) - position) // ALIGNMENT
     words = np.frombuffer(view, dtype="<u8", offset=position, count=count) if count else np.empty(0, dtype="<u8")
     for start in range(0, len(words), _SEARCH_WORDS):
         block = words[start : start + _SEARCH_WORDS + 2]
-        for index in np.flatnonzero(_plausible(block, due, until)):
+        # At which words a record could begin, judging by its header.
+        lengths, offsets = block[:-2] >> 32, block[1:-1]
+        plausible = (lengths > 0) & (lengths <= _MARK_LENGTH) & (offsets >= offset) & (offsets < until)
+        if salt is not None and plausible.any():
+            found = block[2:] ^ np.uint64(salt)
+            of_mark = (found >= offsets) & (found <= until)
+            plausible &= (found >= synced) & np.where(lengths == _MARK_LENGTH, of_mark, found <= offsets)
+        for index in np.flatnonzero(plausible):
             candidate = position + (start + int(index)) * ALIGNMENT
             if is_whole(view, candidate):
                 return candidate
     return None
-
-
-def _plausible(words: npt.NDArray[np.uint64], due: Due, until: int) -> npt.NDArray[np.bool_]:
-    """Return at which words a record could begin, judging by its header."""
-    lengths, offsets = words[:-2] >> 32, words[1:-1]
-    plausible = (lengths > 0) & (lengths <= _MARK_LENGTH) & (offsets >= due.offset) & (offsets < until)
-    if due.salt is not None and plausible.any():
-        synced = words[2:] ^ np.uint64(due.salt)
-        of_mark = (synced >= offsets) & (synced <= until)
-        plausible &= (synced >= due.synced) & np.where(lengths == _MARK_LENGTH, of_mark, synced <= offsets)
-    return plausible
 
 
 def is_whole(view: memoryview, position: int) -> bool:
@@ -346,7 +327,6 @@ def decode_header(data: bytes, *, path: str, number: int) -> Header:
     Raises:
         WalCorrupt: it is not. A file gets a segment's name only after its header is synced, so this is damage.
         WalVersionUnknown: it is whole, but of another version.
-
     """
     if len(data) < HEADER_MIN_BYTES:
         raise WalCorrupt("segment has no header", segment=path, bytes=len(data))

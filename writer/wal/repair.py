@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -96,12 +96,7 @@ def offsets_text(offset: int, next_offset: int) -> str:
 
 @contextlib.contextmanager
 def locked(directory: Path, files: Filesystem | None = None) -> Iterator[None]:
-    """Hold the log's lock, so that no service opens it.
-
-    Raises:
-        WalLocked: a service has it open.
-
-    """
+    """Hold the log's lock, so that no service opens it. Raise WalLocked if a service has it open."""
     files = files or Filesystem()
     if not directory.is_dir():
         raise WriterError(f"there is no log here: directory={directory}")
@@ -136,13 +131,16 @@ def apply_repair(plan: RepairPlan, heads: HeadCodec, *, files: Filesystem | None
     Raises:
         OSError: a step failed. Finished segments are repaired, the others are unchanged.
         WriterError: the log is still damaged.
-
     """
     files = files or Filesystem()
     directory = plan.report.directory
-    _make_directory(plan.target.parent, files)
-    _make_directory(plan.target, files)
-    _write_report(plan, files)
+    for path in (plan.target.parent, plan.target):
+        if not path.exists():
+            files.make_directory(path)
+            files.sync_directory(path.parent)
+    document = orjson.dumps(report_document(plan), option=orjson.OPT_INDENT_2)
+    _write_file(plan.target / REPORT_NAME, [document], len(document), files)
+    files.sync_directory(plan.target)
     for rewrite in plan.rewrites:
         _replace(rewrite, plan.target, files)
     after = inspect_log(directory, heads, files=files)
@@ -151,22 +149,18 @@ def apply_repair(plan: RepairPlan, heads: HeadCodec, *, files: Filesystem | None
     return after
 
 
-def _make_directory(path: Path, files: Filesystem) -> None:
-    if not path.exists():
-        files.make_directory(path)
-        files.sync_directory(path.parent)
-
-
-def _write_report(plan: RepairPlan, files: Filesystem) -> None:
-    document = orjson.dumps(report_document(plan), option=orjson.OPT_INDENT_2)
-    _write_file(plan.target / REPORT_NAME, [document], len(document), files)
-    files.sync_directory(plan.target)
-
-
 def report_document(plan: RepairPlan) -> dict[str, Any]:
     """Return what a repair did and what is missing, for people and programs."""
     return {
-        "segments": [_segment_document(rewrite) for rewrite in plan.rewrites],
+        "segments": [
+            {
+                "segment": segment.path.name,
+                "problem": segment.problem,
+                "keptRecords": segment.records,
+                "missing": damage_documents(segment),
+            }
+            for segment in (rewrite.segment for rewrite in plan.rewrites)
+        ],
         "missing": [loss_document(loss) for loss in plan.losses()],
         "perhapsMissing": perhaps_missing(plan.report) if plan.is_unsettled else [],
         "note": (
@@ -177,22 +171,17 @@ def report_document(plan: RepairPlan) -> dict[str, Any]:
     }
 
 
-def _segment_document(rewrite: Rewrite) -> dict[str, Any]:
-    segment = rewrite.segment
-    return {
-        "segment": segment.path.name,
-        "problem": segment.problem,
-        "keptRecords": segment.records,
-        "missing": [
-            {
-                "firstOffset": damage.offset,
-                "lastOffset": damage.next_offset - 1,
-                "position": damage.position,
-                "endPosition": damage.end_position,
-            }
-            for damage in segment.damages
-        ],
-    }
+def damage_documents(segment: SegmentReport) -> list[dict[str, int]]:
+    """Return where a segment is damaged, and the offsets that are missing there."""
+    return [
+        {
+            "position": damage.position,
+            "endPosition": damage.end_position,
+            "firstOffset": damage.offset,
+            "lastOffset": damage.next_offset - 1,
+        }
+        for damage in segment.damages
+    ]
 
 
 def loss_document(loss: Loss) -> dict[str, Any]:
@@ -227,40 +216,28 @@ def _replace(rewrite: Rewrite, target: Path, files: Filesystem) -> None:
     files.sync_directory(path.parent)
 
 
-def _write_file(path: Path, parts: Iterator[bytes] | list[bytes], size_bytes: int, files: Filesystem) -> None:
+def _write_file(path: Path, parts: Iterable[bytes], size_bytes: int, files: Filesystem) -> None:
     """Write a file whole, with zeros up to its size, and sync it."""
-    descriptor = files.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-    try:
+    with files.opened(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as descriptor:
         position = 0
         for part in parts:
             position = write_all(files, descriptor, [part], position)
         fill_zeros(files, descriptor, position, size_bytes)
         files.sync(descriptor)
-    finally:
-        files.close(descriptor)
 
 
 def _contents(rewrite: Rewrite, files: Filesystem) -> Iterator[bytes]:
     segment, salt = rewrite.segment, rewrite.header.salt
     yield encode_header(rewrite.header)
-    if segment.exists:
-        view = load_view(segment.path, segment.size_bytes, files)
-        assert view is not None, "the log is locked"
-        for item in scan_segment(view, segment.bounds):
-            yield from _item_bytes(item, view, salt)
-    else:
-        for damage in segment.damages:
-            yield encode_mark(damage.offset, damage.next_offset, salt=salt)
+    view = load_view(segment.path, segment.size_bytes, files) if segment.exists else memoryview(b"")
+    assert view is not None, "the log is locked"
+    items: Iterable[ScanItem] = scan_segment(view, segment.bounds) if segment.exists else segment.damages
+    for item in items:
+        if isinstance(item, FoundRecord) and item.length:
+            start = item.position + HEADER_BYTES
+            payload = (bytes(view[start : start + item.length]),)
+            # `synced` covers the record itself, as the file is synced before it is used.
+            yield b"".join(encode_group([payload], first_offset=item.offset, synced=item.offset, salt=salt))
+        elif not isinstance(item, TornTail) and item.next_offset > item.offset:
+            yield encode_mark(item.offset, item.next_offset, salt=salt)
     yield encode_mark(segment.end_offset, segment.end_offset, salt=salt)
-
-
-def _item_bytes(item: ScanItem, view: memoryview, salt: int) -> Iterator[bytes]:
-    """Encode a good record, or a mark for a gap. `synced` covers all of it, as the file is synced before it is used."""
-    if isinstance(item, TornTail):
-        return
-    if isinstance(item, FoundRecord) and item.length:
-        start = item.position + HEADER_BYTES
-        payload = (bytes(view[start : start + item.length]),)
-        yield b"".join(encode_group([payload], first_offset=item.offset, synced=item.offset, salt=salt))
-    elif item.next_offset > item.offset:
-        yield encode_mark(item.offset, item.next_offset, salt=salt)

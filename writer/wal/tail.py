@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from lakefeed.contract.errors import WalCorrupt
 from lakefeed.writer.wal.directory import Filesystem, read_into
 from lakefeed.writer.wal.records import HEADER_BYTES, Record, Segment, claimed_bytes, records_in
+
+if TYPE_CHECKING:
+    from lakefeed.writer.wal.log import FileLog
 
 # How much is read at once to get to the first wanted record inside a segment.
 _SEEK_BYTES = 8 * 1024 * 1024
@@ -40,9 +43,7 @@ class SegmentReader:
 
         The list is empty only if nothing is left below `until`, or if the last ones are missing since a repair.
 
-        Raises:
-            WalCorrupt: a record is damaged.
-
+        Raises: WalCorrupt if a record is damaged.
         """
         records: list[Record] = []
         while not records and self.offset < until:
@@ -74,26 +75,13 @@ class SegmentReader:
         return read.records
 
 
-class Segments(Protocol):
-    """The segments of a log, as its tail needs them."""
-
-    files: Filesystem
-
-    @property
-    def durable_end(self) -> int:
-        """The offset below which every record is durable."""
-
-    def segment_of(self, offset: int) -> Segment:
-        """Return the segment that holds a durable record."""
-
-
 class Tail:
     """Reads the records of a log in order, from any thread but one at a time.
 
     The log may trim what the tail has read. Trimming what it has not read yet is the caller's error, found at `read`.
     """
 
-    def __init__(self, log: Segments, offset: int) -> None:
+    def __init__(self, log: FileLog, offset: int) -> None:
         if offset > log.durable_end:
             # Reading on would skip the records that will get these offsets.
             raise WalCorrupt(f"log ends before what was read from it: offset={offset} durable_end={log.durable_end}")
@@ -105,9 +93,7 @@ class Tail:
     def read(self, *, until: int, max_bytes: int) -> list[Record]:
         """Return durable records below `until`: about `max_bytes`, at least one if there is any. Blocks.
 
-        Raises:
-            WalCorrupt: a record is damaged, or was trimmed before it was read.
-
+        Raises: WalCorrupt if a record is damaged, or was trimmed before it was read.
         """
         until = min(until, self._log.durable_end)
         records: list[Record] = []

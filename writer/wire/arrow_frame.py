@@ -28,7 +28,7 @@ from __future__ import annotations
 import array
 import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Self, TypeAlias
@@ -42,7 +42,7 @@ import pyarrow.types as pt
 from lakefeed.contract import changes as names
 from lakefeed.contract.changes import INT64_MAX, NAME_MAX_CHARS, TIMESTAMP_MAX_MS, TIMESTAMP_MIN_MS, Operation
 from lakefeed.writer.wire.arrow_ipc import CONTINUATION, BatchContents, check_expanded, scan_stream
-from lakefeed.writer.wire.arrow_types import find_unsupported, in_common_years, is_list, is_text
+from lakefeed.writer.wire.arrow_types import child_types, find_unsupported, in_common_years, is_list, is_text
 from lakefeed.writer.wire.json_batch import BatchMalformed
 
 # The columns of a change beside its row. Clients may not send other columns with this prefix.
@@ -71,7 +71,6 @@ _ARROW_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
 # Arrow's own threads would only compete with the decoders.
 _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 
-Sequences: TypeAlias = npt.NDArray[np.int64]
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
@@ -124,7 +123,8 @@ class _Plan:
 @lru_cache(maxsize=SCHEMAS_MAX)
 def _plan(schema: pa.Schema) -> _Plan:
     check_schema(schema)
-    return _Plan(slot_costs(schema).tolist(), [field.name for field in schema if expands(field.type)])
+    costs = [cost for field in schema for cost in _costs(field)]
+    return _Plan(costs, [field.name for field in schema if expands(field.type)])
 
 
 class ArrowFrame:
@@ -141,10 +141,7 @@ class ArrowFrame:
 
     @classmethod
     def open(cls, body: bytes, *, expanded_max_bytes: int) -> Self:
-        """Read a frame's head.
-
-        Raises: BatchMalformed.
-        """
+        """Read a frame's head, or raise BatchMalformed."""
         contents = scan_stream(body, inflated_max_bytes=expanded_max_bytes)
         try:
             with open_stream(body) as reader:
@@ -162,9 +159,12 @@ class ArrowFrame:
         try:
             plan = _plan(self._schema.remove_metadata())
             expanded = self._expanded_bytes(plan.costs)
-            batches = list(self._batches())
+            with open_stream(self._body) as reader:
+                batches = list(reader)
         except _ARROW_ERRORS as error:
             raise BatchMalformed("not a valid Arrow stream: a batch cannot be read") from error
+        for batch in batches:
+            _check_values(batch)
         for name in plan.expanding:
             expanded += sum(int(row_bytes(batch.column(name)).sum()) for batch in batches)
             check_expanded(expanded, self._max_bytes)
@@ -185,13 +185,6 @@ class ArrowFrame:
                 total += sum(map(operator.mul, batch.slots.tolist(), costs))
         check_expanded(total, self._max_bytes)
         return total
-
-    def _batches(self) -> Iterator[pa.RecordBatch]:
-        with open_stream(self._body) as reader:
-            for batch in reader:
-                for field, column in zip(batch.schema, batch.columns, strict=True):
-                    _check_column(field, column, rows=batch.num_rows)
-                yield batch
 
 
 def _head_of(metadata: Mapping[bytes, bytes]) -> ArrowHead:
@@ -224,13 +217,14 @@ def _number(metadata: Mapping[bytes, bytes], key: bytes) -> int | None:
     return int(text)
 
 
-def _check_column(field: pa.Field, column: pa.Array, *, rows: int) -> None:
-    try:
-        column.validate(full=True)
-    except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise BatchMalformed(f"{field.name}: values are not valid {field.type}") from error
-    if len(column) != rows:
-        raise BatchMalformed(f"{field.name}: expected as many values as the batch has rows")
+def _check_values(batch: pa.RecordBatch) -> None:
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        try:
+            column.validate(full=True)
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            raise BatchMalformed(f"{field.name}: values are not valid {field.type}") from error
+        if len(column) != batch.num_rows:
+            raise BatchMalformed(f"{field.name}: expected as many values as the batch has rows")
 
 
 def _check_rows(batches: Sequence[pa.RecordBatch], row_max_bytes: int) -> None:
@@ -243,9 +237,9 @@ def _check_rows(batches: Sequence[pa.RecordBatch], row_max_bytes: int) -> None:
             )
 
 
-def _check_sequences(batches: Sequence[pa.RecordBatch], head: ArrowHead) -> Sequences:
+def _check_sequences(batches: Sequence[pa.RecordBatch], head: ArrowHead) -> Numbers:
     parts = [batch.column(names.SEQUENCE).to_numpy() for batch in batches]
-    sequences: Sequences = np.concatenate(parts) if parts else np.empty(0, np.int64)
+    sequences: Numbers = np.concatenate(parts) if parts else np.empty(0, np.int64)
     if not len(sequences):
         return sequences
     if sequences[0] < 0:
@@ -253,12 +247,14 @@ def _check_sequences(batches: Sequence[pa.RecordBatch], head: ArrowHead) -> Sequ
     rises = sequences[1:] > sequences[:-1]
     if not rises.all():
         raise BatchMalformed(f"{names.SEQUENCE}: expected more than in the row before: row={int(rises.argmin()) + 1}")
-    _check_end(FIRST_KEY, head.first_event_sequence, int(sequences[0]))
-    _check_end(LAST_KEY, head.last_event_sequence, int(sequences[-1]))
+    ends = ((FIRST_KEY, head.first_event_sequence, 0), (LAST_KEY, head.last_event_sequence, -1))
+    for key, claimed, index in ends:
+        if claimed not in (None, sequences[index]):
+            raise BatchMalformed(f"{key.decode()}: expected {sequences[index]}, as in {names.SEQUENCE}")
     return sequences
 
 
-def _compact(sequences: Sequences) -> Sequence[int]:
+def _compact(sequences: Numbers) -> Sequence[int]:
     """Return sequences in few bytes, because they wait with their frame: a range if possible, else eight bytes each."""
     steps = np.diff(sequences)
     if len(steps) and np.all(steps == steps[0]):
@@ -266,44 +262,27 @@ def _compact(sequences: Sequences) -> Sequence[int]:
     return array.array("q", sequences.tobytes())
 
 
-def _check_end(key: bytes, claimed: int | None, actual: int) -> None:
-    if claimed not in (None, actual):
-        raise BatchMalformed(f"{key.decode()}: expected {actual}, as in {names.SEQUENCE}")
-
-
 def check_schema(schema: pa.Schema) -> None:
-    """Check names and types.
-
-    Raises: BatchMalformed.
-    """
-    _check_names(schema, "")
-    own = [field for field in schema if field.name not in CHANGE_COLUMNS]
-    for path, rule in find_unsupported(own):
-        raise BatchMalformed(f"{path}: {rule}")
+    """Raise BatchMalformed unless a frame may have these names and types."""
+    _check_names([(field.name, field.type) for field in schema], "")
+    for field in schema:
+        for path, rule in find_unsupported(field.type, field.name) if field.name not in CHANGE_COLUMNS else ():
+            raise BatchMalformed(f"{path}: {rule}")
     for field in schema:
         _check_change_type(field.name, field.type)
     if names.SEQUENCE not in schema.names:
         raise BatchMalformed(f"{names.SEQUENCE}: expected as a column of type int64")
 
 
-def _check_names(fields: Iterable[pa.Field], parent: str) -> None:
+def _check_names(fields: Sequence[tuple[str, pa.DataType]], parent: str) -> None:
     seen = set()
-    for field in fields:
-        if len(field.name) > NAME_MAX_CHARS:
+    for name, type_ in fields:
+        if len(name) > NAME_MAX_CHARS:
             raise BatchMalformed(f"{parent}: expected names of at most {NAME_MAX_CHARS} characters")
-        if field.name in seen:
-            raise BatchMalformed(f"{parent}{field.name}: expected each name once")
-        seen.add(field.name)
-        _check_names_below(field.type, parent + field.name)
-
-
-def _check_names_below(type_: pa.DataType, path: str) -> None:
-    if pt.is_struct(type_):
-        _check_names(type_, f"{path}.")
-    elif pt.is_map(type_):
-        _check_names_below(type_.item_type, f"{path}.value")
-    elif is_list(type_):
-        _check_names_below(type_.value_type, f"{path}.element")
+        if name in seen:
+            raise BatchMalformed(f"{parent}{name}: expected each name once")
+        seen.add(name)
+        _check_names(child_types(type_), f"{parent}{name}.")
 
 
 def _check_change_type(name: str, type_: pa.DataType) -> None:
@@ -361,12 +340,8 @@ def _check_timestamps(given: pa.Array) -> None:
         )
 
 
-def slot_costs(fields: Iterable[pa.Field]) -> Numbers:
-    """Return for each field, in the order of a batch's nodes, the size of a value's name and one byte."""
-    return np.fromiter((cost for field in fields for cost in _costs(field)), np.int64)
-
-
 def _costs(field: pa.Field) -> Iterator[int]:
+    """Yield, in the order of a batch's nodes, the size of a value's name and one byte."""
     yield len(field.name.encode()) + 1
     yield from _costs_below(field.type)
 
@@ -389,13 +364,9 @@ def expands(type_: pa.DataType) -> bool:
     """Return whether values of a type can be larger than the buffers that hold them."""
     if isinstance(type_, pa.BaseExtensionType):
         return expands(type_.storage_type)
-    if pt.is_map(type_):
-        return expands(type_.key_type) or expands(type_.item_type)
-    if is_list(type_):
-        return expands(type_.value_type)
-    if pt.is_struct(type_):
-        return any(expands(field.type) for field in type_)
-    return bool(pt.is_dictionary(type_) or pt.is_string_view(type_) or pt.is_binary_view(type_))
+    if pt.is_dictionary(type_) or pt.is_string_view(type_) or pt.is_binary_view(type_):
+        return True
+    return any(expands(child) for _, child in child_types(type_))
 
 
 def row_bytes(values: pa.Array) -> Numbers:

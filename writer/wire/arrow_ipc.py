@@ -59,10 +59,7 @@ def scan_stream(stream: bytes, *, inflated_max_bytes: int) -> list[BatchContents
 
 
 def check_expanded(expanded_bytes: int, max_bytes: int) -> None:
-    """Raise BatchMalformed if a stream expands to more than its limit.
-
-    Raises: BatchMalformed.
-    """
+    """Raise BatchMalformed if a stream expands to more than its limit."""
     if expanded_bytes > max_bytes:
         raise BatchMalformed(f"expected at most {max_bytes} bytes once expanded; send fewer rows in one frame")
 
@@ -99,9 +96,10 @@ def _messages(stream: memoryview) -> Iterator[_Message]:
         position += _PREFIX.size
         if length == 0:
             break
-        table = _root_table(_part(stream, position, length))
+        metadata = _part(stream, position, length)
+        table = _Table(metadata, _U32.unpack_from(metadata, 0)[0])
         body_length = table.number(_I64, 3)
-        _check_key_values(table, 4)
+        _Tally(text_bytes=length).take_key_values(table, 4)
         position += length
         header = table.table(2)
         if header is None:
@@ -132,7 +130,8 @@ def _contents_of(message: _Message) -> BatchContents:
     if np.any(nodes < 0) or np.any(buffers < 0) or np.any(lengths > size) or np.any(offsets > size - lengths):
         raise BatchMalformed("not a valid Arrow stream: a buffer lies outside of its message")
     sizes = lengths if batch.table(3) is None else _inflated(message.body, offsets, lengths)
-    return BatchContents(message.kind == _DICTIONARY_BATCH, nodes[:, 0], _sum(sizes))
+    # No numpy type holds the sum of what a stream may claim.
+    return BatchContents(message.kind == _DICTIONARY_BATCH, nodes[:, 0], sum(sizes.tolist()))
 
 
 def _inflated(body: memoryview, offsets: Numbers, lengths: Numbers) -> Numbers:
@@ -145,11 +144,6 @@ def _inflated(body: memoryview, offsets: Numbers, lengths: Numbers) -> Numbers:
     if np.any(sizes < _NOT_COMPRESSED):
         raise BatchMalformed("not a valid Arrow stream: a compressed buffer has no size")
     return np.where(sizes == _NOT_COMPRESSED, lengths[filled] - _I64.size, sizes)
-
-
-def _sum(numbers: Numbers) -> int:
-    """Return a sum without overflow; no numpy type holds the sum of what a stream may claim."""
-    return sum(numbers.tolist())
 
 
 def _check_schema(schema: _Table) -> None:
@@ -201,10 +195,6 @@ class _Tally:
         if self.text_bytes < 0:
             raise BatchMalformed("not a valid Arrow stream: its schema uses one text many times")
         return text
-
-
-def _check_key_values(message: _Table, slot: int) -> None:
-    _Tally(text_bytes=len(message.data)).take_key_values(message, slot)
 
 
 class _Table:
@@ -268,7 +258,3 @@ class _Table:
         if count * 16 > len(self.data) - vector - 4:
             raise IndexError
         return np.frombuffer(self.data, "<i8", 2 * count, vector + 4).reshape(-1, 2)
-
-
-def _root_table(data: memoryview) -> _Table:
-    return _Table(data, _U32.unpack_from(data, 0)[0])

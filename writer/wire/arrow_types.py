@@ -114,10 +114,8 @@ def declared_type(type_: pa.DataType, *, nanoseconds: bool) -> Type | None:
         key = declared_type(type_.key_type, nanoseconds=nanoseconds)
         value = declared_type(type_.item_type, nanoseconds=nanoseconds)
         return None if key is None or value is None else MapType(UNNUMBERED, key, UNNUMBERED, value)
-    return None if pt.is_null(type_) else _declared_primitive(type_, nanoseconds=nanoseconds)
-
-
-def _declared_primitive(type_: pa.DataType, *, nanoseconds: bool) -> str:
+    if pt.is_null(type_):
+        return None
     if pt.is_timestamp(type_):
         zoned = "timestamp" if type_.tz is None else "timestamptz"
         return f"{zoned}_ns" if nanoseconds and type_.unit == "ns" else zoned
@@ -176,37 +174,35 @@ def is_bytes(type_: pa.DataType) -> bool:
     )
 
 
-def find_unsupported(fields: Iterable[pa.Field], parent: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the path of each field whose type a frame may not use, and the rule."""
-    for field in fields:
-        yield from _find_unsupported(field.type, parent + field.name)
-
-
-def _find_unsupported(type_: pa.DataType, path: str) -> Iterator[tuple[str, str]]:
+def child_types(type_: pa.DataType) -> list[tuple[str, pa.DataType]]:
+    """Return the names and types one level down, with Iceberg's names for elements, keys and values."""
     if pt.is_struct(type_):
-        yield from find_unsupported(type_, f"{path}.")
-    elif is_list(type_):
-        yield from _find_unsupported(type_.value_type, f"{path}.element")
-    elif pt.is_map(type_):
-        # Keys must not be null, and Arrow does not see nulls inside a dictionary's values.
-        if pt.is_nested(type_.key_type) or pt.is_null(type_.key_type) or pt.is_dictionary(type_.key_type):
-            yield f"{path}.key", f"type {type_.key_type} is not supported as a key"
-        yield from _find_unsupported(type_.key_type, f"{path}.key")
-        yield from _find_unsupported(type_.item_type, f"{path}.value")
+        return [(field.name, field.type) for field in type_]
+    if is_list(type_):
+        return [("element", type_.value_type)]
+    return [("key", type_.key_type), ("value", type_.item_type)] if pt.is_map(type_) else []
+
+
+def find_unsupported(type_: pa.DataType, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the path of each type inside this one that a frame may not use, and the rule."""
+    # Keys must not be null, and Arrow does not see nulls inside a dictionary's values.
+    if pt.is_map(type_) and (pt.is_nested(key := type_.key_type) or pt.is_null(key) or pt.is_dictionary(key)):
+        yield f"{path}.key", f"type {key} is not supported as a key"
+    if pt.is_struct(type_) or is_list(type_) or pt.is_map(type_):
+        for name, child in child_types(type_):
+            yield from find_unsupported(child, f"{path}.{name}")
     elif pt.is_decimal(type_):
         if decimal_shape(type_)[0] > DECIMAL_MAX_PRECISION:
             yield path, f"type {type_} is not supported: expected at most {DECIMAL_MAX_PRECISION} digits"
     elif pt.is_dictionary(type_):
-        yield from _find_unsupported_values(type_.value_type, path)
+        values = type_.value_type
+        is_extension = isinstance(values, pa.BaseExtensionType)
+        if pt.is_nested(values) or pt.is_dictionary(values) or pt.is_null(values) or is_extension:
+            yield path, f"a dictionary of {values} is not supported"
+        else:
+            yield from find_unsupported(values, path)
     elif not _is_supported(type_):
         yield path, f"type {type_} is not supported"
-
-
-def _find_unsupported_values(type_: pa.DataType, path: str) -> Iterator[tuple[str, str]]:
-    if pt.is_nested(type_) or pt.is_dictionary(type_) or pt.is_null(type_) or isinstance(type_, pa.BaseExtensionType):
-        yield path, f"a dictionary of {type_} is not supported"
-    else:
-        yield from _find_unsupported(type_, path)
 
 
 def _is_supported(type_: pa.DataType) -> bool:
@@ -220,13 +216,8 @@ def _is_supported(type_: pa.DataType) -> bool:
 
 def plain_rows(rows: pa.Table) -> pa.Table:
     """Return a table with plain columns. They must not be slices."""
-    columns = [_plain_column(column) for column in rows.columns]
+    columns = [pa.chunked_array(map(_plain, column.chunks), plain_type(column.type)) for column in rows.columns]
     return pa.table(columns, names=rows.column_names)
-
-
-def _plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    type_ = plain_type(column.type)
-    return column if column.type == type_ else pa.chunked_array([_plain(chunk) for chunk in column.chunks], type=type_)
 
 
 def _plain(values: pa.Array) -> pa.Array:
@@ -240,14 +231,11 @@ def _plain(values: pa.Array) -> pa.Array:
         keys, items = _plain(values.keys), _plain(values.items)
         return pa.MapArray.from_arrays(values.offsets, keys, items, type=type_, mask=_nulls(values))
     if is_list(source):
-        return pa.ListArray.from_arrays(_offsets(values), _plain(values.values), type=type_, mask=_nulls(values))
+        is_fixed = pt.is_fixed_size_list(source)
+        offsets = pa.array(np.arange(len(values) + 1) * source.list_size) if is_fixed else values.offsets
+        elements = _plain(values.values)
+        return pa.ListArray.from_arrays(offsets.cast(pa.int32()), elements, type=type_, mask=_nulls(values))
     return values.cast(type_)
-
-
-def _offsets(lists: pa.Array) -> pa.Array:
-    if pt.is_fixed_size_list(lists.type):
-        return pa.array(np.arange(len(lists) + 1) * lists.type.list_size, pa.int32())
-    return lists.offsets.cast(pa.int32())
 
 
 def _nulls(values: pa.Array) -> pa.Array | None:
@@ -257,30 +245,31 @@ def _nulls(values: pa.Array) -> pa.Array | None:
 def json_values(values: pa.Array) -> list[Any]:
     """Return values of a plain type as json_exact.parse_row would parse them from JSON; None for nulls."""
     type_ = values.type
-    if type_ == UUID_VALUES:
-        return _each(values, _uuid_text)
-    if pt.is_uint64(type_) or pt.is_int64(type_):
-        return _each(values, _integer_value)
-    if pt.is_floating(type_):
-        return _each(values, _float_value)
-    if pt.is_decimal(type_):
-        return _each(values, _decimal_value)
     if pt.is_temporal(type_):
         return _moments(values)
-    if is_bytes(type_):
-        return _each(values, _base64_text)
     if pt.is_struct(type_):
         return _structs(values)
-    if pt.is_map(type_):
-        return _maps(values)
     if pt.is_list(type_):
-        return _lists(values)
-    others: list[Any] = values.to_pylist()
-    return others
-
-
-def _each(values: pa.Array, convert: Callable[[Any], Any]) -> list[Any]:
-    return [None if value is None else convert(value) for value in values.to_pylist()]
+        return _by_list(values, json_values(values.values))
+    if pt.is_map(type_):
+        entries = list(zip(json_values(values.keys), json_values(values.items), strict=True))
+        by_text = pt.is_string(type_.key_type)
+        return [None if own is None else _map_form(own, by_text=by_text) for own in _by_list(values, entries)]
+    plain: list[Any] = values.to_pylist()
+    convert: Callable[[Any], Any]
+    if type_ == UUID_VALUES:
+        convert = _uuid_text
+    elif pt.is_uint64(type_) or pt.is_int64(type_):
+        convert = _integer_value
+    elif pt.is_floating(type_):
+        convert = _float_value
+    elif pt.is_decimal(type_):
+        convert = _decimal_value
+    elif is_bytes(type_):
+        convert = _base64_text
+    else:
+        return plain
+    return [None if value is None else convert(value) for value in plain]
 
 
 def _integer_value(value: int) -> int | msgspec.Raw:
@@ -312,16 +301,6 @@ def _structs(values: pa.StructArray) -> list[Any]:
     rows = zip(*columns, strict=True) if columns else ((),) * len(values)
     valid = values.is_valid().to_pylist()
     return [dict(zip(names, row, strict=True)) if is_set else None for row, is_set in zip(rows, valid, strict=True)]
-
-
-def _lists(values: pa.ListArray) -> list[Any]:
-    return _by_list(values, json_values(values.values))
-
-
-def _maps(values: pa.MapArray) -> list[Any]:
-    entries = list(zip(json_values(values.keys), json_values(values.items), strict=True))
-    by_text = pt.is_string(values.type.key_type)
-    return [None if own is None else _map_form(own, by_text=by_text) for own in _by_list(values, entries)]
 
 
 def _by_list(lists: pa.Array, elements: list[Any]) -> list[Any]:

@@ -88,10 +88,7 @@ _decode = msgspec.json.Decoder(Batch).decode
 
 
 def decode_batch(body: bytes) -> Batch:
-    """Decode a batch whose rows stay raw.
-
-    Raises: BatchMalformed.
-    """
+    """Decode a batch whose rows stay raw, or raise BatchMalformed."""
     try:
         return _decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

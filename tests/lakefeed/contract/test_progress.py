@@ -22,7 +22,7 @@ def test_the_text_is_compact_and_read_back_whole():
 def test_a_marker_from_before_there_were_generations_is_read_and_kept():
     text = '{"nodes":{"n1":4711},"sources":{"shop":[0,9000]}}'
     progress = progress_from_text(text)
-    assert (progress.offset_of("n1"), progress.position_of(SHOP), progress.generations) == (4711, Position(0, 9000), {})
+    assert (progress.nodes["n1"], progress.sources.get(SHOP), progress.generations) == (4711, Position(0, 9000), {})
     assert progress.to_text() == text
 
 
@@ -44,14 +44,14 @@ def test_what_is_complete_stands_beside_the_marks_and_never_falls():
 
 def test_a_later_service_may_have_a_log_that_begins_again():
     progress = Progress({"n1": 500}, {}, {"n1": 17})
-    assert progress.advance(node="n1", log_to=3, sources={}, generation=18).offset_of("n1") == 3
-    assert progress.advance(node="n1", log_to=3, sources={}, generation=17).offset_of("n1") == 500
+    assert progress.advance(node="n1", log_to=3, sources={}, generation=18).nodes["n1"] == 3
+    assert progress.advance(node="n1", log_to=3, sources={}, generation=17).nodes["n1"] == 500
 
 
 def test_a_table_without_a_marker_has_come_nowhere():
     progress = progress_from_text(None)
-    assert progress.position_of(SHOP) is None
-    assert progress.offset_of("n1") == 0
+    assert progress.sources.get(SHOP) is None
+    assert progress.nodes == {}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_no_mark_moves_back():
 def test_a_new_epoch_is_ahead_of_all_sequences_of_the_old_one():
     before = Progress({}, {SHOP: Position(0, 1_000_000)})
     after = before.advance(node="n1", log_to=1, sources={SHOP: Position(1, 1)})
-    assert after.position_of(SHOP) == Position(1, 1)
+    assert after.sources.get(SHOP) == Position(1, 1)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,9 @@ import sys
 
 import pytest
 
-from lakefeed.aio import ATTEMPTS_MAX
 from lakefeed.contract.errors import StorageError
 from lakefeed.storage.config import StorageConfig
-from lakefeed.storage.store import open_store
+from lakefeed.storage.store import ATTEMPTS_MAX, open_store
 from tests.fault_proxy import Answer, CutRequest, CutResponse, Fault, fault_proxy
 from tests.lakefeed.storage.conftest import azure_place, gcs_place
 

@@ -66,8 +66,8 @@ async def test_a_commit_carries_its_progress_in_property_and_summary(bench):
     flush = await bench.make_flush(state, 1, 10)
     result = await bench.committer.commit(state, flush)
     fresh = await bench.committer.load(USERS)
-    assert fresh.progress.position_of(SHOP) == Position(0, 10)
-    assert fresh.progress.offset_of("n1") == 11
+    assert fresh.progress.sources.get(SHOP) == Position(0, 10)
+    assert fresh.progress.nodes["n1"] == 11
     assert fresh.summary["lakefeed.flush-id"] == flush.id
     assert orjson.loads(fresh.summary["lakefeed.sources"]) == {"shop": [0, 1, 10]}
     assert (fresh.summary["lakefeed.log-from"], fresh.summary["lakefeed.log-to"]) == ("1", "11")

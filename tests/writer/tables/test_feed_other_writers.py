@@ -89,7 +89,7 @@ async def test_compaction_during_our_commit_keeps_its_files_and_our_rows(bench, 
     assert bench.sequences() == list(range(1, 41))
     assert len(result.state.manifests.manifests) == 2
     assert theirs in {snapshot.snapshot_id for snapshot in bench.snapshots()}
-    assert result.state.progress.position_of(SHOP) == Position(0, 40)
+    assert result.state.progress.sources.get(SHOP) == Position(0, 40)
 
 
 async def test_the_snapshot_before_a_compaction_outlives_our_expiry(bench, monkeypatch):

@@ -79,7 +79,7 @@ class World:
 
     def _append(self, node: str, name: str, sequences: list[int], complete: dict[SourceId, Position]) -> None:
         table = self.tables[name]
-        mark = table.progress.position_of(SHOP)
+        mark = table.progress.sources.get(SHOP)
         fresh = [sequence for sequence in sequences if mark is None or sequence > mark.sequence]
         if not fresh:
             return

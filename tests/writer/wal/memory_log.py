@@ -52,10 +52,6 @@ class MemoryLog:
         return self.first_offset + len(self.records)
 
     @property
-    def synced_end(self) -> int:
-        return self.durable_end
-
-    @property
     def size_bytes(self) -> int:
         return self.bytes_below(self.durable_end)
 

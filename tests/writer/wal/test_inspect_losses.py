@@ -21,7 +21,7 @@ def finder_after(*items: Frame | MissingOffsets | dict) -> LossFinder:
             case Frame():
                 finder.take_frame(item)
             case MissingOffsets():
-                finder.take_gap(item)
+                finder.gaps.append(item)
             case _:
                 finder.take_head(item)
     return finder

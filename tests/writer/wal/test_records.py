@@ -9,7 +9,6 @@ import pytest
 from lakefeed.contract.errors import WalCorrupt
 from lakefeed.writer.wal.records import (
     MARK_BYTES,
-    Due,
     End,
     encode_group,
     encode_mark,
@@ -210,7 +209,7 @@ def test_mark_of_a_gap_says_which_offset_follows():
 def test_record_after_damage_is_found_however_far_the_offsets_jump():
     far = BASE + 10**9
     data = group(b"one", first_offset=5) + mark(6, far) + group(b"far", first_offset=far)
-    found = find_record(memoryview(data), 8, due=Due(6, 5, SALT))
+    found = find_record(memoryview(data), 8, offset=6, synced=5, salt=SALT)
     assert found == len(group(b"one", first_offset=5))
-    assert find_record(memoryview(data), found + 8, due=Due(6, 5, SALT)) == found + MARK_BYTES
-    assert find_record(memoryview(data), found + 8, due=Due(6, 5, SALT), until=far) is None
+    assert find_record(memoryview(data), found + 8, offset=6, synced=5, salt=SALT) == found + MARK_BYTES
+    assert find_record(memoryview(data), found + 8, offset=6, synced=5, salt=SALT, until=far) is None
