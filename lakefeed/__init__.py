@@ -12,7 +12,7 @@ Layers, from the top; imports go down only:
     writer | catalog | pipeline  log -> snapshots | names -> metadata | tables -> tables, with Spark
     storage | iceberg            object stores | the table format
     aio | locations | logs       building blocks
-    settings                     sections from file, environment and flags
+    settings | backoff           sections from file, environment and flags | pauses between attempts
     contract                     what tables record, for writer and Spark; errors
 """
 

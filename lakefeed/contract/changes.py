@@ -99,19 +99,9 @@ NAME_MAX_CHARS = 255
 _FIRST_PRINTABLE = " "
 
 # Iceberg specification, "Reserved Field IDs".
-_ICEBERG_NAMES = frozenset(
-    (
-        "_file",
-        "_pos",
-        "_deleted",
-        "_spec_id",
-        "_partition",
-        "_row_id",
-        "_last_updated_sequence_number",
-        "_change_type",
-        "_change_ordinal",
-        "_commit_snapshot_id",
-    )
+_ICEBERG_NAMES = (
+    *("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number"),
+    *("_change_type", "_change_ordinal", "_commit_snapshot_id"),
 )
 
 

@@ -99,33 +99,30 @@ def parse_partition_terms(text: str) -> tuple[PartitionTerm, ...]:
     """Read the setting `partition`. Raise PartitionRejected if a term cannot be parsed, or comes twice."""
     if text.strip() == NO_PARTITION:
         return ()
-    terms = tuple(_parse_partition_term(term.strip()) for term in text.split(","))
+    terms = []
+    for term in map(str.strip, text.split(",")):
+        match = _TERM.fullmatch(term)
+        if match is None:
+            raise PartitionRejected(f"partition must be `none` or transform(column): term={term}")
+        if parse_transform(match[1]) is None:
+            raise PartitionRejected(f"partition transform is not known: transform={match[1]}")
+        terms.append(PartitionTerm(match[1], match[2].strip()))
     if len(set(terms)) < len(terms):
         raise PartitionRejected(f"partition has a term twice: partition={text}")
-    return terms
-
-
-def _parse_partition_term(term: str) -> PartitionTerm:
-    match = _TERM.fullmatch(term)
-    if match is None:
-        raise PartitionRejected(f"partition must be `none` or transform(column): term={term}")
-    if parse_transform(match[1]) is None:
-        raise PartitionRejected(f"partition transform is not known: transform={match[1]}")
-    return PartitionTerm(match[1], match[2].strip())
+    return tuple(terms)
 
 
 def parse_sort_terms(text: str) -> tuple[SortTerm, ...]:
     """Read the setting `sort`; empty means no order. Raise SortRejected if a key cannot be parsed."""
-    return tuple(_parse_sort_term(term.strip()) for term in text.split(",")) if text.strip() else ()
-
-
-def _parse_sort_term(term: str) -> SortTerm:
-    match = _KEY.fullmatch(term)
-    if match is None:
-        raise SortRejected(f"sort must be columns with asc or desc behind them: term={term}")
-    transform = match["transform"] or "identity"
-    if parse_transform(transform) is None:
-        raise SortRejected(f"sort transform is not known: term={term}")
-    is_descending = (match["direction"] or "asc").lower() == "desc"
-    nulls_first = match["nulls"].lower() == "first" if match["nulls"] else not is_descending
-    return SortTerm(transform, (match["source"] or match["column"]).strip(), is_descending, nulls_first)
+    terms = []
+    for term in map(str.strip, text.split(",") if text.strip() else ()):
+        match = _KEY.fullmatch(term)
+        if match is None:
+            raise SortRejected(f"sort must be columns with asc or desc behind them: term={term}")
+        transform = match["transform"] or "identity"
+        if parse_transform(transform) is None:
+            raise SortRejected(f"sort transform is not known: term={term}")
+        is_descending = (match["direction"] or "asc").lower() == "desc"
+        nulls_first = match["nulls"].lower() == "first" if match["nulls"] else not is_descending
+        terms.append(SortTerm(transform, (match["source"] or match["column"]).strip(), is_descending, nulls_first))
+    return tuple(terms)

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from tests.writer.wire.arrowed import changes, stream_of
+from tests.writer.wire.arrow_batches import changes, stream_of
 
 # Above 2**53, 2**63 and 2**64, and what no table holds as a number.
 HUGE_NUMBERS = (2**53 + 1, 2**63, -(2**63) - 1, 2**64, 10**30, 1e308, -1e-308, 10**400)

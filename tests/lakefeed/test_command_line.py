@@ -1,4 +1,4 @@
-"""What a user can act on is one line; what nobody foresaw keeps its traceback."""
+"""Errors that a user can act on are one line; unexpected ones keep their traceback."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def test_foreseen_error_is_one_line_with_an_exit_code(error, shown, exit_code):
     assert caught.value.exit_code == exit_code
 
 
-def test_error_that_nobody_foresaw_is_not_dressed_up():
+def test_unexpected_error_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError), readable_errors():
         raise ZeroDivisionError

@@ -48,7 +48,7 @@ def test_json_line_is_one_line_with_the_traceback_inside():
 
 
 @pytest.mark.parametrize("value", [2**70, "caf\udce9", Path("/tmp"), {1: {2}}, {(1, 2): 3}, float("nan"), object()])
-def test_no_value_keeps_a_line_from_being_written(value):
+def test_line_is_written_for_every_value(value):
     line = json.loads(JSON.format(record(odd=value)))
     assert line["event"] == "flush_committed"
     assert "odd" in line
@@ -59,7 +59,7 @@ def test_terminal_line_is_for_people():
     assert TERMINAL.format(failed_record()).endswith("with base 10: 'broken'")
 
 
-def test_lines_go_to_standard_error_as_json_where_nobody_watches(monkeypatch):
+def test_lines_go_to_standard_error_as_json_without_a_terminal(monkeypatch):
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
     stream = io.StringIO()

@@ -103,33 +103,33 @@ class SegmentBounds:
 
 def scan_segment(view: memoryview, bounds: SegmentBounds) -> Iterator[ScanItem]:
     """Yield every good record and mark, and what is between them, in order."""
-    if bounds.salt is None:
+    salt = bounds.salt
+    if salt is None:
         yield from _scan_unsalted(view, bounds)
         return
     assert bounds.base_offset is not None, "the header has both"
     position, offset, synced = bounds.start, bounds.base_offset, bounds.base_offset
     while bounds.until is None or offset < bounds.until:
-        if found := good_record(view, position, offset=offset, synced=synced, salt=bounds.salt):
+        if found := good_record(view, position, offset=offset, synced=synced, salt=salt):
             length, next_offset, synced = found
             yield FoundRecord(position, length, offset, next_offset)
             position += aligned(HEADER_BYTES + length)
             offset = next_offset
             continue
-        following = find_record(view, position, offset=offset, synced=synced, salt=bounds.salt, until=bounds.until)
+        following = find_record(view, position, offset=offset, synced=synced, salt=salt, until=bounds.until)
         if following is None:
-            length, found_offset, found_synced = claimed_header(view, position, salt=bounds.salt)
+            length, found_offset, found_synced = claimed_header(view, position, salt=salt)
             if bounds.until is not None:
                 yield Damage(position, len(view), offset, bounds.until)
             elif bounds.is_newest and length > 0 and found_offset == offset and synced <= found_synced <= offset:
                 yield TornTail(position, offset)  # the header is too plausible for chance: a record was begun
             return
-        next_offset = claimed_header(view, following, salt=bounds.salt)[1]
-        later = find_record(view, following, offset=next_offset, synced=next_offset, salt=bounds.salt)
-        if bounds.is_newest and later is None:
-            yield from _torn_rest(view, position, offset=offset, salt=bounds.salt)
+        due = claimed_header(view, following, salt=salt)[1]
+        if bounds.is_newest and find_record(view, following, offset=due, synced=due, salt=salt) is None:
+            yield from _torn_rest(view, position, offset=offset, salt=salt)
             return
-        yield Damage(position, following, offset, next_offset)
-        position, offset = following, next_offset
+        yield Damage(position, following, offset, due)
+        position, offset = following, due
 
 
 def _torn_rest(view: memoryview, position: int, *, offset: int, salt: int) -> Iterator[Damage | TornTail]:

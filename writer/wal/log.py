@@ -275,16 +275,11 @@ class FileLog:
         return Tail(self, offset)
 
     async def append(self, payloads: Sequence[Payload], *, head: Callable[[], bytes]) -> int:
-        """Append one group and return its first offset. `head` is called if a new segment begins.
+        """Append one group and return its first offset; see `Log`. `head` is called if a new segment begins.
 
-        With `sync = always` the group is synced. Cancellation takes effect once the group has been written or has
-        failed, so that nothing is in flight: `durable_end` then shows whether the group is in the log.
-
-        Raises:
-            WalFull: the budget is used or the disk is full; the group is not in the log. (If a part of it was written,
-                an open before the next append may find that part.)
-            WalFailed: writing or syncing failed, now or earlier. The group may or may not be found at the next open.
-            ValueError: the group is empty or larger than `group_max_bytes`, or a payload is empty.
+        Cancellation takes effect once the group has been written or has failed, so that nothing is in flight:
+        `durable_end` then shows whether the group is in the log. After WalFull, an open before the next append may find
+        a part of the group. Raise ValueError if the group is empty or too large, or a payload is empty.
         """
         self._check_usable()
         if not payloads or not all(any(payload) for payload in payloads):

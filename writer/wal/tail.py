@@ -91,10 +91,7 @@ class Tail:
         self._reader: SegmentReader | None = None
 
     def read(self, *, until: int, max_bytes: int) -> list[Record]:
-        """Return durable records below `until`: about `max_bytes`, at least one if there is any. Blocks.
-
-        Raises: WalCorrupt if a record is damaged, or was trimmed before it was read.
-        """
+        """Return durable records below `until`; see `LogTail`."""
         until = min(until, self._log.durable_end)
         records: list[Record] = []
         while not records and self.offset < until:

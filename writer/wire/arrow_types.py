@@ -37,7 +37,6 @@ import base64
 import math
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -245,8 +244,18 @@ def _nulls(values: pa.Array) -> pa.Array | None:
 def json_values(values: pa.Array) -> list[Any]:
     """Return values of a plain type as json_exact.parse_row would parse them from JSON; None for nulls."""
     type_ = values.type
+    if type_ == UUID_VALUES:
+        return _each(values, lambda value: str(uuid.UUID(bytes=value)))
+    if pt.is_uint64(type_) or pt.is_int64(type_):
+        return _each(values, lambda value: value if abs(value) < _SURELY_INT64 else msgspec.Raw(str(value)))
+    if pt.is_floating(type_):
+        return _each(values, _float_value)
+    if pt.is_decimal(type_):
+        return _each(values, lambda value: msgspec.Raw(format(value, "f")))
     if pt.is_temporal(type_):
         return _moments(values)
+    if is_bytes(type_):
+        return _each(values, lambda value: base64.b64encode(value).decode())
     if pt.is_struct(type_):
         return _structs(values)
     if pt.is_list(type_):
@@ -255,43 +264,18 @@ def json_values(values: pa.Array) -> list[Any]:
         entries = list(zip(json_values(values.keys), json_values(values.items), strict=True))
         by_text = pt.is_string(type_.key_type)
         return [None if own is None else _map_form(own, by_text=by_text) for own in _by_list(values, entries)]
-    plain: list[Any] = values.to_pylist()
-    convert: Callable[[Any], Any]
-    if type_ == UUID_VALUES:
-        convert = _uuid_text
-    elif pt.is_uint64(type_) or pt.is_int64(type_):
-        convert = _integer_value
-    elif pt.is_floating(type_):
-        convert = _float_value
-    elif pt.is_decimal(type_):
-        convert = _decimal_value
-    elif is_bytes(type_):
-        convert = _base64_text
-    else:
-        return plain
-    return [None if value is None else convert(value) for value in plain]
+    others: list[Any] = values.to_pylist()
+    return others
 
 
-def _integer_value(value: int) -> int | msgspec.Raw:
-    return value if abs(value) < _SURELY_INT64 else msgspec.Raw(str(value))
+def _each(values: pa.Array, convert: Callable[[Any], Any]) -> list[Any]:
+    return [None if value is None else convert(value) for value in values.to_pylist()]
 
 
 def _float_value(value: float) -> msgspec.Raw | str:
     if math.isfinite(value):
         return msgspec.Raw(repr(value))
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-def _decimal_value(value: Decimal) -> msgspec.Raw:
-    return msgspec.Raw(format(value, "f"))
-
-
-def _uuid_text(value: bytes) -> str:
-    return str(uuid.UUID(bytes=value))
-
-
-def _base64_text(value: bytes) -> str:
-    return base64.b64encode(value).decode()
 
 
 def _structs(values: pa.StructArray) -> list[Any]:

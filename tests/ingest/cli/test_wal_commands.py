@@ -22,7 +22,7 @@ from lakefeed.writer.wal.log import FileLog
 from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
 from lakefeed.writer.wal.repair import offsets_text
 from tests.ingest.conftest import small_config
-from tests.writer.wal.framed import Placed, Senders, place
+from tests.writer.wal.log_frames import Placed, Senders, place
 from tests.writer.wal.support import append, flip, opened, segments
 
 SECRET = b"a value that must not be shown"

@@ -22,7 +22,7 @@ from lakefeed.writer.wire.json_batch import BatchHead
 from tests.clients import open_duckdb
 from tests.ingest.conftest import small_config
 from tests.ingest.talking import insert, talking
-from tests.writer.wire.arrowed import changes, stream_of
+from tests.writer.wire.arrow_batches import changes, stream_of
 
 ORDERS = {"columns": {"id": "long", "price": "decimal(18, 2)", "day": "date"}, "identifier": ["id"]}
 USERS = {"columns": {"born": "date"}}

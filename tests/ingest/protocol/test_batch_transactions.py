@@ -20,7 +20,7 @@ from tests.ingest.debezium.envelopes import KEYED, mark, streamed
 from tests.ingest.intake_at_work import running
 from tests.ingest.offered import offer_of
 from tests.ingest.posting import NOW_S
-from tests.writer.wire.arrowed import changes, stream_of
+from tests.writer.wire.arrow_batches import changes, stream_of
 
 
 def batch(*metadata: Any, first: int = 1):

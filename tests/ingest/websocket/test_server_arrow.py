@@ -19,7 +19,7 @@ from lakefeed.writer.wal.payload import Encoding
 from tests.clients import open_duckdb
 from tests.ingest.conftest import small_config
 from tests.ingest.talking import Talker, talking
-from tests.writer.wire.arrowed import changes, stream_of
+from tests.writer.wire.arrow_batches import changes, stream_of
 
 FRAME_MAX_BYTES = 1024 * 1024
 

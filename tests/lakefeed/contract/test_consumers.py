@@ -18,11 +18,11 @@ def followed(last, **tags):
     return document
 
 
-def test_everything_from_the_slowest_consumer_on_stays():
+def test_all_snapshots_since_the_slowest_consumer_are_kept():
     assert removed(followed(30, slow=consumer(6), fast=consumer(28))) == [1, 2, 3, 4, 5]
 
 
-def test_a_consumer_that_is_at_the_head_keeps_nothing_beside_what_stays_anyway():
+def test_consumer_at_the_head_keeps_no_further_snapshots():
     assert removed(followed(13, fast=consumer(13))) == [1, 2, 3]
 
 
@@ -46,7 +46,7 @@ def test_consumers_keep_no_more_snapshots_than_the_table_allows():
     assert plan.unread_by == ("slow",)
 
 
-def test_a_tag_of_somebody_else_and_a_branch_of_that_name_are_no_consumers():
+def test_tag_of_another_writer_and_branch_of_that_name_are_no_consumers():
     document = chain(13)
     document["refs"] |= {
         "audit": consumer(2),
@@ -57,14 +57,14 @@ def test_a_tag_of_somebody_else_and_a_branch_of_that_name_are_no_consumers():
 
 
 @pytest.mark.parametrize("at", ["a snapshot of another branch", "one that is not known"])
-def test_a_consumer_that_is_not_on_the_way_to_main_holds_up_nothing(at):
+def test_consumer_of_another_branch_keeps_no_snapshots(at):
     document = followed(13, lost=consumer(99))
     if at == "a snapshot of another branch":
         document["snapshots"] = [*document["snapshots"], own(99, parent=None)]
     assert removed(document) == [1, 2, 3]
 
 
-def test_lag_is_told_in_snapshots_and_seconds():
+def test_lag_is_reported_in_snapshots_and_seconds():
     aged = [{**own(n, age_ms=(10 - n) * 1000), "sequence-number": n} for n in range(1, 11)]
     document = table(
         aged, lakefeed_consumer_slow=consumer(4, **{"max-ref-age-ms": 60_000}), lakefeed_consumer_new=consumer(10)

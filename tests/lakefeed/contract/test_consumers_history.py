@@ -36,7 +36,7 @@ def test_consumers_are_the_tags_of_that_name_with_their_lag() -> None:
     assert not slow.is_over(4000 + HOUR_MS)
 
 
-def test_a_consumer_before_a_hole_in_the_history_is_behind_by_nobody_knows_how_much() -> None:
+def test_lag_of_a_consumer_before_a_hole_in_the_history_is_unknown() -> None:
     whole = history(9, consumer("lost", 2))
     moments = [moment for moment in whole.moments if moment.snapshot_id not in (4, 5)]
     [lost] = History(whole.refs, moments).consumers()
@@ -56,7 +56,7 @@ def test_a_consumer_is_kept_for_its_age_from_now_on_however_old_its_snapshot_is(
     assert not needs_renewal(Ref("t", "TAG", 1, None), snapshot_ms=0, now_ms=17 * HOUR_MS, max_age=DAY)
 
 
-def test_an_age_that_spark_cannot_say_is_refused() -> None:
+def test_age_below_a_minute_is_refused() -> None:
     with pytest.raises(ConsumerError, match="a minute at least"):
         retain_minutes(snapshot_ms=0, now_ms=0, max_age=timedelta(seconds=59))
 

@@ -39,7 +39,7 @@ def test_totals_are_read_back_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"shop":{"rows":1}}', '{"shop":{"checksum":"xyz"}}'])
-def test_a_damaged_text_is_told(text: str) -> None:
+def test_damaged_text_is_reported(text: str) -> None:
     with pytest.raises(LedgerUnreadable):
         ledger_from_text(text)
     with pytest.raises(LedgerUnreadable):

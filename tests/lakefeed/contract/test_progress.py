@@ -48,7 +48,7 @@ def test_a_later_service_may_have_a_log_that_begins_again():
     assert progress.advance(node="n1", log_to=3, sources={}, generation=17).nodes["n1"] == 500
 
 
-def test_a_table_without_a_marker_has_come_nowhere():
+def test_table_without_a_marker_has_no_progress():
     progress = progress_from_text(None)
     assert progress.sources.get(SHOP) is None
     assert progress.nodes == {}

@@ -55,7 +55,7 @@ def test_several_terms_are_numbered_in_order():
         ),
     ],
 )
-def test_a_partition_that_makes_no_sense_is_refused(text):
+def test_invalid_partition_is_refused(text):
     with pytest.raises(PartitionRejected, match="partition"):
         parse_partition(text, NESTED)
 

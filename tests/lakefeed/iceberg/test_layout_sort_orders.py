@@ -44,7 +44,7 @@ def test_empty_setting_is_the_order_without_keys():
 
 
 @pytest.mark.parametrize("text", ["nowhere", "name up", "address", "year(name)", "name,", "day(born", "name nulls"])
-def test_order_that_makes_no_sense_is_refused(text):
+def test_invalid_order_is_refused(text):
     with pytest.raises(SortRejected, match="sort"):
         parse_sort(text, NESTED)
 
@@ -74,7 +74,7 @@ def test_rows_in_order_are_not_copied():
         ("a desc nulls first", [2, 0, 3, 1]),
     ],
 )
-def test_not_a_number_is_above_all_numbers_and_nulls_go_where_they_are_told(text, expected):
+def test_nan_sorts_above_all_numbers_and_nulls_as_the_order_says(text, expected):
     assert order_of(text, a=[math.nan, -1.0, None, math.inf]) == expected
 
 

@@ -190,7 +190,7 @@ def write_foreign_list(entry, schema_changes):
     return sink.getvalue()
 
 
-def test_fields_that_we_do_not_know_survive_a_carry_over():
+def test_unknown_fields_survive_in_the_next_list():
     future = {"name": "future", "type": ["null", "string"], "default": None, "field-id": 599}
     encoded = write_foreign_list(make_entry(future="kept"), {"future": future})
     carried = encode_manifest_list(decode_manifest_list(encoded, "list.avro"), ListHeader(2, 1, 2, 2))

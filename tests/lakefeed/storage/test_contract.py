@@ -16,13 +16,13 @@ BIG = os.urandom(11 * MIB)  # three parts of 5 MiB
 
 
 @pytest.mark.parametrize("data", [b"", b"small", BIG], ids=["empty", "small", "in parts"])
-async def test_what_was_written_is_read_back(store, place, data):
+async def test_written_object_is_read_back(store, place, data):
     await store.write(f"{place.root}/a/x.bin", data)
     assert await store.read(f"{place.root}/a/x.bin") == data
 
 
 @pytest.mark.parametrize("name", ["plain.parquet", "day=2026-11-15/x", "b=c%3Ad/x y", "ä€/+&=@,;'()!~"])
-async def test_names_are_taken_as_they_are(store, place, name):
+async def test_names_are_not_decoded(store, place, name):
     await store.write(f"{place.root}/t/{name}", b"abc")
     assert place.names() == [f"t/{name}"]
     assert await store.read(f"{place.root}/t/{name}") == b"abc"

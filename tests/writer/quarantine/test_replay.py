@@ -21,7 +21,7 @@ from tests.fakes import CatalogFault
 from tests.writer import lakes
 from tests.writer.quarantine.bench import ORDERS, QUARANTINE, USERS, changes_of, lake_bench, sequences
 from tests.writer.sample_rows import event, frame, json_groups, raw_group
-from tests.writer.wire.arrowed import arrow_group, changes
+from tests.writer.wire.arrow_batches import arrow_group, changes
 
 
 def id_of(sequence, *, table=USERS, source="shop"):

@@ -12,7 +12,7 @@ from lakefeed.contract.errors import RowsAlreadyCommitted
 from lakefeed.contract.properties import Kind, Refusal
 from lakefeed.writer.quarantine.store import Filter, NotInQuarantine, Quarantine, apply_filter, find_id, summarise
 from tests.writer.quarantine.bench import NOW_US, ORDERS, QUARANTINE, USERS, changes_of, lake_bench, quarantined
-from tests.writer.wire.arrowed import arrow_group, changes
+from tests.writer.wire.arrow_batches import arrow_group, changes
 
 
 def id_of(sequence, *, table=USERS, source="shop", epoch=0):

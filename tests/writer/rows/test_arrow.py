@@ -20,7 +20,7 @@ from lakefeed.writer.rows.values import Misfit, read_texts
 from lakefeed.writer.wal.payload import Frame, decode_frame, encode_frame
 from lakefeed.writer.wal.records import Record
 from tests.writer.sample_rows import RECEIVED_AT_US, declared, event, fit, frame, highest_id, json_groups, raw_group
-from tests.writer.wire.arrowed import arrow_frame, arrow_group, changes, fit_arrow, rescued_texts, stream_of
+from tests.writer.wire.arrow_batches import arrow_frame, arrow_group, changes, fit_arrow, rescued_texts, stream_of
 
 RECEIVED = dt.datetime.fromtimestamp(RECEIVED_AT_US / 1_000_000, dt.UTC)
 NOON = dt.datetime(2026, 11, 16, 12, tzinfo=dt.UTC)

@@ -25,7 +25,7 @@ from lakefeed.writer.wal.payload import encode_frame
 from lakefeed.writer.wal.records import Record
 from lakefeed.writer.wire.arrow_types import UUID_VALUES, json_values, plain_rows
 from tests.writer.sample_rows import declared, event, fit, frame, highest_id, json_groups
-from tests.writer.wire.arrowed import arrow_frame, arrow_group, changes, fit_arrow, stream_of
+from tests.writer.wire.arrow_batches import arrow_frame, arrow_group, changes, fit_arrow, stream_of
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 SPECIAL_INTS = st.sampled_from([0, 1, -1, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1, -(2**63)])

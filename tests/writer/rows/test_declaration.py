@@ -11,7 +11,7 @@ from lakefeed.writer.rows.evolution import initial_columns, own_fields
 from lakefeed.writer.rows.groups import Expected
 from lakefeed.writer.rows.merge import conform, merge_columns
 from tests.writer.sample_rows import declared, decode_group, fit, group, highest_id, own_rows, rescued
-from tests.writer.wire.arrowed import arrow_group, changes
+from tests.writer.wire.arrow_batches import arrow_group, changes
 
 
 def declare(columns: StructType, types: dict, *, identifier: list[str] | None = None, nanoseconds=False) -> Declared:

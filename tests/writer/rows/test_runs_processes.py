@@ -14,7 +14,7 @@ from lakefeed.writer.rows.runs import decode_run
 from lakefeed.writer.wal.payload import encode_frame
 from lakefeed.writer.wal.records import encode_group, records_in
 from tests.writer.sample_rows import declared, event, frame
-from tests.writer.wire.arrowed import arrow_frame, changes, stream_of
+from tests.writer.wire.arrow_batches import arrow_frame, changes, stream_of
 
 SALT = 0x1122334455667788
 COLUMNS = declared(Field(20, "id", "long"), Field(21, "name", "string"))

@@ -14,7 +14,7 @@ from lakefeed.contract.properties import Reason, Refusal
 from lakefeed.writer.rows.groups import Group
 from lakefeed.writer.tables.quarantine import COLUMNS, quarantine_rows
 from tests.writer.sample_rows import RECEIVED_AT_US, event, frame, json_groups, raw_group
-from tests.writer.wire.arrowed import arrow_group, changes
+from tests.writer.wire.arrow_batches import arrow_group, changes
 
 USERS = TableName(("default",), "users")
 RECORDED_AT_US = 1_794_800_000_000_000

@@ -67,7 +67,7 @@ def read_all(log: FileLog, *, offset: int | None = None, max_bytes: int = 64 * 1
 async def wait_until(condition: Callable[[], bool]) -> None:
     """Wait for something that happens on another thread, for ten seconds at most."""
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - nobody could set an event
+        while not condition():  # noqa: ASYNC110 - no event is set for it
             await asyncio.sleep(0)
 
 

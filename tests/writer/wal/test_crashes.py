@@ -1,7 +1,7 @@
 """The log against a list: through appends, trims, reopens, dying processes and lost power, what was acked is there.
 
 That is what every sync mode promises when a process dies. When power is lost, what was synced is there and, of what was
-acked behind it, as much as the disk has kept without a hole. The log always opens: no torn tail is taken for damage.
+acked behind it, as much as the disk has kept without a hole. The log always opens; a torn tail is no damage.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ async def test_power_loss_at_any_step_of_recycling_and_rotating_loses_nothing_th
 
 
 async def test_spare_whose_filling_failed_to_sync_is_no_segment_that_power_loss_cuts_short(tmp_path: Path):
-    """The process dies before it can remove the spare: the next one sees all its bytes, of which the disk has none."""
+    """The process dies before it can remove the spare: the next one sees all its bytes, the disk has none."""
     files = CrashingFilesystem(tmp_path / "log")
     directory = LogDirectory(files.directory, segment_bytes=SMALL.segment_max_bytes, files=files)
     files.sync_fails = True

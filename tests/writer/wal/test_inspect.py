@@ -13,7 +13,7 @@ from lakefeed.contract.errors import WriterError
 from lakefeed.ingest.cli.wal import HEADS
 from lakefeed.writer.wal.directory import Filesystem
 from lakefeed.writer.wal.inspect import Damage, LogReport, RecordReport, TornTail, inspect_log
-from tests.writer.wal.framed import Senders
+from tests.writer.wal.log_frames import Senders
 from tests.writer.wal.support import append, append_large, die, flip, opened, segments
 
 
@@ -44,7 +44,7 @@ async def test_every_byte_is_reported_as_read(tmp_path: Path):
     assert sum(read) == sum(path.stat().st_size for path in segments(tmp_path))
 
 
-async def test_payload_that_is_no_frame_and_head_that_is_not_ours_are_shown_all_the_same(tmp_path: Path):
+async def test_payload_that_is_no_frame_and_unknown_head_are_reported(tmp_path: Path):
     seen: list[RecordReport] = []
     async with opened(tmp_path) as log:
         await append(log, b"not a frame")
@@ -146,7 +146,7 @@ async def test_log_that_is_written_and_trimmed_all_the_time_is_never_found_damag
     async with opened(tmp_path) as log, asyncio.timeout(60):
         stop = threading.Event()
 
-        def look() -> list[LogReport]:
+        def inspect_repeatedly() -> list[LogReport]:
             reports = []
             try:
                 while len(reports) < 15:
@@ -155,11 +155,11 @@ async def test_log_that_is_written_and_trimmed_all_the_time_is_never_found_damag
                 stop.set()
             return reports
 
-        looking = asyncio.create_task(asyncio.to_thread(look))
+        inspecting = asyncio.create_task(asyncio.to_thread(inspect_repeatedly))
         while not stop.is_set():
             await append(log, *[b"x" * 50_000] * 3, b"y" * 3)
             await log.trim(log.durable_end - 20)
-        assert not any(report.needs_repair for report in await looking)
+        assert not any(report.needs_repair for report in await inspecting)
 
 
 def place_raw(path: Path) -> tuple[LogReport, list[RecordReport]]:

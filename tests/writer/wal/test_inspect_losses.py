@@ -27,14 +27,14 @@ def finder_after(*items: Frame | MissingOffsets | dict) -> LossFinder:
     return finder
 
 
-def test_source_that_goes_on_where_it_was_misses_nothing():
+def test_source_that_continues_after_its_last_change_misses_nothing():
     finder = finder_after({}, frame(A, -1, 40), GAP, frame(A, 40, 50))
     assert finder.losses == []
     assert finder.unsettled() == {}
-    assert finder.unsettled_gaps() == (GAP,)  # a source that nobody knows may have been in it
+    assert finder.unsettled_gaps() == (GAP,)  # an unknown source may have been in it
 
 
-def test_source_that_is_further_than_it_was_misses_what_is_between():
+def test_source_that_continues_later_misses_the_changes_between():
     before, after = (frame(A, -1, 40), frame(B, -1, 3)), (frame(B, 3, 4), frame(A, 55, 60), frame(A, 60, 61))
     finder = finder_after({}, *before, GAP, *after)
     assert finder.losses == [Loss(A, 0, 40, 55, is_certain=True, gaps=(GAP,))]
@@ -45,7 +45,7 @@ def test_source_whose_first_record_is_after_the_gap_misses_all_before():
     assert finder.losses == [Loss(A, 0, -1, 9, is_certain=True, gaps=(GAP,))]
 
 
-def test_nothing_is_certain_of_a_source_whose_past_is_lost():
+def test_losses_of_a_source_without_known_marks_are_uncertain():
     finder = finder_after(GAP, frame(A, 9, 12))
     assert finder.losses == [Loss(A, 0, -1, 9, is_certain=False, gaps=(GAP,))]
 
@@ -60,7 +60,7 @@ def test_head_of_the_next_segment_settles_everything():
     assert (finder.unsettled(), finder.unsettled_gaps()) == ({}, ())
 
 
-def test_source_that_is_not_heard_of_again_is_unsettled():
+def test_source_without_later_records_is_unsettled():
     finder = finder_after({A: Position(0, 40), B: Position(1, 2)}, GAP, frame(B, 2, 5))
     assert finder.losses == []
     assert finder.unsettled() == {A: Position(0, 40)}
@@ -75,7 +75,7 @@ def test_end_of_an_epoch_that_is_over_is_not_certain_to_be_missing():
     ]
 
 
-def test_loss_names_all_gaps_since_the_source_was_last_heard_of():
+def test_loss_names_all_gaps_since_the_last_record_of_its_source():
     finder = finder_after(
         {}, frame(A, -1, 4), frame(B, -1, 4), GAP, frame(A, 4, 5), LATER_GAP, frame(A, 6, 7), frame(B, 9, 10)
     )
@@ -85,5 +85,5 @@ def test_loss_names_all_gaps_since_the_source_was_last_heard_of():
     ]
 
 
-def test_jump_without_a_gap_is_the_sources_own():
+def test_jump_of_a_source_without_a_gap_is_no_loss():
     assert finder_after({}, frame(A, -1, 4), frame(A, 9, 10)).losses == []

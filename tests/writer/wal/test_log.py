@@ -197,7 +197,7 @@ async def test_segment_size_may_change_between_runs(tmp_path: Path):
         assert log.durable_end == 13
 
 
-async def test_budget_is_kept_and_a_trim_makes_room(tmp_path: Path):
+async def test_budget_is_kept_and_a_trim_frees_space(tmp_path: Path):
     async with opened(tmp_path) as log:
         payloads = await append_large(log, 8)
         for _ in range(3):
@@ -294,7 +294,7 @@ async def test_cancelled_append_ends_only_when_its_group_is_durable(tmp_path: Pa
         assert read_all(log) == [b"first", b"second", b"third"]
 
 
-async def test_overlapping_appends_take_turns(tmp_path: Path):
+async def test_overlapping_appends_are_written_one_after_the_other(tmp_path: Path):
     async with opened(tmp_path) as log:
         offsets = await asyncio.gather(*(append(log, b"%d" % number, b"again") for number in range(20)))
         assert sorted(offsets) == list(range(0, 40, 2))

@@ -110,7 +110,7 @@ async def test_damage_to_the_last_group_is_found_if_the_log_was_closed(tmp_path:
         FileLog.open(tmp_path, SMALL)
 
 
-async def test_each_close_after_an_append_leaves_one_mark_and_there_is_always_room_for_it(tmp_path: Path):
+async def test_each_close_after_an_append_leaves_one_mark_and_there_is_always_space_for_it(tmp_path: Path):
     async with opened(tmp_path) as log:
         await append(log, b"a")
         room = SMALL.segment_max_bytes - log.size_bytes

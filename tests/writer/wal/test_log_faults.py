@@ -1,4 +1,4 @@
-"""A disk that is full or fails under the log: what is refused, and what goes on."""
+"""A disk that is full or fails under the log: what is refused, and what continues."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.writer.wal.support import (
 
 
 @pytest.mark.parametrize("operation", ["allocate", "write"])
-async def test_full_disk_changes_nothing_and_appends_go_on_once_there_is_room(tmp_path: Path, operation: str):
+async def test_full_disk_changes_nothing_and_appends_continue_once_there_is_space(tmp_path: Path, operation: str):
     files = FaultyFilesystem()
     files.fail(operation, errno.ENOSPC)
     async with opened(tmp_path, files=files) as log:
@@ -39,7 +39,7 @@ async def test_full_disk_changes_nothing_and_appends_go_on_once_there_is_room(tm
 
 
 @pytest.mark.parametrize("operation", ["rename", "sync", "write"])
-async def test_no_room_to_begin_a_segment_changes_nothing(tmp_path: Path, operation: str):
+async def test_no_space_to_begin_a_segment_changes_nothing(tmp_path: Path, operation: str):
     files = FaultyFilesystem()
     async with opened(tmp_path, files=files) as log:
         before = await append_large(log, 4)
@@ -56,7 +56,7 @@ async def test_no_room_to_begin_a_segment_changes_nothing(tmp_path: Path, operat
 
 
 @pytest.mark.parametrize("sync", SYNC_MODES)
-async def test_no_room_to_write_a_group_changes_nothing_and_appends_go_on_once_there_is(tmp_path: Path, sync: str):
+async def test_no_space_to_write_a_group_changes_nothing_and_appends_continue_once_there_is(tmp_path: Path, sync: str):
     files = FaultyFilesystem()
     async with opened(tmp_path, replace(SMALL, sync=sync), files=files) as log:
         await append(log, b"before")
@@ -79,7 +79,7 @@ async def test_no_room_to_write_a_group_changes_nothing_and_appends_go_on_once_t
             assert read_all(log) == [b"before", b"after"]
 
 
-async def test_spare_that_could_not_be_made_some_time_ago_does_not_refuse_an_append_that_has_room(tmp_path: Path):
+async def test_earlier_failure_to_make_a_spare_does_not_refuse_an_append_that_has_space(tmp_path: Path):
     files = FaultyFilesystem()
     files.fail("allocate", errno.ENOSPC)
     async with opened(tmp_path, files=files) as log:

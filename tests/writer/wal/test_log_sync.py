@@ -52,7 +52,7 @@ class SlowSyncs(Filesystem):
 
 
 @pytest.mark.parametrize("settings", [{"sync": "sometimes"}, {"sync_interval_ms": 0}, {"sync_interval_ms": 60_001}])
-def test_unsound_settings_are_refused(settings: dict):
+def test_invalid_settings_are_refused(settings: dict):
     with pytest.raises(ValueError, match="sync"):
         LogConfig(**settings)
 
@@ -189,7 +189,7 @@ async def test_failed_background_sync_stops_appends_and_the_next_open_writes_aga
 
 
 @pytest.mark.parametrize("config", [NEVER_DUE, NONE], ids=["interval", "none"])
-async def test_close_that_cannot_sync_says_so_and_lets_go_of_the_log(tmp_path: Path, config: LogConfig):
+async def test_close_that_cannot_sync_raises_and_releases_the_lock(tmp_path: Path, config: LogConfig):
     files = FaultyFilesystem()
     log = FileLog.open(tmp_path, config, files=files)
     await append(log, b"acked")

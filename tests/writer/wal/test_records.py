@@ -116,14 +116,14 @@ def test_damage_is_corruption_although_the_next_good_record_is_of_the_same_group
         end_of(damaged + group(b"later", first_offset=8) + bytes(64))
 
 
-def test_records_of_the_files_former_life_are_neither_read_nor_corruption():
+def test_old_records_of_a_recycled_file_are_neither_read_nor_corruption():
     stale = b"".join(group(b"old %d" % offset, first_offset=offset, salt=OTHER_SALT) for offset in range(20))
     new = group(b"new", first_offset=5)
     for shift in range(0, len(stale), 8):
         assert end_of(new + stale[shift:]).offset == 6
 
 
-def test_bytes_that_a_client_dressed_up_as_records_are_not_taken_for_corruption():
+def test_bytes_that_a_client_made_look_like_records_are_not_corruption():
     forged = b"".join(group(b"forged", first_offset=offset, salt=0) for offset in range(100))
     torn = bytearray(group(forged, first_offset=5))
     torn[24] ^= 1
@@ -138,7 +138,7 @@ def test_record_out_of_order_does_not_continue_the_log():
     assert good_record(view, 0, offset=6, synced=6, salt=OTHER_SALT) is None
 
 
-def test_record_that_knows_less_to_be_synced_than_the_one_before_does_not_continue_the_log():
+def test_record_with_a_lower_synced_than_the_one_before_does_not_continue_the_log():
     data = group(b"five", b"six", first_offset=5)
     at = record_bytes((b"five",))
     assert good_record(memoryview(data), at, offset=6, synced=5, salt=SALT) == (3, 7, 5)

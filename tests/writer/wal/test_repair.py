@@ -28,7 +28,7 @@ from lakefeed.writer.wal.payload import encode_frame
 from lakefeed.writer.wal.records import HEADER_MIN_BYTES
 from lakefeed.writer.wal.repair import RepairPlan, apply_repair, locked, plan_repair
 from tests.fakes import FaultyFilesystem
-from tests.writer.wal.framed import Placed, Senders, changes_of, place, read_records
+from tests.writer.wal.log_frames import Placed, Senders, changes_of, place, read_records
 from tests.writer.wal.support import SMALL, die, flip, opened, segments
 
 
@@ -106,7 +106,7 @@ class Damager:
             self.after[path] = self.after[path][: self.rng.randrange(len(self.after[path]))]
 
     def _remove(self, path: Path) -> None:
-        middle = list(self.after)[1:-1]  # the first could have been trimmed, and nobody expects one behind the last
+        middle = list(self.after)[1:-1]  # the first could have been trimmed, and none is expected after the last
         if path in middle and self.rng.random() < 0.3:
             self.after[path] = None
 
@@ -199,7 +199,7 @@ def check_marks(log: FileLog, kept: list[Placed], senders: Senders) -> None:
 # -- one kind of damage at a time
 
 
-async def test_gap_is_left_where_records_were_damaged_and_the_log_goes_on_with_its_offsets(tmp_path: Path):
+async def test_gap_is_left_where_records_were_damaged_and_offsets_continue(tmp_path: Path):
     await write_log(tmp_path)
     _, placed = place(tmp_path)
     for item in placed[7:10]:
@@ -214,7 +214,7 @@ async def test_gap_is_left_where_records_were_damaged_and_the_log_goes_on_with_i
     assert [(gap.offset, gap.next_offset, gap.repaired) for gap in report.gaps] == [(7, 10, True)]
 
 
-async def test_gap_at_the_end_of_the_log_is_stepped_over(tmp_path: Path):
+async def test_gap_at_the_end_of_the_log_is_skipped(tmp_path: Path):
     senders = await write_log(tmp_path, groups=3)
     _, placed = place(tmp_path)
     flip(placed[-1].path, placed[-1].start + 30)
@@ -226,7 +226,7 @@ async def test_gap_at_the_end_of_the_log_is_stepped_over(tmp_path: Path):
         assert [record.offset for record in read_records(log)][-1] == len(placed)
 
 
-async def test_lost_header_is_made_anew_with_the_marks_that_the_segments_before_tell(tmp_path: Path):
+async def test_lost_header_is_rebuilt_with_the_marks_of_the_segments_before(tmp_path: Path):
     senders = await write_log(tmp_path)
     _, placed = place(tmp_path)
     for path in segments(tmp_path)[1:]:

@@ -1,4 +1,4 @@
-"""Reading behind the end of a log that goes on."""
+"""Reading behind the end of a log that is being written."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_tail_that_starts_beyond_the_end_is_an_error(tmp_path: Path):
             Tail(log, 2)
 
 
-async def test_tail_goes_on_after_it_was_closed(tmp_path: Path):
+async def test_closed_tail_can_be_read_again(tmp_path: Path):
     async with opened(tmp_path) as log:
         await append(log, b"a", b"b")
         tail = Tail(log, 0)

@@ -24,7 +24,7 @@ from lakefeed.writer.rows.groups import group_arrow
 from lakefeed.writer.wal.payload import Encoding, Frame
 from lakefeed.writer.wire.json_batch import BatchMalformed
 from tests.writer.sample_rows import RECEIVED_AT_US, declared
-from tests.writer.wire.arrowed import admit, changes, fit_arrow, stream_of
+from tests.writer.wire.arrow_batches import admit, changes, fit_arrow, stream_of
 
 ROWS = 20
 MEMORY_MAX_BYTES = 8 * 1024**3

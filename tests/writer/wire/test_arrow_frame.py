@@ -9,7 +9,7 @@ import pytest
 
 from lakefeed.writer.wire.arrow_frame import ArrowFrame, RowTooLarge, is_arrow_frame
 from lakefeed.writer.wire.json_batch import BatchMalformed
-from tests.writer.wire.arrowed import admit, changes, stream_of
+from tests.writer.wire.arrow_batches import admit, changes, stream_of
 
 SECRET = "a value that no message may repeat"
 US = pa.timestamp("us", "UTC")
@@ -141,7 +141,7 @@ def test_dictionaries_that_name_unused_operations_pass():
         (pa.bool8(), "c: type extension<arrow.bool8> is not supported"),
     ],
 )
-def test_types_that_no_column_holds_are_refused_by_name(type_, message):
+def test_unsupported_types_are_refused_by_name(type_, message):
     empty = pa.RunEndEncodedArray.from_arrays(pa.array([], pa.int32()), pa.array([], pa.int8()))
     column = empty if pa.types.is_run_end_encoded(type_) else _nulls(type_)
     assert refusal(changes({"c": column}, rows=len(column))).startswith(message)
@@ -217,7 +217,7 @@ def test_rows_beyond_the_limit_are_refused_by_number():
         ),
     ],
 )
-def test_values_that_are_named_many_times_count_each_time(column):
+def test_values_that_are_referenced_many_times_count_each_time(column):
     stream = stream_of(changes({"d": column}))
     assert len(stream) < 40_000
     assert "expected at most 1000000 bytes once expanded" in refusal(stream, expanded_max_bytes=1_000_000)

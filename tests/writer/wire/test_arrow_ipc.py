@@ -11,7 +11,7 @@ import pytest
 
 from lakefeed.writer.wire.arrow_ipc import BATCHES_MAX, CONTINUATION, scan_stream
 from lakefeed.writer.wire.json_batch import BatchMalformed
-from tests.writer.wire.arrowed import changes, stream_of
+from tests.writer.wire.arrow_batches import changes, stream_of
 
 MIB = 1024 * 1024
 
