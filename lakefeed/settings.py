@@ -229,7 +229,16 @@ class _Loading:
         self.origins[key] = origin
 
     def take_file(self, path: Path | None) -> None:
-        where, document = _read_file(path)
+        if path is None and not DEFAULT_FILE.exists():
+            return
+        path = path or DEFAULT_FILE
+        where = str(path)
+        try:
+            document = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise SettingsError(f"cannot read the configuration: file={path} error={error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise SettingsError(f"not valid TOML: file={path} error={error}") from error
         for section, values in self._sections_of(document, where):
             kind = self._kinds.get(section)
             if isinstance(kind, TableSettingTypes):
@@ -278,18 +287,6 @@ class _Loading:
             except ValueError as error:
                 raise SettingsError(f"{name}.{error}") from error
         return sections
-
-
-def _read_file(path: Path | None) -> tuple[str, Mapping[str, Any]]:
-    if path is None and not DEFAULT_FILE.exists():
-        return "", {}
-    path = path or DEFAULT_FILE
-    try:
-        return str(path), tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"cannot read the configuration: file={path} error={error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"not valid TOML: file={path} error={error}") from error
 
 
 # -- values

@@ -119,8 +119,15 @@ def transform_column(transform: Transform, source: str, values: pa.Array) -> pa.
         case "bucket":
             buckets = (_hashes(source, values) & np.uint32(HASH_MASK)) % np.uint32(transform.width)
             return _with_nulls_of(values, buckets.astype(np.int32))
+        case "truncate" if source in ("string", "binary"):
+            cut = pc.utf8_slice_codeunits if source == "string" else pc.binary_slice
+            return cut(values, 0, transform.width)
+        case "truncate" if decimal_parts(source):
+            return _truncated_decimals(transform.width, values)
         case "truncate":
-            return _truncated(transform.width, source, values)
+            numbers = _integers(values)
+            lower = numbers - numbers % transform.width
+            return _with_nulls_of(values, lower.astype(values.type.to_pandas_dtype()))
     return _with_nulls_of(values, _units_since_1970(transform.kind, source, values).astype(np.int32))
 
 
@@ -209,17 +216,6 @@ def _decimal_words(values: pa.Array) -> _Longs:
     data = values.buffers()[1]
     words: _Longs = np.frombuffer(data or b"", "<i8").reshape(-1, 2)
     return words[values.offset : values.offset + len(values)]
-
-
-def _truncated(width: int, source: str, values: pa.Array) -> pa.Array:
-    if source == "string":
-        return pc.utf8_slice_codeunits(values, 0, width)
-    if source == "binary":
-        return pc.binary_slice(values, 0, width)
-    if decimal_parts(source):
-        return _truncated_decimals(width, values)
-    numbers = _integers(values)
-    return _with_nulls_of(values, (numbers - numbers % width).astype(values.type.to_pandas_dtype()))
 
 
 def _truncated_decimals(width: int, values: pa.Array) -> pa.Array:

@@ -145,14 +145,7 @@ class S3Store(ObjectStore):
         algorithm = {"ChecksumAlgorithm": "CRC32"} if self._config.s3_checksum == "crc32" else {}
         created = await self._request(lambda: self._client.create_multipart_upload(**target, **algorithm))
         upload = {**target, "UploadId": created["UploadId"]}
-        try:
-            parts = {"Parts": await self._upload_parts(upload, view)}
-            await self._request(lambda: self._client.complete_multipart_upload(**upload, MultipartUpload=parts))
-        except BaseException:
-            await self._abort(upload)
-            raise
 
-    async def _upload_parts(self, upload: dict[str, str], view: memoryview) -> list[dict[str, Any]]:
         async def upload_part(number: int, start: int) -> dict[str, Any]:
             body = view[start : start + self._config.part_bytes]
             sent, response = await self._send_body(self._client.upload_part, body, {**upload, "PartNumber": number})
@@ -160,9 +153,18 @@ class S3Store(ObjectStore):
             return {"PartNumber": number, "ETag": response["ETag"], **known}
 
         starts = range(0, len(view), self._config.part_bytes)
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(upload_part(number, start)) for number, start in enumerate(starts, 1)]
-        return [task.result() for task in tasks]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(upload_part(number, start)) for number, start in enumerate(starts, 1)]
+            parts = {"Parts": [task.result() for task in tasks]}
+            await self._request(lambda: self._client.complete_multipart_upload(**upload, MultipartUpload=parts))
+        except BaseException:
+            try:
+                async with asyncio.timeout(ABORT_TIMEOUT_S):
+                    await self._client.abort_multipart_upload(**upload)
+            except _FAILURES:
+                pass  # the error that led here is raised; a bucket rule for unfinished uploads cleans up
+            raise
 
     async def _send_body(
         self, method: Callable[..., Awaitable[T]], view: memoryview, target: dict[str, Any]
@@ -172,13 +174,6 @@ class S3Store(ObjectStore):
             loop = asyncio.get_running_loop()
             data, digest = await loop.run_in_executor(self._executor, _build_body, view, self._config.s3_checksum)
             return digest, await self._request(lambda: method(**target, **digest, Body=data))
-
-    async def _abort(self, upload: dict[str, str]) -> None:
-        try:
-            async with asyncio.timeout(ABORT_TIMEOUT_S):
-                await self._client.abort_multipart_upload(**upload)
-        except _FAILURES:
-            pass  # the error that led here is raised; a bucket rule for unfinished uploads cleans up
 
     async def _request(self, request: Callable[[], Awaitable[T]]) -> T:
         """Make a request until it succeeds, fails for good, or has failed `ATTEMPTS_MAX` times.
