@@ -264,10 +264,15 @@ class LogDirectory:
                 missing = self.path / segment_name(before + 1)
                 raise WalCorrupt("segment is missing", segment=str(missing), before=segment_name(after))
         headers = [self._load_header(number) for number in numbers]
-        older = tuple(self._older_segment(*pair) for pair in itertools.pairwise(headers))
+        older = []
+        for header, following in itertools.pairwise(headers):
+            if following.base_offset < header.base_offset:
+                path = self.path / segment_name(following.number)
+                raise WalCorrupt("offsets run backwards", segment=str(path), offset=following.base_offset)
+            older.append(self._segment(header, end_offset=following.base_offset, end_position=header.file_bytes))
         newest = self._recover_newest(headers[-1]) if headers else None
         spares_max = min(SPARES_MAX, files_max - len(headers))
-        return DirectoryContents(older, newest, self._usable_spares(numbers_of(names, SPARE_SUFFIX), spares_max))
+        return DirectoryContents(tuple(older), newest, self._usable_spares(numbers_of(names, SPARE_SUFFIX), spares_max))
 
     def prepare_spare(self) -> Path:
         """Make a new spare: steps 1 and 2. If the disk is full, nothing remains of it."""
@@ -287,15 +292,14 @@ class LogDirectory:
         If this raises, the spare is still a spare.
         """
         descriptor = self.files.open(spare, os.O_RDWR)
-        path = self.path / segment_name(header.number)
         try:
             write_all(self.files, descriptor, [encode_header(header)], 0)
             self.files.sync(descriptor)
-            self.files.rename(spare, path)
+            self.files.rename(spare, self.path / segment_name(header.number))
         except OSError:
             self.files.close(descriptor)
             raise
-        segment = _segment(path, header, end_offset=header.base_offset, end_position=header.records_start)
+        segment = self._segment(header, end_offset=header.base_offset, end_position=header.records_start)
         return Newest(header.number, segment, header.head, descriptor, marked=True)
 
     def sync_names(self) -> None:
@@ -328,12 +332,16 @@ class LogDirectory:
             raise WalCorrupt("segment was cut short", segment=str(path), bytes=size_bytes, of=header.file_bytes)
         return header
 
-    def _older_segment(self, header: Header, following: Header) -> Segment:
-        path = self.path / segment_name(header.number)
-        if following.base_offset < header.base_offset:
-            following_path = self.path / segment_name(following.number)
-            raise WalCorrupt("offsets run backwards", segment=str(following_path), offset=following.base_offset)
-        return _segment(path, header, end_offset=following.base_offset, end_position=header.file_bytes)
+    def _segment(self, header: Header, *, end_offset: int, end_position: int) -> Segment:
+        return Segment(
+            path=self.path / segment_name(header.number),
+            base_offset=header.base_offset,
+            file_bytes=header.file_bytes,
+            salt=header.salt,
+            records_start=header.records_start,
+            end_offset=end_offset,
+            end_position=end_position,
+        )
 
     def _recover_newest(self, header: Header) -> Newest:
         path = self.path / segment_name(header.number)
@@ -343,7 +351,7 @@ class LogDirectory:
         except BaseException:
             self.files.close(descriptor)
             raise
-        segment = _segment(path, header, end_offset=end.offset, end_position=end.position)
+        segment = self._segment(header, end_offset=end.offset, end_position=end.position)
         return Newest(header.number, segment, header.head, descriptor, marked=end.marked)
 
     def _recover_records(self, path: Path, header: Header, descriptor: int) -> End:
@@ -411,15 +419,3 @@ def load_header(files: Filesystem, descriptor: int, *, path: str, number: int) -
     prefix = read_bytes(files, descriptor, HEADER_MIN_BYTES, 0)
     size_bytes = min(header_bytes(prefix), files.size(descriptor))
     return decode_header(read_bytes(files, descriptor, size_bytes, 0), path=path, number=number)
-
-
-def _segment(path: Path, header: Header, *, end_offset: int, end_position: int) -> Segment:
-    return Segment(
-        path=path,
-        base_offset=header.base_offset,
-        file_bytes=header.file_bytes,
-        salt=header.salt,
-        records_start=header.records_start,
-        end_offset=end_offset,
-        end_position=end_position,
-    )

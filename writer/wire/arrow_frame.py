@@ -112,32 +112,23 @@ def open_stream(body: bytes) -> pa.RecordBatchStreamReader:
     return pa.ipc.open_stream(body, options=_READ_OPTIONS)
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What all frames with one schema share: the costs of slots, and the columns whose values expand."""
-
-    costs: Sequence[int]
-    expanding: Sequence[str]
-
-
 @lru_cache(maxsize=SCHEMAS_MAX)
-def _plan(schema: pa.Schema) -> _Plan:
+def _plan(schema: pa.Schema) -> tuple[Sequence[int], Sequence[str]]:
+    """Return what all frames with one schema share: the costs of slots, and the columns whose values expand."""
     check_schema(schema)
     costs = [cost for field in schema for cost in _costs(field)]
-    return _Plan(costs, [field.name for field in schema if expands(field.type)])
+    return costs, [field.name for field in schema if expands(field.type)]
 
 
+@dataclass(frozen=True, slots=True)
 class ArrowFrame:
     """A frame during admission: its head is known, the rest is not checked yet."""
 
-    def __init__(
-        self, head: ArrowHead, *, schema: pa.Schema, body: bytes, contents: Sequence[BatchContents], max_bytes: int
-    ) -> None:
-        self.head = head
-        self._schema = schema
-        self._body = body
-        self._contents = contents
-        self._max_bytes = max_bytes
+    head: ArrowHead
+    schema: pa.Schema
+    body: bytes
+    contents: Sequence[BatchContents]
+    max_bytes: int
 
     @classmethod
     def open(cls, body: bytes, *, expanded_max_bytes: int) -> Self:
@@ -149,7 +140,7 @@ class ArrowFrame:
                 head = _head_of(schema.metadata or {})
         except _ARROW_ERRORS as error:
             raise BatchMalformed("not a valid Arrow stream: its schema cannot be read") from error
-        return cls(head, schema=schema, body=body, contents=contents, max_bytes=expanded_max_bytes)
+        return cls(head, schema, body, contents, expanded_max_bytes)
 
     def read(self, *, row_max_bytes: int) -> ArrowBatch:
         """Check the whole frame.
@@ -157,17 +148,17 @@ class ArrowFrame:
         Raises: BatchMalformed or RowTooLarge; the message names the column and the rule.
         """
         try:
-            plan = _plan(self._schema.remove_metadata())
-            expanded = self._expanded_bytes(plan.costs)
-            with open_stream(self._body) as reader:
+            costs, expanding = _plan(self.schema.remove_metadata())
+            expanded = self._expanded_bytes(costs)
+            with open_stream(self.body) as reader:
                 batches = list(reader)
         except _ARROW_ERRORS as error:
             raise BatchMalformed("not a valid Arrow stream: a batch cannot be read") from error
         for batch in batches:
             _check_values(batch)
-        for name in plan.expanding:
+        for name in expanding:
             expanded += sum(int(row_bytes(batch.column(name)).sum()) for batch in batches)
-            check_expanded(expanded, self._max_bytes)
+            check_expanded(expanded, self.max_bytes)
         if expanded > row_max_bytes:  # only then can a single row be too large
             _check_rows(batches, row_max_bytes)
         for batch in batches:
@@ -176,14 +167,14 @@ class ArrowFrame:
 
     def _expanded_bytes(self, costs: Sequence[int]) -> int:
         total = 0
-        for batch in self._contents:
+        for batch in self.contents:
             total += batch.buffer_bytes
             # Slots are as many as the stream claims; numpy would wrap around.
             if batch.is_dictionary or len(batch.slots) != len(costs):
                 total += sum(batch.slots.tolist())
             else:
                 total += sum(map(operator.mul, batch.slots.tolist(), costs))
-        check_expanded(total, self._max_bytes)
+        check_expanded(total, self.max_bytes)
         return total
 
 

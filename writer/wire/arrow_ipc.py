@@ -66,28 +66,22 @@ def check_expanded(expanded_bytes: int, max_bytes: int) -> None:
 
 def _scan(stream: memoryview, inflated_max_bytes: int) -> Iterator[BatchContents]:
     inflated_bytes = 0
-    for number, message in enumerate(_messages(stream)):
+    for number, (kind, header, body) in enumerate(_messages(stream)):
         if number > BATCHES_MAX:
             raise BatchMalformed(f"expected at most {BATCHES_MAX} batches in one Arrow stream")
-        if (number == 0) != (message.kind == _SCHEMA):
+        if (number == 0) != (kind == _SCHEMA):
             raise BatchMalformed("not a valid Arrow stream: expected one schema, and that first")
-        if message.kind == _SCHEMA:
-            _check_schema(message.header)
+        if kind == _SCHEMA:
+            _check_schema(header)
             continue
-        contents = _contents_of(message)
+        contents = _contents_of(kind, header, body)
         inflated_bytes += contents.buffer_bytes
         check_expanded(inflated_bytes, inflated_max_bytes)
         yield contents
 
 
-@dataclass(frozen=True, slots=True)
-class _Message:
-    kind: int
-    header: _Table
-    body: memoryview
-
-
-def _messages(stream: memoryview) -> Iterator[_Message]:
+def _messages(stream: memoryview) -> Iterator[tuple[int, _Table, memoryview]]:
+    """Yield the kind, header and body of each message."""
     position = 0
     while position < len(stream):
         mark, length = _PREFIX.unpack_from(stream, position)
@@ -104,7 +98,7 @@ def _messages(stream: memoryview) -> Iterator[_Message]:
         header = table.table(2)
         if header is None:
             raise BatchMalformed("not a valid Arrow stream: a message is empty")
-        yield _Message(table.number(_U8, 1), header, _part(stream, position, body_length))
+        yield table.number(_U8, 1), header, _part(stream, position, body_length)
         position += body_length
     if position != len(stream):
         raise BatchMalformed("not a valid Arrow stream: bytes follow its end")
@@ -116,22 +110,22 @@ def _part(stream: memoryview, start: int, length: int) -> memoryview:
     return stream[start : start + length]
 
 
-def _contents_of(message: _Message) -> BatchContents:
-    batch: _Table | None = message.header
-    if message.kind == _DICTIONARY_BATCH:
-        batch = message.header.table(1)
-    elif message.kind != _RECORD_BATCH:
+def _contents_of(kind: int, header: _Table, body: memoryview) -> BatchContents:
+    batch: _Table | None = header
+    if kind == _DICTIONARY_BATCH:
+        batch = header.table(1)
+    elif kind != _RECORD_BATCH:
         raise BatchMalformed("not a valid Arrow stream: expected only dictionary and record batches after the schema")
     if batch is None:
         raise BatchMalformed("not a valid Arrow stream: a dictionary is missing")
     nodes, buffers = batch.pairs(1), batch.pairs(2)
     offsets, lengths = buffers[:, 0], buffers[:, 1]
-    size = len(message.body)
+    size = len(body)
     if np.any(nodes < 0) or np.any(buffers < 0) or np.any(lengths > size) or np.any(offsets > size - lengths):
         raise BatchMalformed("not a valid Arrow stream: a buffer lies outside of its message")
-    sizes = lengths if batch.table(3) is None else _inflated(message.body, offsets, lengths)
+    sizes = lengths if batch.table(3) is None else _inflated(body, offsets, lengths)
     # No numpy type holds the sum of what a stream may claim.
-    return BatchContents(message.kind == _DICTIONARY_BATCH, nodes[:, 0], sum(sizes.tolist()))
+    return BatchContents(kind == _DICTIONARY_BATCH, nodes[:, 0], sum(sizes.tolist()))
 
 
 def _inflated(body: memoryview, offsets: Numbers, lengths: Numbers) -> Numbers:
