@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests.ingest.talking import insert, talking
+from tests.integration.stuck_disk import StuckDisk
 from tests.raw_client import RawClient, open_raw, text_frame
 from tests.service_process import ServiceProcess, service_process
 
@@ -25,20 +26,6 @@ MEMORY_MAX_BYTES = 32 * MIB
 QUEUE_MAX_BYTES = 8 * MIB
 PER_CONNECTION_BYTES = MIB // 4
 BOUND_BYTES = MEMORY_MAX_BYTES + 2 * QUEUE_MAX_BYTES + CONNECTIONS * PER_CONNECTION_BYTES
-
-# A disk on which no sync ends while the file is there.
-STUCK_DISK = """
-import os, time
-
-really_sync = os.fdatasync
-
-def sync(descriptor):
-    while os.path.exists({gate!r}):
-        time.sleep(0.01)
-    really_sync(descriptor)
-
-os.fdatasync = sync
-"""
 
 
 @contextlib.asynccontextmanager
@@ -90,11 +77,8 @@ async def test_a_thousand_idle_connections_cost_little_and_disturb_no_other_clie
         assert service.stop() == 0
 
 
-async def test_memory_is_bounded_with_a_thousand_clients_that_push_against_a_stuck_log(tmp_path, monkeypatch):
-    gate = tmp_path / "stuck"
-    (tmp_path / "python").mkdir()
-    (tmp_path / "python" / "sitecustomize.py").write_text(STUCK_DISK.format(gate=str(gate)))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "python"))
+async def test_memory_is_bounded_with_a_thousand_clients_that_push_against_a_stuck_log(tmp_path):
+    disk = StuckDisk(tmp_path)
     settings = {
         "ingest.memory_max_bytes": MEMORY_MAX_BYTES,
         "ingest.queue_max_bytes": QUEUE_MAX_BYTES,
@@ -105,16 +89,17 @@ async def test_memory_is_bounded_with_a_thousand_clients_that_push_against_a_stu
     events = [insert(number, after={"id": number, "blob": "x" * 50_000}) for number in range(20)]
     frame = text_frame("cdc_batch", events=events)
     with service_process(tmp_path, settings) as service:
-        service.start()
+        service.start(disk.serve)
         before_bytes = held_by(service)
         async with many_clients(service) as clients, talking(service.ws_url, source="other_client") as other_client:
-            gate.touch()
+            disk.stick()
             pushing = [asyncio.ensure_future(push_for_ever(client, frame)) for client in clients]
             peak_bytes = await watch_until_stuck(service)
+            assert disk.has_waiting_sync
             assert (await other_client.ask("heartbeat"))["type"] == "pong", "though nothing can become durable"
             assert peak_bytes - before_bytes < BOUND_BYTES
             await other_client.send_batch(1)
-            gate.unlink()
+            disk.release()
             assert (await other_client.hear())["status"] == "ok", "with a thousand others still pushing"
             assert (await other_client.batch(2))["status"] == "ok"
             for task in pushing:

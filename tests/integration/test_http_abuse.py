@@ -7,7 +7,6 @@ import gzip
 import io
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -16,7 +15,7 @@ import pytest
 
 from tests.ingest.debezium.envelopes import streamed
 from tests.ingest.talking import insert, talking
-from tests.integration.test_abuse import STUCK_DISK
+from tests.integration.stuck_disk import StuckDisk
 from tests.service_process import ServiceProcess, service_process
 
 pytestmark = pytest.mark.integration
@@ -57,15 +56,6 @@ KINDS = [
 ]
 
 
-def stick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the service a disk on which no sync ends while the file is there."""
-    gate = tmp_path / "stuck"
-    (tmp_path / "python").mkdir()
-    (tmp_path / "python" / "sitecustomize.py").write_text(STUCK_DISK.format(gate=str(gate)))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "python"))
-    return gate
-
-
 async def post(client: aiohttp.ClientSession, number: int) -> tuple[int, dict[str, Any]]:
     path, headers, body = KINDS[number % len(KINDS)]
     async with client.post(path.format(number), data=io.BytesIO(body), headers=headers) as answer:
@@ -88,10 +78,10 @@ async def watch(service: ServiceProcess, *, until_held: bool) -> tuple[int, dict
             await asyncio.sleep(0.2)
 
 
-async def test_memory_is_bounded_with_many_large_posts_against_a_stuck_log_and_all_are_taken(tmp_path, monkeypatch):
-    gate = stick(tmp_path, monkeypatch)
+async def test_memory_is_bounded_with_many_large_posts_against_a_stuck_log_and_all_are_taken(tmp_path):
+    disk = StuckDisk(tmp_path)
     with service_process(tmp_path, SETTINGS) as service:
-        service.start()
+        service.start(disk.serve)
         before_bytes = psutil.Process(service.pid).memory_info().rss
         connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=DEADLINE_S)
         async with (
@@ -99,16 +89,17 @@ async def test_memory_is_bounded_with_many_large_posts_against_a_stuck_log_and_a
             talking(service.ws_url, source="other_client") as other_client,
         ):
             assert (await other_client.batch(1))["status"] == "ok"
-            gate.touch()
+            disk.stick()
             posts = [asyncio.ensure_future(post(client, number)) for number in range(CONNECTIONS)]
             peak_bytes, status = await watch(service, until_held=True)
+            assert disk.has_waiting_sync
             assert peak_bytes - before_bytes < BOUND_BYTES
             assert status["memory"]["httpHeldBytes"] > MEMORY_MAX_BYTES // 2
             assert sum(status["httpIngest"]["requests"].values()) == CONNECTIONS
             assert (await other_client.ask("heartbeat"))["type"] == "pong", "though nothing can become durable"
             assert not any(task.done() for task in posts)
             await other_client.send_batch(2)
-            gate.unlink()
+            disk.release()
             assert (await other_client.hear())["status"] == "ok", "with all the others still posting"
             answers = await asyncio.gather(*posts)
             assert [(status, document["eventsAccepted"]) for status, document in answers] == [(200, 12)] * CONNECTIONS
