@@ -23,6 +23,7 @@ import asyncio
 import functools
 import re
 import sqlite3
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -79,10 +80,12 @@ def store_failed(error: sqlite3.Error) -> StoreFailed:
     return StoreFailed(f"Catalog database failed: {error}")
 
 
-def connect(path: Path | str) -> sqlite3.Connection:
+def connect(path: Path | str, *, check_same_thread: bool = True) -> sqlite3.Connection:
     """Open a connection whose transactions are explicit and whose writes are synced."""
     # isolation_level=None: the driver begins no transaction by itself.
-    connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
+    connection = sqlite3.connect(
+        path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=check_same_thread
+    )
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
@@ -304,28 +307,26 @@ class SqliteStore(Store):
 class MemoryStore(Store):
     """Names and pointers in a SQLite database in memory, for tests and simulations: nothing survives the process.
 
-    No operation awaits anything, so each is one transaction, and no threads are involved.
+    No operation awaits anything, so each is one transaction, and no threads are involved. The database lives as long
+    as this object, so that a catalog can be stopped and started on it.
     """
 
     def __init__(self) -> None:
-        self._db: sqlite3.Connection | None = None
+        self._db = connect(":memory:", check_same_thread=False)
+        weakref.finalize(self, self._db.close)
+        in_transaction(self._db, _running(SCHEMA.open(migrate=False)))
 
     async def open(self) -> None:
-        """Create the database."""
-        self._db = connect(":memory:")
-        await self._write(SCHEMA.open(migrate=False))
+        """Do nothing: the database is open."""
 
     async def migrate(self) -> tuple[int, int]:
         """Do nothing: a new database has the current schema."""
         return SCHEMA.version, SCHEMA.version
 
     async def close(self) -> None:
-        """Forget everything."""
-        if self._db is not None:
-            self._db.close()
+        """Do nothing: the database ends with this object."""
 
     async def _read(self, operation: Operation[_T]) -> _T:
-        assert self._db is not None, "store is not open"
         return in_transaction(self._db, _running(operation))
 
     async def _look_up(self, operation: Operation[_T]) -> _T:

@@ -13,7 +13,7 @@ import pytest
 from lakefeed.catalog.errors import StoreFailed, StoreUnusable
 from lakefeed.catalog.names import Pointer, TableId
 from lakefeed.catalog.store import sqlite
-from lakefeed.catalog.store.sqlite import SCHEMA, SqliteStore
+from lakefeed.catalog.store.sqlite import SCHEMA, MemoryStore, SqliteStore
 from lakefeed.catalog.store.store import Operation
 from tests.catalog.conftest import Server
 from tests.earlier_data_directory import unpack
@@ -86,6 +86,16 @@ def schema_of(path: Path) -> dict[str, list[tuple[object, ...]]]:
             name: [*database.execute(f"PRAGMA table_xinfo({name})"), *database.execute(f"PRAGMA index_xinfo({name})")]
             for name in names
         }
+
+
+async def test_store_in_memory_keeps_its_contents_when_it_is_opened_again():
+    store = MemoryStore()
+    await store.open()
+    await store.create_namespace(("db",), {})
+    await store.close()
+    await store.open()
+    await store.create_entry(TABLE, Pointer("here"))
+    assert await store.load_pointer(TABLE) == Pointer("here")
 
 
 async def test_writes_are_synced_and_reads_do_not_block_them(tmp_path: Path):
