@@ -63,12 +63,10 @@ from lakefeed.storage.store import ObjectStore
 from lakefeed.writer.files.row_hash import hash_rows
 from lakefeed.writer.files.scan import (
     READ_ROW,
-    Extent,
     LiveFile,
     ScannedFile,
-    load_added,
+    load_changed,
     load_contents,
-    load_removed,
     read_rows,
 )
 from lakefeed.writer.files.xxh64 import hash_longs
@@ -142,7 +140,7 @@ class Verifier:
         if self._storage is not None:
             readers = await find_disagreements(self._document, self._storage, chosen.head.snapshot_id, contents.files)
         files = [file for file in contents.files if chosen.includes(file.snapshot_id)]
-        files.sort(key=lambda file: (file.extent.lowest, file.location))
+        files.sort(key=lambda file: (file.lowest, file.location))
         return FilePlan(chosen, files, contents.delete_files, readers)
 
     async def run(self, planned: FilePlan) -> Report:
@@ -158,13 +156,13 @@ class Verifier:
         live_rows: Counter[int] = Counter()
         for file in planned.files:
             live_rows[file.snapshot_id] += file.rows
-        parts = count_parts([file.extent for file in planned.files], held_max=self._held_max_rows)
+        parts = count_parts(planned.files, held_max=self._held_max_rows)
         for part in range(parts):
             search = DuplicateSearch(one_epoch=planned.plan.one_epoch, part=part, parts=parts)
             # Rows are counted with the first part. Of other writers' rows nothing is recorded to compare with.
             uncounted = planned.plan.foreign_ids if part == 0 else set(live_rows)
             async for file, rows in self._read(planned.files, scanned, uncounted=uncounted):
-                search.add(rows.keys, lowest=file.extent.lowest)
+                search.add(rows.keys, lowest=file.lowest)
                 if part == 0:
                     self._on_rows(rows.rows)
                     scanned.rows += rows.rows
@@ -211,18 +209,18 @@ class Verifier:
         short = chosen.short_of_rows(live_rows)
         replaced: set[str] = set()
         for each in chosen.rewrites if short else ():
-            replaced |= await load_removed(self._store, each.manifest_list, snapshot_id=each.snapshot_id)
+            replaced |= (await load_changed(self._store, each.manifest_list, snapshot_id=each.snapshot_id))[1]
         gone = {}
         for each in short:
-            added = await load_added(self._store, each.manifest_list, snapshot_id=each.snapshot_id)
+            added, _ = await load_changed(self._store, each.manifest_list, snapshot_id=each.snapshot_id)
             gone[each.snapshot_id] = added - live - replaced
         return gone
 
 
-def count_parts(extents: Sequence[Extent], *, held_max: int) -> int:
+def count_parts(files: Sequence[LiveFile], *, held_max: int) -> int:
     """Return into how many parts rows must be divided so that those held at once stay within the limit."""
-    ends = [(extent.lowest, 0, extent.rows) for extent in extents]
-    ends += [(extent.highest, 1, -extent.rows) for extent in extents]
+    ends = [(file.lowest, 0, file.rows) for file in files]
+    ends += [(file.highest, 1, -file.rows) for file in files]
     held = most = 0
     for _, _, rows in sorted(ends):
         held += rows

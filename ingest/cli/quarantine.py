@@ -252,7 +252,7 @@ async def _open(lake: Lake, table: TableName | None) -> AsyncIterator[list[tuple
         for namespace in [table.namespace] if table else await catalog.list_namespaces():
             with suppress(TableMissing):
                 name = TableName(namespace, properties.TABLE)
-                documents[namespace] = (await catalog.load_table(name)).document
+                documents[namespace] = await catalog.load_table(name)
         if not documents:
             yield []
             return

@@ -84,7 +84,7 @@ async def _verify(table: str, lake: Lake, wanted: Range) -> Report:
     """Verify a table as it is now. Other processes may commit to it meanwhile."""
     name = lake.table_name(table)
     async with lake.open_catalog() as catalog:
-        document = (await catalog.load_table(name)).document
+        document = await catalog.load_table(name)
     storage = lake.storage_of(document)
     with progress_bar("rows") as bar:
         async with open_store(storage) as store:

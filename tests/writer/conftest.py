@@ -54,9 +54,9 @@ def s3_lake(tmp_path, s3_server) -> Iterator[Lake]:
 
 @pytest.fixture
 def poison(monkeypatch):
-    """Let our own decoder stumble over some rows, as it would over a fault that nobody has found yet."""
+    """Make our own decoder fail on some rows, as a defect that is not known yet would."""
 
-    def stumbling(decode):
+    def failing(decode):
         def call(group: JsonGroup, *args, **kwargs):
             if any(b"poison" in bytes(image) for image in group.images):
                 raise KeyError("a value of the row")
@@ -65,4 +65,4 @@ def poison(monkeypatch):
         return call
 
     for name in ("strict", "exact"):
-        monkeypatch.setattr(JsonGroup, name, stumbling(getattr(JsonGroup, name)))
+        monkeypatch.setattr(JsonGroup, name, failing(getattr(JsonGroup, name)))

@@ -53,7 +53,7 @@ async def verify_document(
 
 
 async def load_document(bench: Bench, name: TableName = USERS) -> Any:
-    return (await bench.context.committer._catalog.load_table(name)).document
+    return await bench.context.committer._catalog.load_table(name)
 
 
 # -- commits that Lakefeed would not make
@@ -169,7 +169,7 @@ async def _commit(
     await _update(bench, {"action": "add-snapshot", "snapshot": snapshot}, {"action": "set-snapshot-ref", **ref})
 
 
-# -- files that somebody touched
+# -- files that another writer changed
 
 
 async def largest_file(bench: Bench) -> str:

@@ -1,4 +1,4 @@
-"""Rows for tests of decoding: frames from plain values, tables built up from nothing, and rows put together again."""
+"""Rows for tests of decoding: frames from plain values, tables built from nothing, rows rebuilt from their columns."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def event(sequence: int, **fields) -> dict:
     return {"sequence": sequence, "operation": "INSERT", "table": "users", **fields}
 
 
-def json_groups(frames: Iterable[NumberedFrame], **options) -> dict[str, JsonGroup]:
+def json_groups(frames: Iterable[NumberedFrame]) -> dict[str, JsonGroup]:
     """Group JSON frames, by table."""
-    return {group.table: group for group in group_json(list(frames), **options)}
+    return {group.table: group for group in group_json(list(frames))}
 
 
 def raw_group(*images: bytes | str) -> JsonGroup:
@@ -53,7 +53,7 @@ def group(*rows) -> JsonGroup:
 
 def fit(images: Group, columns: StructType | None = None, **options) -> Fitted:
     start = columns or initial_columns(keep_before=False)
-    return images.exact(Expected(start, **options), last_field_id=highest_id(start))
+    return images.fit(Expected(start, **options), last_field_id=highest_id(start), refused_for=start)
 
 
 def decode_group(images: Group, columns: StructType) -> pa.Table:
@@ -94,7 +94,7 @@ def exact(text: bytes | str):
     return _without_nulls(json.loads(text, parse_int=Decimal, parse_float=Decimal))
 
 
-def put_together(table: pa.Table, columns: StructType) -> list:
+def rebuilt_rows(table: pa.Table, columns: StructType) -> list:
     """Build each row's JSON value from its columns and what was rescued."""
     return [
         _row(row, columns, NOTHING if row["_cdc_rescued"] is None else exact(row["_cdc_rescued"]))
@@ -147,7 +147,7 @@ def _value(value, type_: Type, left, doc: str | None = None):
 
 
 def is_same(value, original) -> bool:
-    """Tell whether a value put together is the original. Numbers count by value, however they were written."""
+    """Return whether a rebuilt value is the original. Numbers count by value, however they were written."""
     if isinstance(original, dict):
         return (
             isinstance(value, dict)

@@ -1,4 +1,4 @@
-"""Histories of one table, drawn at random: batches that may declare columns anew, and rows that fit or do not.
+"""Histories of one table, drawn at random: batches that may declare columns again, and rows that fit or do not.
 
 Columns are a tree that changes from batch to batch as declared: at every depth fields come, get wider types and other
 names. What a row must look like in the end is worked out beside it, by the fields' places, so that nothing is compared
@@ -260,7 +260,7 @@ def name_shown(node: Node, shown: Any) -> Any:
 
 # -- histories
 
-# A column that nobody declares: its type, and the fields that come later, are found from its values.
+# A column that is never declared: its type, and the fields that come later, are found from its values.
 UNDECLARED = "found"
 _UNDECLARED_VALUES = st.fixed_dictionaries(
     {"n": LONGS, "t": TEXTS.map(lambda pair: pair[0])}, optional={"more": st.booleans()}

@@ -86,7 +86,7 @@ async def test_several_sources_in_one_snapshot_are_counted_apart(bench: Bench) -
 def received(rows_: dict[int, Any], *, epoch: int, at_us: int) -> JsonGroup:
     events = [event(n, rowId=str(n), timestamp=1_763_000_000_000, after=row) for n, row in rows_.items()]
     sent = replace(frame(events, source="shop", epoch=epoch), received_at_us=at_us)
-    return json_groups([(0, sent)], keep_before=True)["users"]
+    return json_groups([(0, sent)])["users"]
 
 
 async def test_a_source_that_started_over_has_its_sequences_again(bench: Bench) -> None:

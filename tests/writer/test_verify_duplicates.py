@@ -10,7 +10,7 @@ import pytest
 
 from lakefeed.contract import changes as cdc
 from lakefeed.writer import verify
-from lakefeed.writer.files.scan import READ_ROW, Extent
+from lakefeed.writer.files.scan import READ_ROW, LiveFile
 from lakefeed.writer.verify import DuplicateSearch, count_parts
 
 # Source, sequence, moment of receipt, and of rows that were only read their id.
@@ -80,7 +80,7 @@ def test_every_duplicate_is_found_once_in_files_that_overlap_at_random(seed: int
     assert search(files, one_epoch={"a", "b"}, parts=parts) == {source: n for source, n in wanted.items() if n}
 
 
-def test_what_can_meet_nobody_any_more_is_not_held() -> None:
+def test_rows_that_can_have_no_more_duplicates_are_not_held() -> None:
     one = DuplicateSearch(one_epoch={"shop"})
     most = 0
     for start in range(0, 100_000, 100):
@@ -90,7 +90,7 @@ def test_what_can_meet_nobody_any_more_is_not_held() -> None:
 
 
 def test_rows_are_dealt_out_where_too_many_overlap() -> None:
-    apart = [Extent(n, n + 9, 10) for n in range(0, 100, 10)]
+    apart = [LiveFile("", 0, rows=10, lowest=n, highest=n + 9) for n in range(0, 100, 10)]
     assert count_parts(apart, held_max=20) == 1
-    assert count_parts([Extent(0, 100, 10)] * 10, held_max=20) == 5
+    assert count_parts([LiveFile("", 0, rows=10, lowest=0, highest=100)] * 10, held_max=20) == 5
     assert count_parts([], held_max=20) == 1

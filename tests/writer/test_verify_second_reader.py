@@ -80,9 +80,7 @@ async def test_other_rows_or_partitions_are_found(
     async def change_the_first(*args: Any, **options: Any) -> SnapshotFiles:
         contents = await load_contents(*args, **options)
         first, *others = contents.files
-        if "rows" in change:
-            first = replace(first, extent=replace(first.extent, rows=change["rows"]))
-        return replace(contents, files=[replace(first, partition=change.get("partition", first.partition)), *others])
+        return replace(contents, files=[replace(first, **change), *others])
 
     monkeypatch.setattr(verify, "load_contents", change_the_first)
     report = await verify_twice_read(bench)

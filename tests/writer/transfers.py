@@ -56,7 +56,7 @@ async def log_batch(
 
 
 async def log_transfer(running: Running, transfer: int, *, batches: int = 1) -> None:
-    """Log a transfer, in one batch or in two of which the first leaves it open."""
+    """Log a transfer, in one batch or in two; the first of two leaves it open."""
     both = [event("accounts", sequence_of(transfer, 0)), event("ledger", sequence_of(transfer, 1))]
     if batches == 1:
         await log_batch(running, *both)

@@ -33,7 +33,6 @@ from lakefeed.contract.errors import (
     TableMissing,
     WriterError,
 )
-from lakefeed.contract.properties import UPKEEP_PROPERTIES
 from lakefeed.iceberg.types import Schema
 from lakefeed.storage.store import ObjectStore
 from lakefeed.writer.commit.expiry import expire_snapshots, is_due
@@ -59,7 +58,6 @@ from lakefeed.writer.commit.plan import (
 )
 from lakefeed.writer.commit.rest_catalog import CatalogClient, parse_table
 from lakefeed.writer.commit.state import TableState, table_state_from
-from lakefeed.writer.config import WriterConfig
 from lakefeed.writer.rows.table_settings import TableSettings
 
 _log = logging.getLogger(__name__)
@@ -71,7 +69,6 @@ BACKOFF = Backoff(first_s=0.1, max_s=5.0)
 # Flushes wait while snapshots expire. What is not done by then is done next time, or left to orphan removal.
 EXPIRY_MAX_S = 30.0
 
-_CODEC_NAMES = {"none": "uncompressed"}  # Iceberg's names where they differ from ours
 _SNAPSHOT_ID_BITS = 63  # a positive long, as in other Iceberg writers
 
 
@@ -116,7 +113,7 @@ class Committer:
         Raises:
             TableMissing: no table has this name.
         """
-        return table_state_from(name, (await self._catalog.load_table(name)).document)
+        return table_state_from(name, await self._catalog.load_table(name))
 
     async def load_or_create(self, name: TableName, schema: Schema, settings: TableSettings) -> TableState:
         """Load a table, or create it with these columns. The returned state has the field ids of the catalog.
@@ -128,15 +125,14 @@ class Committer:
             return await self.load(name)
         except TableMissing:
             await self._catalog.ensure_namespace(name.namespace)
-        layout = plan_new_layout(schema, settings)
-        properties = {**table_properties(settings.config), **layout.properties}
+        spec, order, properties = plan_new_layout(schema, settings)
         try:
             created = await self._catalog.create_table(
-                name, schema=schema, spec=layout.spec, order=layout.order, properties=properties
+                name, schema=schema, spec=spec, order=order, properties=properties
             )
         except (CommitConflict, CommitUnknown):  # another writer created it, or the response to us was lost
             return await self.load(name)
-        return table_state_from(name, created.document)
+        return table_state_from(name, created)
 
     async def commit_layout(self, state: TableState, request: Request) -> TableState:
         """Change a table's layout as planned.
@@ -144,7 +140,7 @@ class Committer:
         Raises:
             CommitConflict: the table has changed; load it and plan again.
         """
-        return table_state_from(state.name, parse_table(await self._catalog.commit_table(state.name, request)).document)
+        return table_state_from(state.name, parse_table(await self._catalog.commit_table(state.name, request)))
 
     async def commit_schema(self, state: TableState, schema: Schema) -> TableState:
         """Commit `schema` as the table's current schema.
@@ -159,7 +155,7 @@ class Committer:
             if fresh.uuid == state.uuid and fresh.schema.columns == schema.columns:
                 return fresh
             raise
-        return table_state_from(state.name, parse_table(response).document)
+        return table_state_from(state.name, parse_table(response))
 
     async def commit(
         self, state: TableState, flush: Flush, *, on_retry: Callable[[str], object] = lambda _: None
@@ -293,7 +289,7 @@ class Committer:
     async def _check(self, pending: _Pending) -> bool:
         """Load the table and set the flush's result, or the state to build the next attempt on."""
         state, flush = pending.state, pending.flush
-        document = (await self._catalog.load_table(state.name)).document
+        document = await self._catalog.load_table(state.name)
         fresh = table_state_from(state.name, document)
         outcome = read_outcome(pending.base, fresh, document, flush)
         if outcome is Outcome.LANDED:
@@ -308,13 +304,3 @@ class Committer:
         is_same_snapshot = fresh.snapshot_id == state.snapshot_id
         pending.state = replace(fresh, manifests=state.manifests) if is_same_snapshot else fresh
         return replace(fresh, manifests=None) != replace(state, manifests=None)
-
-
-def table_properties(config: WriterConfig) -> dict[str, str]:
-    """Return the properties of a new change table."""
-    return {
-        "format-version": str(config.format_version),
-        "lakefeed.append-only": "true",
-        "write.parquet.compression-codec": _CODEC_NAMES.get(config.parquet_compression, config.parquet_compression),
-        **UPKEEP_PROPERTIES,
-    }

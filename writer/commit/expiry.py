@@ -109,7 +109,11 @@ def plan_expiry(document: Mapping[str, Any], *, now_ms: int) -> ExpiryPlan | Non
     kept = _kept_by_refs(by_id, refs, properties, now_ms=now_ms)
     kept |= {snapshot["snapshot-id"] for snapshot in _within(chain[:most], refs[MAIN_BRANCH], properties, now_ms)}
     # Snapshots that are not appends of ours, and those right before them.
-    others = {s["snapshot-id"] for s in chain if not _is_own_append(s)}
+    others = {
+        snapshot["snapshot-id"]
+        for snapshot in chain
+        if (summary := snapshot.get("summary") or {}).get("operation") != "append" or FLUSH_ID_KEY not in summary
+    }
     kept |= others | {
         s["parent-snapshot-id"] for s in chain if s["snapshot-id"] in others and "parent-snapshot-id" in s
     }
@@ -171,11 +175,6 @@ def _kept_by_refs(
     return kept
 
 
-def _is_own_append(snapshot: _Snapshot) -> bool:
-    summary = snapshot.get("summary") or {}
-    return FLUSH_ID_KEY in summary and summary.get("operation") == "append"
-
-
 def _plan(
     document: Mapping[str, Any], chain: list[_Snapshot], removed: list[_Snapshot], consumers: Sequence[Consumer]
 ) -> ExpiryPlan:
@@ -220,7 +219,7 @@ async def expire_snapshots(catalog: CatalogClient, store: ObjectStore, state: Ta
     Raises:
         CatalogError, StorageError: nothing was deleted; the next call tries again.
     """
-    document = (await catalog.load_table(state.name)).document
+    document = await catalog.load_table(state.name)
     plan = plan_expiry(document, now_ms=now_ms)
     if plan is None or document["table-uuid"] != state.uuid:
         return replace(state, snapshot_count=len(document.get("snapshots") or ()))

@@ -81,7 +81,12 @@ class Fence:
             CatalogUnavailable, CommitUnknown: try again.
         """
         try:
-            self.generation = self._next(await self._registered_at_start())
+            try:
+                found = await self._registered()
+            except TableMissing:  # the client's error for every 404
+                await self._catalog.ensure_namespace(self._namespace)
+                found = 0
+            self.generation = self._next(found)
             await self._register()
         except (CatalogUnavailable, CommitUnknown):
             raise
@@ -119,13 +124,6 @@ class Fence:
     def _next(self, found: int) -> int:
         now = int(self._clock() * _MICROSECONDS)
         return max(now, found + 1) + random.SystemRandom().getrandbits(_RANDOM_BITS)
-
-    async def _registered_at_start(self) -> int:
-        try:
-            return await self._registered()
-        except TableMissing:  # the client's error for every 404
-            await self._catalog.ensure_namespace(self._namespace)
-            return 0
 
     async def _registered(self) -> int:
         text = (await self._catalog.load_properties(self._namespace)).get(self._property, "")

@@ -44,7 +44,7 @@ from lakefeed.contract.progress import (
     SOURCES_KEY,
     spans_to_text,
 )
-from lakefeed.contract.properties import MAIN_BRANCH
+from lakefeed.contract.properties import MAIN_BRANCH, UPKEEP_PROPERTIES
 from lakefeed.iceberg.avro import FORMAT_WITH_ROW_IDS
 from lakefeed.iceberg.layout import (
     UNSORTED,
@@ -76,6 +76,8 @@ MANIFESTS_REPLACED_KEY = "manifests-replaced"
 
 _DELETE_TOTALS = ("total-delete-files", "total-position-deletes", "total-equality-deletes")
 _LATEST = -1  # the schema, spec or order that the same request adds
+
+_CODEC_NAMES = {"none": "uncompressed"}  # Iceberg's names where they differ from ours
 
 PARTITION_PROPERTY = "lakefeed.partition"
 SORT_PROPERTY = "lakefeed.sort"
@@ -285,15 +287,6 @@ def find_flush(document: Mapping[str, Any], flush_id: str) -> int | None:
 # -- layout
 
 
-@dataclass(frozen=True, slots=True)
-class NewLayout:
-    """The layout and properties of a table to be created."""
-
-    spec: PartitionSpec
-    order: SortOrder
-    properties: Mapping[str, str]
-
-
 @dataclass(slots=True)
 class LayoutPlan:
     """The change of a table's layout, if any, and the settings that cannot be applied."""
@@ -317,21 +310,29 @@ class LayoutPlan:
         return Request(requirements, (*self.updates, *([properties] if self.properties else [])))
 
 
-def plan_new_layout(schema: Schema, settings: TableSettings) -> NewLayout:
-    """Plan the layout of a new table. A sort order whose columns do not exist yet is applied when they do.
+def plan_new_layout(schema: Schema, settings: TableSettings) -> tuple[PartitionSpec, SortOrder, Mapping[str, str]]:
+    """Return spec, order and properties of a new table. A sort order is applied later if its columns do not exist yet.
 
     Raises:
         PartitionRejected: a partition's column does not exist yet, or has an unsuitable type.
     """
     config = settings.config
-    properties = {PARTITION_PROPERTY: config.partition, **settings.properties}
+    codec = config.parquet_compression
+    properties = {
+        "format-version": str(config.format_version),
+        "lakefeed.append-only": "true",
+        "write.parquet.compression-codec": _CODEC_NAMES.get(codec, codec),
+        **UPKEEP_PROPERTIES,
+        PARTITION_PROPERTY: config.partition,
+        **settings.properties,
+    }
     order = UNSORTED
     try:
         order = parse_sort(config.sort, schema)
         properties[SORT_PROPERTY] = config.sort
     except SortRejected:
         properties[SORT_PROPERTY] = ""  # differs from the setting, so each flush tries to apply it
-    return NewLayout(parse_partition(config.partition, schema), order, properties)
+    return parse_partition(config.partition, schema), order, properties
 
 
 def plan_layout(state: TableState, settings: TableSettings) -> LayoutPlan:

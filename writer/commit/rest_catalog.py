@@ -1,4 +1,4 @@
-"""Client of the Iceberg REST catalog: requests, and what each response means.
+"""Client of the Iceberg REST catalog: requests with their credentials, and what each response means.
 
 For a commit:
 
@@ -12,14 +12,23 @@ For a commit:
     429, connection refused                 CatalogUnavailable: the request had no effect
     any other 4xx                           CommitRefused: the table may differ from our state of it
     5xx, timeout, connection lost           CommitUnknown: it may have been committed
+
+The Authorization header of a request:
+
+    no credentials       no header
+    a token              a constant header
+    a client's secret    a token by OAuth2's client credentials grant (RFC 6749, section 4.4), renewed before it
+                         expires, and when the catalog responds 401, because tokens can be revoked
+
+One renewal runs at a time; concurrent requests wait for its token. Messages contain neither tokens nor secrets.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote, unquote
@@ -39,7 +48,6 @@ from lakefeed.contract.errors import (
 )
 from lakefeed.iceberg.layout import UNSORTED, PartitionSpec, SortOrder, order_to_json, spec_to_json
 from lakefeed.iceberg.types import Schema, schema_to_json
-from lakefeed.writer.commit.oauth import Credentials, FixedToken, OAuthClient, OAuthToken
 from lakefeed.writer.commit.plan import Request
 from lakefeed.writer.config import IcebergConfig
 
@@ -56,55 +64,146 @@ _TRANSACTION_ENDPOINT = "POST /v1/{prefix}/transactions/commit"
 
 _NOT_AUTHENTICATED = (HTTPStatus.UNAUTHORIZED, 419)  # Iceberg's own code for an expired token
 
-
-@dataclass(frozen=True, slots=True)
-class LoadedTable:
-    """A table's metadata document and its location."""
-
-    document: Mapping[str, Any]
-    metadata_location: str | None
-
-
-def parse_table(response: bytes) -> LoadedTable:
-    """Parse the response to a load, create or commit."""
-    body = orjson.loads(response)
-    return LoadedTable(body["metadata"], body.get("metadata-location"))
+# A token is renewed when this share of its lifetime has passed, so that it does not expire during a request.
+_RENEW_AFTER_SHARE = 0.8
+# For a token server that does not send a lifetime; the catalog's 401 corrects a wrong guess.
+_LIFETIME_DEFAULT_S = 600.0
+# Enough for an error message, and less than a page of HTML.
+_ERROR_MAX_CHARS = 200
 
 
-@asynccontextmanager
-async def open_catalog(
+class Credentials:
+    """The Authorization header: a constant token, or none."""
+
+    def __init__(self, token: str = "") -> None:
+        self._header = f"Bearer {token}" if token else None
+
+    async def header(self) -> str | None:
+        """Return the Authorization header, or None to send none.
+
+        Raises: CatalogError, CatalogUnavailable.
+        """
+        return self._header
+
+    async def renew(self, refused: str | None) -> bool:
+        """Replace a header that the catalog refused; return whether there is a new one to try.
+
+        Raises: CatalogError, CatalogUnavailable.
+        """
+        del refused
+        return False
+
+
+class OAuthCredentials(Credentials):
+    """A token from a token server, reused during its lifetime. `credential` is `client-id:client-secret`."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        *,
+        token_uri: str,
+        credential: str,
+        scope: str = "",
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        client_id, _, client_secret = credential.partition(":")
+        self._form = {"grant_type": "client_credentials", "client_id": client_id, "client_secret": client_secret}
+        if scope:
+            self._form["scope"] = scope
+        self._session = session
+        self._token_uri = token_uri
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._renewing = asyncio.Lock()
+        self._renew_at = 0.0
+
+    async def header(self) -> str | None:
+        """Return the header, with a new token if the last one is about to expire."""
+        if self._header is None or self._clock() >= self._renew_at:
+            await self.renew(self._header)
+        return self._header
+
+    async def renew(self, refused: str | None) -> bool:
+        """Fetch a token to replace the refused one, unless another request has done so meanwhile."""
+        async with self._renewing:
+            if self._header is None or self._header == refused:
+                await self._fetch()
+        return True
+
+    async def _fetch(self) -> None:
+        try:
+            async with (
+                asyncio.timeout(self._timeout_s),
+                self._session.post(
+                    self._token_uri, data=self._form, headers={"Accept": "application/json"}
+                ) as response,
+            ):
+                body = await response.read()
+        except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
+            reason = str(error) or type(error).__name__
+            raise CatalogUnavailable(f"token server did not answer: {reason}: url={self._token_uri}") from error
+        self._accept(response.status, body)
+
+    def _accept(self, status: int, response: bytes) -> None:
+        facts = f"status={status} url={self._token_uri}"
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS:
+            raise CatalogUnavailable(f"token server failed: {facts}")
+        try:
+            body = orjson.loads(response)
+        except orjson.JSONDecodeError:
+            body = {}
+        body = body if isinstance(body, dict) else {}
+        if status >= HTTPStatus.BAD_REQUEST:
+            raise CatalogError(f"token server refused the credential: {_error_of(body)}: {facts}")
+        token = body.get("access_token")
+        if not isinstance(token, str) or not token:
+            raise CatalogError(f"token server responded without a token: {facts}")
+        self._header = f"Bearer {token}"
+        given_s = body.get("expires_in")
+        lifetime_s = given_s if isinstance(given_s, int | float) and given_s > 0 else _LIFETIME_DEFAULT_S
+        self._renew_at = self._clock() + _RENEW_AFTER_SHARE * lifetime_s
+
+
+def _error_of(body: Mapping[str, Any]) -> str:
+    """Return the server's own message. `error` is text in RFC 6749, an object in Iceberg's catalogs."""
+    error = body.get("error")
+    message = error.get("message") if isinstance(error, dict) else body.get("error_description") or error
+    return str(message or "no reason given")[:_ERROR_MAX_CHARS]
+
+
+def parse_table(response: bytes) -> Mapping[str, Any]:
+    """Return the metadata document in the response to a load, create or commit."""
+    document: dict[str, Any] = orjson.loads(response)["metadata"]
+    return document
+
+
+def open_catalog(
     uri: str, *, warehouse: str = "", token: str = "", timeout_s: float = 30.0
-) -> AsyncIterator[CatalogClient]:
+) -> AbstractAsyncContextManager[CatalogClient]:
     """Open a client of the catalog at `uri` (without /v1)."""
-    async with _open_session({}) as session:
-        yield CatalogClient(session, uri, credentials=FixedToken(token), warehouse=warehouse, timeout_s=timeout_s)
+    return open_foreign_catalog(IcebergConfig(uri=uri, warehouse=warehouse, token=token, request_timeout_s=timeout_s))
 
 
 @asynccontextmanager
 async def open_foreign_catalog(config: IcebergConfig) -> AsyncIterator[CatalogClient]:
     """Open a client of the catalog in the settings, with OAuth2 if a credential is set."""
     timeout_s = config.request_timeout_s
-    async with _open_session(config.header_map()) as session:
-        credentials: Credentials = FixedToken(config.token)
+    connector = aiohttp.TCPConnector(limit=CONNECTIONS_MAX)
+    async with aiohttp.ClientSession(connector=connector, headers=config.header_map()) as session:
+        credentials = Credentials(config.token)
         if config.credential:
-            credentials = OAuthToken(session, _oauth_client(config), timeout_s=timeout_s)
+            credentials = OAuthCredentials(
+                session,
+                token_uri=config.oauth2_server_uri or f"{_versioned(config.uri)}/oauth/tokens",
+                credential=config.credential,
+                scope=config.scope,
+                timeout_s=timeout_s,
+            )
         yield CatalogClient(
             session, config.uri, credentials=credentials, warehouse=config.warehouse, timeout_s=timeout_s
         )
-
-
-def _open_session(headers: Mapping[str, str]) -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX), headers=headers)
-
-
-def _oauth_client(config: IcebergConfig) -> OAuthClient:
-    client_id, _, client_secret = config.credential.partition(":")
-    return OAuthClient(
-        token_uri=config.oauth2_server_uri or f"{_versioned(config.uri)}/oauth/tokens",
-        client_id=client_id,
-        client_secret=client_secret,
-        scope=config.scope,
-    )
 
 
 def _versioned(uri: str) -> str:
@@ -157,17 +256,12 @@ class CatalogClient:
                 await self._send("POST", self._url("namespaces"), body={"namespace": namespace[:depth]})
             except CommitConflict:
                 continue
-            except CatalogError:
+            except CatalogError as error:
                 # A client that may not create namespaces may still write to existing ones.
-                if not await self._has_namespace(namespace[:depth]):
-                    raise
-
-    async def _has_namespace(self, namespace: tuple[str, ...]) -> bool:
-        try:
-            await self._send("GET", self._url("namespaces", self._path(namespace)))
-        except CatalogError:
-            return False
-        return True
+                try:
+                    await self.load_properties(namespace[:depth])
+                except CatalogError:
+                    raise error from None
 
     async def list_namespaces(self, parent: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
         """List all namespaces, or all below one, at any depth."""
@@ -193,11 +287,11 @@ class CatalogClient:
                 return
             query = {**query, "pageToken": token}
 
-    async def load_refs(self, name: TableName) -> LoadedTable:
+    async def load_refs(self, name: TableName) -> Mapping[str, Any]:
         """Load a table's current metadata, with only those snapshots that a branch or a tag points at."""
         return parse_table(await self._send("GET", self._table_url(name), query={"snapshots": "refs"}))
 
-    async def load_table(self, name: TableName) -> LoadedTable:
+    async def load_table(self, name: TableName) -> Mapping[str, Any]:
         """Load a table's current metadata."""
         return parse_table(await self._send("GET", self._table_url(name)))
 
@@ -209,7 +303,7 @@ class CatalogClient:
         spec: PartitionSpec,
         properties: Mapping[str, str],
         order: SortOrder = UNSORTED,
-    ) -> LoadedTable:
+    ) -> Mapping[str, Any]:
         """Create a table. The catalog may assign other field ids than those of `schema`.
 
         Raises:
@@ -274,11 +368,12 @@ class CatalogClient:
         # The path is already encoded: aiohttp would decode %1F and %2F in it.
         target = URL(url, encoded=True).with_query(query or None)
         all_headers = {**self._headers, **({} if body is None else _BODY_HEADERS), **(headers or {})}
-        authorization = await self._credentials.header()
-        status, response = await self._exchange(method, target, data, _signed(all_headers, authorization))
-        if status in _NOT_AUTHENTICATED and await self._credentials.renew(authorization):
+        for is_last in (False, True):
             authorization = await self._credentials.header()
-            status, response = await self._exchange(method, target, data, _signed(all_headers, authorization))
+            signed = {**all_headers, **({"Authorization": authorization} if authorization else {})}
+            status, response = await self._exchange(method, target, data, signed)
+            if is_last or status not in _NOT_AUTHENTICATED or not await self._credentials.renew(authorization):
+                break
         if status >= HTTPStatus.BAD_REQUEST:
             raise _error_class(method, status)(f"{_message(response)}: status={status} method={method} url={url}")
         if response and not response.lstrip().startswith(b"{"):
@@ -315,10 +410,6 @@ def _change(name: TableName, request: Request) -> dict[str, Any]:
         "requirements": request.requirements,
         "updates": request.updates,
     }
-
-
-def _signed(headers: Mapping[str, str], authorization: str | None) -> dict[str, str]:
-    return {**headers, "Authorization": authorization} if authorization else dict(headers)
 
 
 def _lost_response_class(method: str) -> type[CatalogError]:

@@ -74,7 +74,7 @@ async def load_resume_positions(catalog: CatalogClient) -> dict[SourceId, Positi
 
     async def load_progress(name: TableName) -> Progress:
         try:
-            properties = (await catalog.load_refs(name)).document.get("properties") or {}
+            properties = (await catalog.load_refs(name)).get("properties") or {}
             return progress_from_text(properties.get(PROGRESS_PROPERTY))
         except TableMissing:  # dropped meanwhile
             return Progress()
@@ -153,7 +153,7 @@ class ConsumerWatch:
 
     async def _load_table(self, name: TableName) -> None:
         try:
-            document = (await self._catalog.load_refs(name)).document
+            document = await self._catalog.load_refs(name)
         except TableMissing:  # dropped meanwhile
             self._tables.pop(name, None)
             return

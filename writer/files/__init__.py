@@ -1,6 +1,6 @@
 """Data files: rows written as Parquet, read back, and hashed.
 
-    write.py --> parquet.py    rows of a flush -> partitioned, sorted files in the store, with their ledger
+    parquet.py                 rows of a flush -> partitioned, sorted files in the store, with their ledger
     scan.py                    a table's files and rows, read back (verification, replay)
     row_hash.py --> xxh64.py   one hash per row, the same in Spark
 

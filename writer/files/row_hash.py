@@ -21,7 +21,7 @@ is widened as Iceberg allows. docs/verification.md has the whole definition with
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -68,10 +68,7 @@ def valid_mask(values: pa.Array) -> Words | None:
     """Return words with all bits set for values and none for nulls; None where there is no null."""
     if not values.null_count:
         return None
-    first, skipped = divmod(values.offset, _BYTE_BITS)
-    bits = np.frombuffer(values.buffers()[0], np.uint8)[first:]
-    unpacked = np.unpackbits(bits, count=skipped + len(values), bitorder="little")
-    return to_mask(unpacked[skipped:].view(np.bool_))
+    return to_mask(values.is_valid().to_numpy(zero_copy_only=False))
 
 
 def is_text(type_: pa.DataType) -> bool:
@@ -91,14 +88,10 @@ def to_longs(values: pa.Array) -> npt.NDArray[np.generic]:
     if pt.is_boolean(values.type):
         values = values.cast(pa.uint8())
     elif pt.is_temporal(values.type) and not pt.is_date32(values.type) and values.type.unit in ("s", "ms"):
-        values = values.cast(_in_microseconds(values.type))
+        values = values.cast(pa.timestamp("us", values.type.tz) if pt.is_timestamp(values.type) else pa.time64("us"))
     if pt.is_floating(values.type):
         return _double_bits(_raw(values, values.type.to_pandas_dtype()).astype(np.float64))
     return _raw(values, f"i{values.type.bit_width // _BYTE_BITS}" if not pt.is_uint8(values.type) else "u1")
-
-
-def _in_microseconds(type_: pa.DataType) -> pa.DataType:
-    return pa.timestamp("us", tz=type_.tz) if pt.is_timestamp(type_) else pa.time64("us")
 
 
 def _raw(values: pa.Array, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
@@ -179,16 +172,12 @@ def hash_rows(rows: pa.Table, fields: Sequence[pa.Field]) -> Words:
     """Hash each row; fields are those of its columns, and carry their Iceberg ids."""
     hashes = np.empty(len(rows), np.uint64)
     scratch, done = Scratch(), 0
-    for batch in _blocks(rows):
-        hashes[done : done + len(batch)] = hash_words(_joined(batch.columns, fields, scratch), SEED)
-        done += len(batch)
-    return hashes
-
-
-def _blocks(rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Cut rows into blocks. Rows come in as many chunks as clients sent, and chunk by chunk costs five times more."""
+    # Rows come in as many chunks as clients sent, and chunk by chunk costs five times more.
     for start in range(0, len(rows), BLOCK_ROWS):
-        yield from rows.slice(start, BLOCK_ROWS).combine_chunks().to_batches()
+        for batch in rows.slice(start, BLOCK_ROWS).combine_chunks().to_batches():
+            hashes[done : done + len(batch)] = hash_words(_joined(batch.columns, fields, scratch), SEED)
+            done += len(batch)
+    return hashes
 
 
 def _joined(columns: Sequence[pa.Array], fields: Sequence[pa.Field], scratch: Scratch) -> Words:

@@ -10,7 +10,7 @@ does not have is null.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,40 +81,28 @@ async def find_files(
     manifests = list_manifests(await store.read(state.manifest_list), state.manifest_list)
     if any(manifest.holds_deletes for manifest in manifests):
         raise CatalogError(f"table has delete files, which are not read here: table={state.name}")
-    ranges = [_ColumnRange.of(state, name, *bounds) for name, bounds in (within or {}).items()]
+    wanted = [(_field(state, name), *ends) for name, ends in (within or {}).items()]
 
-    async def load(manifest: Manifest) -> list[StoredFile]:
-        return [
-            StoredFile(entry.sequence_number, entry.file["file_path"], entry.file["record_count"])
-            for entry in read_entries(await store.read(manifest.location), manifest)
-            if entry.status is not Status.DELETED and all(each.may_be_in(entry.file) for each in ranges)
-        ]
+    def is_wanted(entry: Entry) -> bool:
+        return entry.status is not Status.DELETED and all(_may_be_in(entry.file, *each) for each in wanted)
 
-    parts = await map_parallel(load, manifests, at_once=PARALLEL_READS)
-    return sorted((file for part in parts for file in part), key=lambda file: (file.sequence_number, file.location))
+    files = [
+        StoredFile(entry.sequence_number, entry.file["file_path"], entry.file["record_count"])
+        for entry in await _load_entries(store, manifests, is_wanted)
+    ]
+    return sorted(files, key=lambda file: (file.sequence_number, file.location))
 
 
-@dataclass(frozen=True, slots=True)
-class _ColumnRange:
-    """The values of one column that a reader looks for."""
+def _may_be_in(data_file: Mapping[str, Any], field: Field, lowest: Any, highest: Any) -> bool:
+    """Return whether a file may have values of a column between two ends, by the bounds in its manifest."""
+    assert isinstance(field.type, str), "bounds exist for primitive types only"
+    lower, upper = _bounds(data_file, field.id, field.type)
+    return (lower is None or lower <= highest) and (upper is None or upper >= lowest)
 
-    field_id: int
-    type: str
-    lowest: Any
-    highest: Any
 
-    @classmethod
-    def of(cls, state: TableState, name: str, lowest: Any, highest: Any) -> _ColumnRange:
-        field = _field(state, name)
-        assert isinstance(field.type, str), "bounds exist for primitive types only"
-        return cls(field.id, field.type, lowest, highest)
-
-    def may_be_in(self, data_file: Mapping[str, Any]) -> bool:
-        lower, upper = (
-            decode_bound(self.type, column_value(data_file, name, self.field_id))
-            for name in ("lower_bounds", "upper_bounds")
-        )
-        return (lower is None or lower <= self.highest) and (upper is None or upper >= self.lowest)
+def _bounds(data_file: Mapping[str, Any], field_id: int, type_: str) -> tuple[Any, Any]:
+    lower, upper = (column_value(data_file, name, field_id) for name in ("lower_bounds", "upper_bounds"))
+    return decode_bound(type_, lower), decode_bound(type_, upper)
 
 
 async def read_columns(file: StoredFile, state: TableState, store: ObjectStore, *, names: Sequence[str]) -> pa.Table:
@@ -154,27 +142,15 @@ def _field_id(field: pa.Field) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
-    """The range of sequences that a file may have, and its number of rows."""
-
-    lowest: int
-    highest: int
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
 class LiveFile:
-    """A data file of a snapshot, with the snapshot that added it."""
+    """A data file of a snapshot: the snapshot that added it, its number of rows, and the sequences it may have."""
 
     location: str
     snapshot_id: int
-    extent: Extent
+    rows: int
+    lowest: int
+    highest: int
     partition: tuple[Any, ...] = ()
-
-    @property
-    def rows(self) -> int:
-        """Return the number of rows according to its manifest."""
-        return self.extent.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,52 +162,47 @@ class SnapshotFiles:
 
 
 async def load_contents(store: ObjectStore, manifest_list: str, *, sequence_id: int) -> SnapshotFiles:
-    """Load the files of a snapshot; `sequence_id` is the field whose bounds become the extents.
+    """Load the files of a snapshot; `sequence_id` is the field of sequences.
 
     Raises:
         WriterError: a manifest cannot be read.
     """
     manifests = list_manifests(await store.read(manifest_list), manifest_list)
-    entries = await _load_entries(store, [each for each in manifests if not each.holds_deletes])
-    files = [_live_file(entry, sequence_id) for entry in entries if entry.status is not Status.DELETED]
+    data = [each for each in manifests if not each.holds_deletes]
+    entries = await _load_entries(store, data, lambda entry: entry.status is not Status.DELETED)
+    files = [_live_file(entry, sequence_id) for entry in entries]
     return SnapshotFiles(files, sum(each.files_count or 0 for each in manifests if each.holds_deletes))
 
 
-async def load_added(store: ObjectStore, manifest_list: str, *, snapshot_id: int) -> set[str]:
-    """Load the locations of the files that a snapshot added, from its own manifests."""
-    entries = await _load_own(store, manifest_list, snapshot_id)
-    return {entry.file["file_path"] for entry in entries if entry.status is not Status.DELETED}
-
-
-async def load_removed(store: ObjectStore, manifest_list: str, *, snapshot_id: int) -> set[str]:
-    """Load the locations of the files that a snapshot removed, from its own manifests."""
-    entries = await _load_own(store, manifest_list, snapshot_id)
-    return {entry.file["file_path"] for entry in entries if entry.status is Status.DELETED}
-
-
-async def _load_own(store: ObjectStore, manifest_list: str, snapshot_id: int) -> list[Entry]:
+async def load_changed(store: ObjectStore, manifest_list: str, *, snapshot_id: int) -> tuple[set[str], set[str]]:
+    """Load the locations of the files that a snapshot added and of those that it removed, from its own manifests."""
     manifests = list_manifests(await store.read(manifest_list), manifest_list)
     own = [each for each in manifests if each.snapshot_id == snapshot_id and not each.holds_deletes]
-    return [entry for entry in await _load_entries(store, own) if entry.snapshot_id == snapshot_id]
+    entries = await _load_entries(store, own, lambda entry: entry.snapshot_id == snapshot_id)
+    removed = {entry.file["file_path"] for entry in entries if entry.status is Status.DELETED}
+    return {entry.file["file_path"] for entry in entries if entry.status is not Status.DELETED}, removed
 
 
-async def _load_entries(store: ObjectStore, manifests: Iterable[Manifest]) -> list[Entry]:
+async def _load_entries(
+    store: ObjectStore, manifests: Iterable[Manifest], is_wanted: Callable[[Entry], bool]
+) -> list[Entry]:
     async def load(manifest: Manifest) -> list[Entry]:
-        return list(read_entries(await store.read(manifest.location), manifest))
+        return [entry for entry in read_entries(await store.read(manifest.location), manifest) if is_wanted(entry)]
 
     parts = await map_parallel(load, manifests, at_once=PARALLEL_READS)
     return [entry for part in parts for entry in part]
 
 
 def _live_file(entry: Entry, sequence_id: int) -> LiveFile:
-    lowest, highest = (
-        decode_bound("long", column_value(entry.file, name, sequence_id)) for name in ("lower_bounds", "upper_bounds")
+    lowest, highest = _bounds(entry.file, sequence_id, "long")
+    return LiveFile(
+        location=entry.file["file_path"],
+        snapshot_id=_NO_SNAPSHOT if entry.snapshot_id is None else entry.snapshot_id,
+        rows=entry.file["record_count"],
+        lowest=_LONG_MIN if lowest is None else lowest,
+        highest=_LONG_MAX if highest is None else highest,
+        partition=tuple(entry.file["partition"].values()),
     )
-    extent = Extent(
-        _LONG_MIN if lowest is None else lowest, _LONG_MAX if highest is None else highest, entry.file["record_count"]
-    )
-    snapshot_id = _NO_SNAPSHOT if entry.snapshot_id is None else entry.snapshot_id
-    return LiveFile(entry.file["file_path"], snapshot_id, extent, tuple(entry.file["partition"].values()))
 
 
 # -- rows of a file
@@ -258,33 +229,25 @@ def read_rows(data: bytes, names: Mapping[int, str], *, is_counted: bool) -> Sca
     """
     try:
         with pq.ParquetFile(pa.BufferReader(data)) as file:
-            fields = _known_fields(file.schema_arrow, names)
+            # Columns get the table's current names; dropped ones keep theirs.
+            fields = {
+                field.name: field.with_name(names.get(field_id, field.name))
+                for field in file.schema_arrow
+                if (field_id := _field_id(field)) is not None
+            }
             wanted = fields if is_counted else {at: field for at, field in fields.items() if field.name in _KEY_SOURCES}
-            return _count(_batches(file, wanted), list(wanted.values()), is_counted=is_counted)
+            return _count(file, wanted, is_counted=is_counted)
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise FileUnreadable(f"not a readable file of this table: {type(error).__name__}: {error}") from error
 
 
-def _known_fields(schema: pa.Schema, names: Mapping[int, str]) -> dict[str, pa.Field]:
-    """Map the file's columns to fields with the table's current names; dropped columns keep theirs."""
-    return {
-        field.name: field.with_name(names.get(field_id, field.name))
-        for field in schema
-        if (field_id := _field_id(field)) is not None
-    }
-
-
-def _batches(file: pq.ParquetFile, fields: Mapping[str, pa.Field]) -> Iterator[pa.Table]:
-    for batch in file.iter_batches(BATCH_ROWS, columns=list(fields), use_threads=False):
-        yield pa.table([batch.column(name) for name in fields], schema=pa.schema(list(fields.values())))
-
-
-def _count(batches: Iterator[pa.Table], fields: Sequence[pa.Field], *, is_counted: bool) -> ScannedFile:
+def _count(file: pq.ParquetFile, fields: Mapping[str, pa.Field], *, is_counted: bool) -> ScannedFile:
     parts, keys, rows = [], [_KEY_TYPES.empty_table()], 0
-    for batch in batches:
+    for read in file.iter_batches(BATCH_ROWS, columns=list(fields), use_threads=False):
+        batch = pa.table([read.column(name) for name in fields], schema=pa.schema(list(fields.values())))
         rows += batch.num_rows
         if is_counted:
-            parts.append(tally_rows(batch, fields))
+            parts.append(tally_rows(batch, list(fields.values())))
         if all(name in batch.column_names for name in _KEY_SOURCES):
             keys.append(_keys_of(batch))
     return ScannedFile(rows, join_facts(parts), pa.concat_tables(keys))

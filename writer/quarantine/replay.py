@@ -49,6 +49,7 @@ from lakefeed.writer.rows.values import BASE64_KEY, Image
 from lakefeed.writer.tables.columns import TableColumns
 from lakefeed.writer.tables.context import TableContext
 from lakefeed.writer.tables.quarantine import change_ids
+from lakefeed.writer.wire.json_batch import Event
 
 # Changes in one commit: enough that commits are few, few enough to decode, hold and start over at once.
 BATCH_MAX_ROWS = 20_000
@@ -71,7 +72,6 @@ READ_COLUMNS = (
 # A change as its table has it: source, sequence, operation, row id, time in microseconds, epoch.
 Identity: TypeAlias = tuple[str, int, str, str, int, int]
 
-_ABSENT = msgspec.Raw(b"")
 _CHANGE_SCHEMA = to_arrow_schema(Schema(0, initial_columns(keep_before=False)))
 
 
@@ -339,19 +339,25 @@ def change_group(rows: pa.Table, table: TableName) -> JsonGroup:
         if runs and replace(runs[-1], start=run.start, stop=run.stop) == run:
             run = replace(run, start=runs.pop().start)
         runs.append(run)
-    return JsonGroup(
-        table=str(table),
-        sequences=columns[properties.SEQUENCE],
-        timestamps=[0] * rows.num_rows,
-        operations=columns[properties.OPERATION],
-        row_ids=columns[properties.ROW_ID],
-        images=[image_of(text) for text in columns[properties.ROW]],
-        befores=[_ABSENT if text is None else image_of(text) for text in columns[properties.BEFORE]],
-        unchanged=columns[properties.UNCHANGED],
-        metadata=[_ABSENT if text is None else image_of(text) for text in columns[properties.METADATA]],
-        runs=tuple(runs),
-        declared=tuple(columns[properties.DECLARED][0] or ()),
+    befores, metadata = (
+        [msgspec.Raw() if text is None else msgspec.Raw(image_of(text)) for text in columns[name]]
+        for name in (properties.BEFORE, properties.METADATA)
     )
+    events = [
+        Event(
+            sequence=columns[properties.SEQUENCE][row],
+            operation=columns[properties.OPERATION][row],
+            table=str(table),
+            row_id=columns[properties.ROW_ID][row],
+            unchanged=columns[properties.UNCHANGED][row],
+            before=befores[row],
+            metadata=metadata[row],
+        )
+        for row in range(rows.num_rows)
+    ]
+    images: list[Image] = [image_of(text) for text in columns[properties.ROW]]
+    declared = tuple(columns[properties.DECLARED][0] or ())
+    return JsonGroup.of(str(table), events, runs, images=images, declared=declared)
 
 
 def image_of(text: str) -> Image:
@@ -400,7 +406,7 @@ def _split_record(row: Mapping[str, Any], *, default_namespace: str) -> list[Bat
     def name_of(source_table: str) -> str:
         return str(table_name_of(source_table, default_namespace))
 
-    groups = group_frames([(row[properties.LOG_OFFSET], frame)], keep_before=True, name_of=name_of)
+    groups = group_frames([(row[properties.LOG_OFFSET], frame)], name_of=name_of)
     batches = []
     for group in groups:
         table = table_name_of(group.table, default_namespace)

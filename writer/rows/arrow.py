@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,6 @@ from lakefeed.writer.rows.evolution import (
     has_required,
     own_fields,
     relax_fields,
-    with_own,
 )
 from lakefeed.writer.rows.json_exact import NOTHING, WHOLE_ROW, row_keeper, to_json
 from lakefeed.writer.rows.values import Misfit, is_text_type, read_texts
@@ -51,14 +50,13 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 Rows: TypeAlias = npt.NDArray[np.intp]
 
 
-def fit_columns(rows: pa.Table, columns: StructType, *, last_field_id: int, nanoseconds: bool = False) -> FittedRows:
-    """Bring a frame's rows into their table's columns; each value is in its column or in `rescued`.
+def fit_columns(rows: pa.Table, update: SchemaUpdate, *, nanoseconds: bool = False) -> FittedRows:
+    """Bring a frame's rows into their table's columns, which may evolve for them.
 
     `nanoseconds` is whether the table's format has types for them.
     """
     brought = [field for field in rows.schema if field.name not in CHANGE_COLUMNS]
-    update = SchemaUpdate(columns, last_field_id)
-    own = declare_fields(own_fields(columns), declared_fields(brought, nanoseconds=nanoseconds), update)
+    own = declare_fields(own_fields(update.columns), declared_fields(brought, nanoseconds=nanoseconds), update)
     parts = _split_rows(rows, own)
     if any(part.left is not None for part in parts):
         wider = _widen_for_left(own, parts, update)
@@ -67,13 +65,13 @@ def fit_columns(rows: pa.Table, columns: StructType, *, last_field_id: int, nano
     relaxed = relax_fields(own, [[part.kept[index] for part in parts] for index in range(len(own))], update)
     if relaxed != own:
         own, parts = relaxed, _split_rows(rows, relaxed)
+    update.set_own(own)
     arrays = [
         pa.chunked_array([part.kept[index] for part in parts], type=to_arrow_type(field.type))
         for index, field in enumerate(own)
     ]
     has_left = any(part.left is not None for part in parts)
-    rescued = [text for part in parts for text in _rescued_texts(part)] if has_left else None
-    return FittedRows(with_own(columns, own), update.last_field_id, arrays, rescued, tuple(update.changes))
+    return FittedRows(arrays, [text for part in parts for text in _rescued_texts(part)] if has_left else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,7 @@ def _split_rows(rows: pa.Table, own: Sequence[Field]) -> list[_Part]:
     """Split the rows batch by batch, so that columns stay in their frames' bytes."""
     brought = [name for name in rows.column_names if name not in CHANGE_COLUMNS]
     return [
-        _Part(batch.num_rows, *split_fields(brought, [batch.column(name) for name in brought], own, batch.num_rows))
+        _Part(batch.num_rows, *_split_fields({name: batch.column(name) for name in brought}, own, batch.num_rows))
         for batch in rows.to_batches()
     ]
 
@@ -132,21 +130,21 @@ class Left:
             forms = iter(json_values(self.values.take(pa.array(rows[left]))))
             return [next(forms) if is_left else NOTHING for is_left in left]
         columns = {name: member.render(rows) for name, member in self.members.items()}
-        return [_members_of(columns, row) if is_left else NOTHING for row, is_left in enumerate(left)]
-
-
-def _members_of(columns: Mapping[str, list[Any]], row: int) -> dict[str, Any]:
-    return {name: values[row] for name, values in columns.items() if values[row] is not NOTHING}
+        return [
+            {name: values[row] for name, values in columns.items() if values[row] is not NOTHING}
+            if is_left
+            else NOTHING
+            for row, is_left in enumerate(left)
+        ]
 
 
 Split: TypeAlias = tuple[pa.Array, Left | None]
 
 
-def split_fields(
-    names: Sequence[str], arrays: Sequence[pa.Array], fields: Sequence[Field], rows: int
+def _split_fields(
+    brought: dict[str, pa.Array], fields: Sequence[Field], rows: int
 ) -> tuple[list[pa.Array], Left | None]:
-    """Split named arrays between fields, in the fields' order; fields without an array are null."""
-    brought = dict(zip(names, arrays, strict=True))
+    """Split named arrays between fields, in the fields' order; fields without an array are null. Empties `brought`."""
     kept: list[pa.Array] = []
     members: dict[str, Left] = {}
     for field in fields:
@@ -187,7 +185,7 @@ def _split(values: pa.Array, type_: Type, doc: str | None) -> Split:
         # Arrow cannot build on parts of a slice. Joining copies the slice into an array of its own.
         values = pa.concat_arrays([values, values.slice(0, 0)])
     if is_json(doc):
-        return cast_exactly(values, "string", doc).kept, None
+        return cast_exactly(values, "string", doc)[0], None
     match type_:
         case StructType() if pt.is_struct(values.type):
             return _split_struct(values, type_)
@@ -214,9 +212,9 @@ def _is_laid_out_alike(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def _split_struct(values: pa.StructArray, type_: StructType) -> Split:
-    names = [field.name for field in values.type]
     # Flattened children are null if the struct is, so that nothing below a null counts as a value.
-    kept, left = split_fields(names, values.flatten(), type_.fields, len(values))
+    brought = {field.name: child for field, child in zip(values.type, values.flatten(), strict=True)}
+    kept, left = _split_fields(brought, type_.fields, len(values))
     fields = list(to_arrow_type(type_))
     if not fields:
         return pa.nulls(len(values), to_arrow_type(type_)), left
@@ -225,18 +223,19 @@ def _split_struct(values: pa.StructArray, type_: StructType) -> Split:
 
 def _split_list(values: pa.Array, type_: ListType) -> Split:
     elements, left = _split(values.values, type_.element, None)
-    misfits = _lists_with(left, values)
-    kept = pa.ListArray.from_arrays(
-        values.offsets, elements, type=to_arrow_type(type_), mask=_nulls_and(values, misfits)
-    )
+    misfits = None if left is None else _lists_with(left, values)
+    nulls = null_mask(values) if misfits is None else pa.array(misfits | ~as_mask(values.is_valid()))
+    kept = pa.ListArray.from_arrays(values.offsets, elements, type=to_arrow_type(type_), mask=nulls)
     return kept, _leave(values, misfits)
 
 
 def _split_map(values: pa.MapArray, type_: MapType) -> Split:
     keys, left_keys = _split(values.keys, type_.key, None)
     items, left_items = _split(values.items, type_.value, None)
-    misfits = _either(_lists_with(left_keys, values), _lists_with(left_items, values))
-    if misfits is not None:
+    if left_keys is not None or left_items is not None:
+        misfits = np.zeros(len(values), bool)
+        for left in filter(None, (left_keys, left_items)):
+            misfits |= _lists_with(left, values)
         # Arrow cannot build a map around keys that did not fit, so split the other maps again without these.
         others, _ = _split_map(values.filter(pa.array(~misfits)), type_)
         places = pa.array(np.cumsum(~misfits) - 1, mask=misfits)
@@ -244,47 +243,29 @@ def _split_map(values: pa.MapArray, type_: MapType) -> Split:
     return pa.MapArray.from_arrays(values.offsets, keys, items, type=to_arrow_type(type_), mask=null_mask(values)), None
 
 
-def _either(some: Mask | None, others: Mask | None) -> Mask | None:
-    if some is None or others is None:
-        return others if some is None else some
-    return some | others
-
-
-def _lists_with(left: Left | None, lists: pa.Array) -> Mask | None:
+def _lists_with(left: Left, lists: pa.Array) -> Mask:
     """Mark the lists that have an element that did not fit."""
-    if left is None:
-        return None
     before = np.r_[0, np.cumsum(left.misfits)]
     offsets = lists.offsets.to_numpy()
     misfits: Mask = (before[offsets[1:]] > before[offsets[:-1]]) & as_mask(lists.is_valid())
     return misfits
 
 
-def _nulls_and(values: pa.Array, misfits: Mask | None) -> pa.Array | None:
-    if misfits is None:
-        return null_mask(values)
-    return pa.array(misfits | ~as_mask(values.is_valid()))
-
-
 _INT64_DIGITS = pa.decimal128(19, 0)
 _UINT64_DIGITS = pa.decimal128(20, 0)
 
 
-class Cast(NamedTuple):
-    """Values in their column's type, null if one did not fit; `misfits` marks those, None if there are none."""
+def cast_exactly(values: pa.Array, type_: str, doc: str | None = None) -> tuple[pa.Array, Mask | None]:
+    """Cast values of any plain primitive Arrow type to an Iceberg type: each keeps its value, or is a misfit.
 
-    kept: pa.Array
-    misfits: Mask | None
-
-
-def cast_exactly(values: pa.Array, type_: str, doc: str | None = None) -> Cast:
-    """Cast values of any plain primitive Arrow type to an Iceberg type: each keeps its value, or is a misfit."""
+    Return the values, null where one did not fit, and which did not fit; None if all do.
+    """
     if pt.is_null(values.type):
-        return Cast(pa.nulls(len(values), to_arrow_type(type_)), None)
+        return pa.nulls(len(values), to_arrow_type(type_)), None
     if not is_json(doc):
         try:
             if (cast := _cast_all(values, type_)) is not None:
-                return Cast(cast, None)
+                return cast, None
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, Misfit):
             pass  # some value has no exact place: look at each one
     return _cast_each(values, type_, doc)
@@ -304,8 +285,11 @@ def _cast_all(values: pa.Array, type_: str) -> pa.Array | None:
         return read_texts(values, type_) if is_text_type(type_) else values if pt.is_string(target) else None
     if is_bytes(source):
         return values.cast(target) if is_bytes(target) else None
+    if decimal_parts(type_) and pt.is_integer(source):
+        # Arrow demands digits for any integer of the type, so cast to those first and let the second cast count digits.
+        return values.cast(_UINT64_DIGITS if pt.is_uint64(source) else _INT64_DIGITS).cast(target)
     if decimal_parts(type_):
-        return _cast_to_decimal(values, target)
+        return values.cast(target) if pt.is_decimal(source) else None
     if pt.is_boolean(source) or pt.is_boolean(target):
         return values if source == target else None
     if pt.is_decimal(source):
@@ -327,23 +311,16 @@ def _cast_moments(values: pa.Array, target: pa.DataType) -> pa.Array | None:
     return values.cast(target) if is_same_kind else None
 
 
-def _cast_to_decimal(values: pa.Array, target: pa.DataType) -> pa.Array | None:
-    if pt.is_integer(values.type):
-        # Arrow demands digits for any integer of the type, so cast to those first and let the second cast count digits.
-        return values.cast(_UINT64_DIGITS if pt.is_uint64(values.type) else _INT64_DIGITS).cast(target)
-    return values.cast(target) if pt.is_decimal(values.type) else None
-
-
-def _cast_each(values: pa.Array, type_: str, doc: str | None) -> Cast:
+def _cast_each(values: pa.Array, type_: str, doc: str | None) -> tuple[pa.Array, Mask | None]:
     forms = json_values(values)
     if is_json(doc):
         texts = [None if form is None else to_json(form).decode() for form in forms]
-        return Cast(pa.array(texts, pa.string()), None)
+        return pa.array(texts, pa.string()), None
     keep = row_keeper((Field(0, "value", type_),))
     kept = [None if form is None else keep({"value": form})[0].get("value") for form in forms]
     present = np.array([form is not None for form in forms], bool)
     misfits = present & np.array([value is None for value in kept], bool)
-    return Cast(_array_of(kept, type_), misfits if misfits.any() else None)
+    return _array_of(kept, type_), misfits if misfits.any() else None
 
 
 def _array_of(kept: list[Any], type_: str) -> pa.Array:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -59,7 +59,7 @@ from lakefeed.writer.rows.comments import (
     name_in,
     with_former_names,
 )
-from lakefeed.writer.rows.evolution import SchemaUpdate, describe, full_names, own_fields, with_own
+from lakefeed.writer.rows.evolution import SchemaUpdate, describe, full_names, own_fields
 from lakefeed.writer.rows.values import can_be_key
 
 # All that a source declares at once. A column takes about thirty bytes, so two thousand columns fit.
@@ -73,7 +73,6 @@ _FIXED = re.compile(r"fixed\[([1-9][0-9]{0,4})\]")
 # The keys beside `type`, by type.
 _PARTS = {"struct": {"fields"}, "list": {"element"}, "map": {"key", "value"}}
 _RENAMED_FROM = "renamedFrom"
-
 
 NOTHING_DECLARED = StructType(())
 
@@ -111,18 +110,14 @@ def parse_declaration(document: Any, *, path: str = "") -> StructType:
     names = list(full_names(fields))
     _check(len(names) <= FIELDS_MAX, columns, f"expected at most {FIELDS_MAX} columns and fields")
     _check(len(set(names)) == len(names), columns, "expected names that differ by more than case")
-    return StructType(_with_keys(fields, parts.get("identifier", []), _below(path, "identifier")))
+    keys, known = parts.get("identifier", []), {field.name for field in fields}
+    is_right = isinstance(keys, list) and all(isinstance(name, str) and name in known for name in keys)
+    _check(is_right, _below(path, "identifier"), "expected a list of names of declared columns")
+    return StructType(tuple(as_key(field) if field.name in keys else field for field in fields))
 
 
 def _below(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
-
-
-def _with_keys(fields: tuple[Field, ...], names: Any, path: str) -> tuple[Field, ...]:
-    known = {field.name for field in fields}
-    right = isinstance(names, list) and all(isinstance(name, str) and name in known for name in names)
-    _check(right, path, "expected a list of names of declared columns")
-    return tuple(as_key(field) if field.name in names else field for field in fields)
 
 
 def _fields(document: Any, path: str, *, depth: int) -> tuple[Field, ...]:
@@ -200,38 +195,20 @@ def _check(condition: bool, path: str, rule: str) -> None:
 
 def without_nanoseconds(fields: Sequence[Field]) -> tuple[Field, ...]:
     """Return a declaration with microseconds in place of nanoseconds, for tables whose format has no nanoseconds."""
-    return tuple(map(_without_nanoseconds, fields))
+
+    def in_microseconds(field: Field) -> Field:
+        if isinstance(field.type, str):
+            return replace(field, type=field.type.removesuffix("_ns"))
+        return replace(field, type=map_type(field.type, in_microseconds))
+
+    return tuple(map(in_microseconds, fields))
 
 
-def _without_nanoseconds(field: Field) -> Field:
-    if isinstance(field.type, str):
-        return replace(field, type=field.type.removesuffix("_ns"))
-    return replace(field, type=map_type(field.type, _without_nanoseconds))
-
-
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """A table's columns after declarations: what changed, and what was refused."""
-
-    columns: StructType
-    last_field_id: int
-    changes: tuple[str, ...] = ()
-    refusals: tuple[str, ...] = ()
-
-
-def declare_columns(columns: StructType, declared: StructType, *, last_field_id: int, nanoseconds: bool) -> Declared:
-    """Return a table's columns after a declaration; `nanoseconds` is whether the table's format has them."""
+def declare_columns(update: SchemaUpdate, declared: StructType, *, nanoseconds: bool) -> None:
+    """Change a table's columns for a declaration; `nanoseconds` is whether the table's format has them."""
     fields = declared.fields if nanoseconds else without_nanoseconds(declared.fields)
-    renaming = SchemaUpdate(columns, last_field_id)
-    renamed = rename_fields(own_fields(columns), fields, renaming)
-    update = SchemaUpdate(with_own(columns, renamed), last_field_id)
-    own = declare_fields(renamed, fields, update)
-    return Declared(
-        with_own(columns, own),
-        update.last_field_id,
-        (*renaming.changes, *update.changes),
-        (*renaming.refusals, *update.refusals),
-    )
+    update.set_own(rename_fields(own_fields(update.columns), fields, update))
+    update.set_own(declare_fields(own_fields(update.columns), fields, update))
 
 
 def declare_fields(
@@ -239,27 +216,24 @@ def declare_fields(
 ) -> tuple[Field, ...]:
     """Return fields with everything that is declared beyond them."""
     wanted = {each.name: each for each in declared}
-    kept = []
+    result = []
     for each in fields:
         name = name_in(each, wanted)
-        kept.append(each if name is None else _declare_field(each, wanted.pop(name), update, (*path, each.name)))
-    return (*kept, *(new for each in wanted.values() if (new := _add(each, update, path)) is not None))
-
-
-def _add(declared: Field, update: SchemaUpdate, path: Path) -> Field | None:
-    added = update.add((*path, declared.name), declared)
-    if added is None:
-        update.refuse(
-            (*path, declared.name), "is not added: its name is another column's, or there are too many columns"
-        )
-    return added
+        result.append(each if name is None else _declare_field(each, wanted.pop(name), update, (*path, each.name)))
+    for each in wanted.values():
+        if (added := update.add((*path, each.name), each)) is not None:
+            result.append(added)
+        else:
+            reason = "is not added: its name is another column's, or there are too many columns"
+            update.refuse((*path, each.name), reason)
+    return tuple(result)
 
 
 def _declare_field(each: Field, declared: Field, update: SchemaUpdate, path: Path) -> Field:
     if is_json(each.doc) or is_json(declared.doc):
         type_ = each.type
         if is_json(each.doc) != is_json(declared.doc):
-            _refuse_type(describe(each), describe(declared), update, path)
+            _refuse_type(describe(each.type, each.doc), describe(declared.type, declared.doc), update, path)
     else:
         type_ = _declare_type(each.type, declared.type, update, path)
     if type_ != each.type:
@@ -280,38 +254,29 @@ def _declare_type(type_: Type, declared: Type, update: SchemaUpdate, path: Path)
             return replace(type_, value=_declare_type(value, new, update, (*path, VALUE)))
         case str(), str():
             return _widen(type_, declared, update, path)
-    _refuse_type(_kind_of(type_), _kind_of(declared), update, path)
+    _refuse_type(describe(type_), describe(declared), update, path)
     return type_
 
 
-def _kind_of(type_: Type) -> str:
-    return describe(Field(UNNUMBERED, "", type_))
-
-
 def _widen(type_: str, declared: str, update: SchemaUpdate, path: Path) -> str:
-    wider = declared if promotes(type_, declared) else _wider_decimal(type_, declared)
-    if wider is not None:
-        update.note(path, f"{type_} -> {wider}")
-    if not _holds(wider or type_, declared):
-        _refuse_type(type_, declared, update, path)
-    return wider or type_
-
-
-def _wider_decimal(type_: str, declared: str) -> str | None:
-    mine, other = decimal_parts(type_), decimal_parts(declared)
-    if mine is None or other is None:
-        return None
-    (precision, scale), (other_precision, other_scale) = mine, other
-    needed = min(other_precision - other_scale + scale, DECIMAL_MAX_PRECISION)
-    return f"decimal({needed}, {scale})" if needed > precision else None
-
-
-def _holds(type_: str, declared: str) -> bool:
-    """Return whether a column holds every value of a declared type."""
+    """Return the type after a declaration. What it does not hold even then is refused."""
+    wider = type_
     mine, other = decimal_parts(type_), decimal_parts(declared)
     if mine is not None and other is not None:
-        return mine[1] >= other[1] and mine[0] - mine[1] >= other[0] - other[1]
-    return type_ == declared or promotes(declared, type_)
+        (precision, scale), (other_precision, other_scale) = mine, other
+        digits_before_point = other_precision - other_scale
+        needed = min(digits_before_point + scale, DECIMAL_MAX_PRECISION)
+        if needed > precision:
+            precision, wider = needed, f"decimal({needed}, {scale})"
+        holds_all = scale >= other_scale and precision - scale >= digits_before_point
+    else:
+        wider = declared if promotes(type_, declared) else type_
+        holds_all = wider == declared or promotes(declared, wider)
+    if wider != type_:
+        update.note(path, f"{type_} -> {wider}")
+    if not holds_all:
+        _refuse_type(type_, declared, update, path)
+    return wider
 
 
 def _refuse_type(type_: str, declared: str, update: SchemaUpdate, path: Path) -> None:
@@ -339,27 +304,20 @@ def _rename_fields(
     renamed = []
     for each in fields:
         if each.name in new_names:
-            each = _rename_field(each, new_names[each.name], present, update, path)  # noqa: PLW2901 - the same field
+            name = new_names[each.name]
+            if fold(name) in {fold(other) for other in present - {each.name}}:
+                update.refuse((*path, each.name), f"is not renamed: another column is called {name}")
+            else:
+                update.note((*path, name), f"renamed from {each.name}")
+                each = with_former_names(replace(each, name=name), (each.name,))  # noqa: PLW2901 - the same field
         if (wanted := by_name.get(each.name)) is not None:
-            each = _remember_names(each, wanted, present)  # noqa: PLW2901
+            # Rows may still use a former name that no column has.
+            known = (*present, *former_names(each))
+            if former := tuple(name for name in former_names(wanted) if name not in known):
+                each = with_former_names(each, former)  # noqa: PLW2901
             each = replace(each, type=_rename_below(each.type, wanted.type, update, (*path, each.name)))  # noqa: PLW2901
         renamed.append(each)
     return tuple(renamed)
-
-
-def _rename_field(each: Field, name: str, present: set[str], update: SchemaUpdate, path: Path) -> Field:
-    others = {fold(other) for other in present - {each.name}}
-    if fold(name) in others:
-        update.refuse((*path, each.name), f"is not renamed: another column is called {name}")
-        return each
-    update.note((*path, name), f"renamed from {each.name}")
-    return with_former_names(replace(each, name=name), (each.name,))
-
-
-def _remember_names(each: Field, declared: Field, present: set[str]) -> Field:
-    """Note a former name that no column has, so that rows which still use it are understood."""
-    names = tuple(name for name in former_names(declared) if name not in present and name not in former_names(each))
-    return with_former_names(each, names) if names else each
 
 
 def _rename_below(type_: Type, declared: Type, update: SchemaUpdate, path: Path) -> Type:

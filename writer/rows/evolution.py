@@ -27,7 +27,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -51,6 +51,7 @@ from lakefeed.iceberg.types import (
     children,
     decimal_parts,
     map_type,
+    type_name,
     written_fields,
 )
 from lakefeed.writer.rows.comments import JSON_DOC, KEY, Path, former_names, is_json
@@ -68,18 +69,11 @@ from lakefeed.writer.rows.values import (
 STRUCT_MAX_FIELDS = 200
 
 
-@dataclass(frozen=True, slots=True)
-class FittedRows:
-    """Rows in columns that may have evolved for them.
+class FittedRows(NamedTuple):
+    """Rows as the arrays of `own_fields`, and per row the values that no column takes, as JSON for `_cdc_rescued`."""
 
-    `own` are the arrays of `own_fields(columns)`. `rescued` holds, per row, the values that no column takes.
-    """
-
-    columns: StructType
-    last_field_id: int
     own: Sequence[pa.ChunkedArray]
     rescued: Sequence[str | None] | None
-    changes: tuple[str, ...]
 
 
 def initial_columns(*, keep_before: bool) -> StructType:
@@ -107,13 +101,6 @@ def own_fields(columns: StructType) -> tuple[Field, ...]:
     return tuple(each for each in written_fields(columns) if not each.name.startswith(names.RESERVED_PREFIX))
 
 
-def with_own(columns: StructType, own: Sequence[Field]) -> StructType:
-    """Return columns with evolved ones in the places of the old ones, and new ones at the end."""
-    by_id = {each.id: each for each in own}
-    kept = [by_id.pop(each.id, each) for each in columns.fields]
-    return StructType((*kept, *by_id.values()))
-
-
 class FieldIds:
     """Field ids that the table has never used."""
 
@@ -127,21 +114,31 @@ class FieldIds:
 
 
 class SchemaUpdate:
-    """One change of a table's columns: hands out ids and names, and records what changed and what was refused."""
+    """A table's columns while they change: hands out ids and names, and records what changed and what was refused."""
 
     def __init__(self, columns: StructType, last_field_id: int) -> None:
+        self.columns = columns
         self.changes: list[str] = []
         self.refusals: list[str] = []
         self._ids = FieldIds(last_field_id)
-        self._taken = set(full_names(columns.fields))
+        self._taken: set[str] | None = None
 
     @property
     def last_field_id(self) -> int:
         """The highest field id that was ever used."""
         return self._ids.last
 
+    def set_own(self, own: Sequence[Field]) -> None:
+        """Put changed columns in the places of the old ones, and new ones at the end."""
+        by_id = {each.id: each for each in own}
+        kept = [by_id.pop(each.id, each) for each in self.columns.fields]
+        self.columns = StructType((*kept, *by_id.values()))
+        self._taken = None
+
     def add(self, path: Path, new: Field) -> Field | None:
         """Return a new field with its ids, None if the table cannot take it."""
+        if self._taken is None:
+            self._taken = set(full_names(self.columns.fields))
         added = list(full_names((new,), path[:-1]))
         usable = is_usable_column(path[0]) if len(path) == 1 else is_usable(path[-1])
         if not usable or len(set(added)) < len(added) or not self._taken.isdisjoint(added):
@@ -149,7 +146,7 @@ class SchemaUpdate:
         if len(self._taken) + len(added) > FIELDS_MAX:
             return None
         self._taken.update(added)
-        self.note(path, describe(new))
+        self.note(path, describe(new.type, new.doc))
         return self._ids.number(new)
 
     def note(self, path: Path, change: str) -> None:
@@ -161,14 +158,9 @@ class SchemaUpdate:
         self.refusals.append(f"{'.'.join(path)} {refusal}")
 
 
-def describe(each: Field) -> str:
-    """Return a field's type in one word."""
-    if is_json(each.doc):
-        return JSON_DOC
-    return each.type if isinstance(each.type, str) else _KINDS[type(each.type)]
-
-
-_KINDS = {StructType: "struct", ListType: "list", MapType: "map"}
+def describe(type_: Type, doc: str | None = None) -> str:
+    """Return a type in one word."""
+    return JSON_DOC if is_json(doc) else type_ if isinstance(type_, str) else type_name(type_)
 
 
 def full_names(fields: Iterable[Field], parent: Path = ()) -> Iterator[str]:
@@ -236,7 +228,10 @@ class Inference:
             case "object":
                 return self._infer_object()
             case "list":
-                return self._infer_list()
+                element = JsonText.DOCUMENT if self.element is None else self.element.infer()
+                if element is None:
+                    return None
+                return JsonText.DOCUMENT if isinstance(element, JsonText) else ListType(UNNUMBERED, element)
             case "long number":
                 return JsonText.DOCUMENT
         return kind
@@ -248,14 +243,6 @@ class Inference:
         if JsonText.MIXED in fields.values() or not are_usable_together(fields):
             return JsonText.DOCUMENT
         return StructType(tuple(_field_of(name, inferred) for name, inferred in fields.items())) if fields else None
-
-    def _infer_list(self) -> Inferred | None:
-        if self.element is None:
-            return JsonText.DOCUMENT
-        element = self.element.infer()
-        if isinstance(element, JsonText):
-            return JsonText.DOCUMENT
-        return None if element is None else ListType(UNNUMBERED, element)
 
 
 # Kinds of parsed JSON by Python class. Values of other classes have to be looked at.
@@ -272,14 +259,8 @@ def _kind_of(value: Any) -> str:
     return "long number" if as_double(value) is None else "double"
 
 
-class Observer(Protocol):
-    """Sees the values of one column or field."""
-
-    def add(self, value: Any) -> None:
-        """Take a value that is not null into account."""
-
-    def evolved(self, update: SchemaUpdate, path: Path) -> Type:
-        """Return the type that the values need."""
+# What sees the values of one column or field, and returns the type that they need.
+Observer: TypeAlias = "StructObserver | _ElementObserver | _PrimitiveObserver"
 
 
 @dataclass(slots=True)

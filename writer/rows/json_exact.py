@@ -23,15 +23,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import msgspec
 import pyarrow as pa
 
-from lakefeed.iceberg.types import Field, ListType, MapType, StructType, Type, decimal_parts
+from lakefeed.iceberg.types import Field, ListType, MapType, StructType, Type, decimal_parts, type_name
 from lakefeed.writer.rows.comments import KEY, VALUE, former_names, is_json
-from lakefeed.writer.rows.evolution import FittedRows, SchemaUpdate, StructObserver, own_fields, relax_fields, with_own
+from lakefeed.writer.rows.evolution import FittedRows, SchemaUpdate, StructObserver, own_fields, relax_fields
 from lakefeed.writer.rows.json_strict import decode_rows
 from lakefeed.writer.rows.merge import conform
 from lakefeed.writer.rows.values import (
@@ -70,61 +69,41 @@ _EMPTY_ROW = b"{}"
 to_json = msgspec.json.Encoder().encode
 
 
-def fit_rows(images: Sequence[Image], columns: StructType, *, last_field_id: int) -> FittedRows:
-    """Decode any rows, whatever they hold; each value is in its column or in `rescued`."""
-    fields = own_fields(columns)
-    # 1. Chunks that the strict decoder takes need no look: they ask for no change of the columns.
-    starts = range(0, max(len(images), 1), FIT_CHUNK_ROWS)
-    chunks = [_Chunk(images[start : start + FIT_CHUNK_ROWS], fields) for start in starts]
-    slow = [chunk for chunk in chunks if not chunk.decode_strictly()]
-    # 2. See every value of the others, and let the columns evolve.
-    observer, update = StructObserver(StructType(fields)), SchemaUpdate(columns, last_field_id)
-    for chunk in slow:
-        for row in chunk.parse():
+def fit_rows(images: Sequence[Image], update: SchemaUpdate) -> FittedRows:
+    """Decode any rows, whatever they hold; the columns of the update may evolve for them."""
+    fields = own_fields(update.columns)
+    chunks = [images[start : start + FIT_CHUNK_ROWS] for start in range(0, max(len(images), 1), FIT_CHUNK_ROWS)]
+    tables: dict[int, pa.Table] = {}
+    rescued: list[list[str | None]] = [[None] * len(chunk) for chunk in chunks]
+    # 1. Chunks that the strict decoder takes need no look: they ask for no change of the columns. Parse the others.
+    slow: dict[int, list[Any]] = {}
+    for index, chunk in enumerate(chunks):
+        try:
+            tables[index] = _decode_chunk(chunk, fields)
+        except Misfit:
+            slow[index] = [parse_row(image) for image in chunk]
+    # 2. See every value of those, and let the columns evolve.
+    observer = StructObserver(StructType(fields))
+    for rows in slow.values():
+        for row in rows:
             observer.add(row)
     evolved = observer.evolved(update, ()).fields
     # 3. Keep what fits now. Required columns that this leaves empty become optional.
-    for chunk in slow:
-        chunk.keep(evolved)
-    empty = [[piece for chunk in slow for piece in chunk.own[index].chunks] for index in range(len(evolved))]
+    keep = row_keeper(evolved)
+    for index, rows in slow.items():
+        kept = [_keep_row(keep, image, row) for image, row in zip(chunks[index], rows, strict=True)]
+        tables[index] = _decode_chunk([image for image, _ in kept], evolved, rewritten=True, check_required=False)
+        rescued[index] = [text for _, text in kept]
+    empty = [[piece for index in slow for piece in tables[index].column(at).chunks] for at in range(len(evolved))]
     own = relax_fields(evolved, empty, update)
+    update.set_own(own)
     # 4. Bring all chunks to the same columns, in their order.
-    table = pa.concat_tables([conform(chunk.table(), StructType(own)) for chunk in chunks])
-    rescued = [text for chunk in chunks for text in chunk.rescued] if slow else None
-    return FittedRows(with_own(columns, own), update.last_field_id, table.columns, rescued, tuple(update.changes))
+    table = pa.concat_tables([conform(tables[index], StructType(own)) for index in range(len(chunks))])
+    return FittedRows(table.columns, [text for texts in rescued for text in texts] if slow else None)
 
 
-@dataclass(slots=True)
-class _Chunk:
-    """Neighbouring rows of a group: decoded strictly, or value by value."""
-
-    images: Sequence[Image]
-    fields: tuple[Field, ...]
-    own: list[pa.ChunkedArray] = field(default_factory=list)
-    rescued: list[str | None] = field(default_factory=list)
-    _parsed: list[Any] = field(default_factory=list)
-
-    def decode_strictly(self) -> bool:
-        try:
-            self.own = decode_rows(self.images, self.fields)
-        except Misfit:
-            return False
-        self.rescued = [None] * len(self.images)
-        return True
-
-    def parse(self) -> list[Any]:
-        self._parsed = [parse_row(image) for image in self.images]
-        return self._parsed
-
-    def keep(self, fields: tuple[Field, ...]) -> None:
-        keep = row_keeper(fields)
-        kept = [_keep_row(keep, image, row) for image, row in zip(self.images, self._parsed, strict=True)]
-        self.fields = fields
-        self.own = decode_rows([image for image, _ in kept], fields, rewritten=True, check_required=False)
-        self.rescued = [rescued for _, rescued in kept]
-
-    def table(self) -> pa.Table:
-        return pa.table(self.own, names=[each.name for each in self.fields])
+def _decode_chunk(images: Sequence[Image], fields: tuple[Field, ...], **options: bool) -> pa.Table:
+    return pa.table(decode_rows(images, fields, **options), names=[each.name for each in fields])
 
 
 def parse_row(image: Image) -> Any:
@@ -200,7 +179,12 @@ def _leave(value: Any) -> Split:
 
 
 def _struct_keeper(fields: Sequence[Field]) -> Keeper:
-    current = {field.name: (field.name, _own_class(field), _keeper(field.type, field.doc)) for field in fields}
+    # Values of the class that their column's values always have need no check: most of them.
+    classes = [_OWN_CLASSES.get(type_name(field.type)) if not is_json(field.doc) else None for field in fields]
+    current = {
+        field.name: (field.name, own_class, _keeper(field.type, field.doc))
+        for field, own_class in zip(fields, classes, strict=True)
+    }
     former = {name: current[field.name] for field in fields for name in former_names(field)}
     keepers = former | current
 
@@ -225,12 +209,7 @@ def _struct_keeper(fields: Sequence[Field]) -> Keeper:
     return keep
 
 
-# Most values are of the class that their column's values always have, and need no check.
 _OWN_CLASSES: Mapping[str, type] = {"boolean": bool, "long": int, "string": str}
-
-
-def _own_class(each: Field) -> type | None:
-    return _OWN_CLASSES.get(each.type) if isinstance(each.type, str) and not is_json(each.doc) else None
 
 
 def _list_keeper(keep_element: Keeper) -> Keeper:

@@ -57,14 +57,33 @@ PARSE_BLOCK_BYTES = 256 * 1024
 # Versions of tables' columns whose parse plan is cached. One plan takes a few kilobytes per hundred columns.
 PLANS_MAX = 1024
 
+# Every decimal of up to fifteen significant digits survives a double, unless it is near the smallest ones.
+SAFE_DIGITS = 15
+
+# Below this a double holds every integer.
+EXACT_INTEGERS_BELOW = float(2**53)
+
 # Rows from which null fields are inferred. pyarrow.json takes time proportional to rows times names here, so a whole
 # group whose names are data (20,000 rows of 12 bytes with a name each) would take 24 s; a sample takes 40 ms at most.
 SAMPLE_MAX_ROWS = 100
 SAMPLE_MAX_BYTES = 64 * 1024
 
+_SCAN_BLOCK_BYTES = 128 * 1024  # a block and its masks stay in the processor's cache
+
+# A decimal column has at most 38 digits. The parse type has 76, so that any number that passes fits in it.
+_PLAIN_DECIMAL = re.compile(rb'(?:"?[+-]?[0-9]{1,38}(?:\.[0-9]{1,38})?"?|null)?')
+
+_BEFORE_A_NUMBER = np.frombuffer(b":,[ \t\r\n", np.uint8)
+
 # A big integer that JavaScript sent as text, as a value (not as a key, not inside another string).
 _BIGINT_MARK = b'"__bigint__:'
 _BIGINT_VALUE = re.compile(rb'(?<=[:,\[\s])"__bigint__:(-?(?:0|[1-9][0-9]*))"(?=\s*[,}\]])')
+
+_Bytes: TypeAlias = npt.NDArray[np.uint8]
+_Offsets: TypeAlias = npt.NDArray[np.intp]
+
+# Reads the texts of certain numbers out of rows.
+_NumberReader: TypeAlias = Callable[[Sequence[Image]], list[msgspec.Raw]]
 
 
 def decode_rows(
@@ -89,23 +108,59 @@ def decode_rows(
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """What decoding needs for one version of a table's columns."""
+class ParsePlan:
+    """How rows are parsed for one version of a table's columns, and how their numbers are checked."""
 
     schema: pa.Schema
-    numbers: NumberCheck
+    doubles: _NumberReader | None
+    decimals: _NumberReader | None
+
+    @classmethod
+    def of(cls, type_: pa.StructType) -> ParsePlan:
+        """Return the plan for a parse type."""
+        doubles, decimals = (_number_reader(type_, is_one) for is_one in (pa.types.is_float64, pa.types.is_decimal))
+        return cls(pa.schema(type_.fields), doubles, decimals)
+
+    def decimals_are_safe(self, images: Sequence[Image]) -> bool:
+        """Return whether all decimals can be parsed. Call this before parsing."""
+        if self.decimals is None:
+            return True
+        try:
+            tokens = self.decimals(images)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            # A row or a struct is something else.
+            return False
+        return all(map(_PLAIN_DECIMAL.fullmatch, tokens))
+
+    def doubles_are_exact(self, lines: bytes, images: Sequence[Image], parsed: pa.Table) -> bool:
+        """Return whether doubles hold all their numbers. `lines` joins `images` with one byte; `parsed` is of them."""
+        if self.doubles is None:
+            return True
+        has_large = any(_has_large(chunk) for column in parsed.columns for chunk in column.chunks)
+        offsets = _suspicious_offsets(lines, integers=has_large)
+        if not len(offsets):
+            return True
+        row_ends = np.cumsum(np.fromiter(map(len, images), np.int64, len(images)) + 1)
+        rows: list[int] = np.unique(np.searchsorted(row_ends, offsets, side="right")).tolist()
+        tokens = map(bytes, self.doubles([images[row] for row in rows]))
+        return all(
+            (len(token) <= SAFE_DIGITS and b"e" not in token.lower()) or double_holds(token.decode())
+            for token in tokens
+        )
 
 
 @lru_cache(maxsize=PLANS_MAX)
-def _plan(fields: tuple[Field, ...], rewritten: bool) -> _Plan:
-    parse_type = _parse_type(StructType(fields), rewritten=rewritten)
-    return _Plan(pa.schema(parse_type.fields), number_check_of(parse_type))
+def _plan(fields: tuple[Field, ...], rewritten: bool) -> ParsePlan:
+    return ParsePlan.of(_parse_type(StructType(fields), rewritten=rewritten))
 
 
-def _parse_type(type_: Type, *, rewritten: bool) -> pa.DataType:
+def _parse_type(type_: Type, *, rewritten: bool, doc: str | None = None) -> pa.DataType:
+    if is_json(doc):
+        return pa.string() if rewritten else pa.null()
     match type_:
         case StructType(fields):
-            return pa.struct([pa.field(field.name, _parse_field_type(field, rewritten)) for field in fields])
+            types = [_parse_type(field.type, rewritten=rewritten, doc=field.doc) for field in fields]
+            return pa.struct([pa.field(field.name, each) for field, each in zip(fields, types, strict=True)])
         case ListType(_, element, _):
             return pa.list_(pa.field(ELEMENT, _parse_type(element, rewritten=rewritten)))
         case MapType(_, key, _, value, _) if rewritten:
@@ -117,12 +172,6 @@ def _parse_type(type_: Type, *, rewritten: bool) -> pa.DataType:
             return _parse_primitive(type_)
 
 
-def _parse_field_type(field: Field, rewritten: bool) -> pa.DataType:
-    if is_json(field.doc):
-        return pa.string() if rewritten else pa.null()
-    return _parse_type(field.type, rewritten=rewritten)
-
-
 def _parse_primitive(type_: str) -> pa.DataType:
     if parts := decimal_parts(type_):
         return pa.decimal256(*parts)
@@ -131,8 +180,8 @@ def _parse_primitive(type_: str) -> pa.DataType:
     return pa.string() if is_text_type(type_) else to_arrow_type(type_)
 
 
-def _parse(lines: bytes, images: Sequence[Image], plan: _Plan) -> pa.Table:
-    if not plan.numbers.decimals_are_safe(images):
+def _parse(lines: bytes, images: Sequence[Image], plan: ParsePlan) -> pa.Table:
+    if not plan.decimals_are_safe(images):
         raise Misfit("a decimal is not written plainly")
     # A row may span two blocks but not three.
     block_bytes = max(PARSE_BLOCK_BYTES, max(map(len, images)) + 1)
@@ -147,7 +196,7 @@ def _parse(lines: bytes, images: Sequence[Image], plan: _Plan) -> pa.Table:
         raise Misfit(f"rows do not fit their table: {error}") from error
     if parsed.num_rows != len(images):
         raise Misfit(f"rows were not read one for one: expected={len(images)} read={parsed.num_rows}")
-    if not plan.numbers.doubles_are_exact(lines, images, parsed):
+    if not plan.doubles_are_exact(lines, images, parsed):
         raise Misfit("a number has more digits than a double holds")
     return parsed
 
@@ -225,7 +274,8 @@ def _refine(parsed: pa.Array, type_: Type, check_required: bool) -> pa.Array:
         case StructType(fields):
             children = [_refine(parsed.field(field.name), field.type, check_required) for field in fields]
             for field, child in zip(fields, children, strict=True):
-                if check_required and field.required and _any_missing(child, parsed):
+                # Below a null struct nothing is missing.
+                if check_required and field.required and pc.any(pc.and_(child.is_null(), parsed.is_valid())).as_py():
                     raise Misfit(f"a required field has nulls: field={field.name}")
             return pa.StructArray.from_arrays(children, fields=list(target.fields), mask=parsed.is_null())
         case ListType(_, element, required):
@@ -254,70 +304,6 @@ def _refine_primitive(parsed: pa.Array, type_: str) -> pa.Array:
     return parsed.cast(to_arrow_type(type_), safe=type_ != "float")
 
 
-def _any_missing(child: pa.Array, parent: pa.Array) -> bool:
-    return bool(pc.any(pc.and_(child.is_null(), parent.is_valid()), min_count=0).as_py())
-
-
-# Every decimal of up to fifteen significant digits survives a double, unless it is near the smallest ones.
-SAFE_DIGITS = 15
-
-# Below this a double holds every integer.
-EXACT_INTEGERS_BELOW = float(2**53)
-
-_SCAN_BLOCK_BYTES = 128 * 1024  # a block and its masks stay in the processor's cache
-
-_IsWanted: TypeAlias = Callable[[pa.DataType], bool]
-_Collect: TypeAlias = Callable[[Any, list[msgspec.Raw]], None]
-_Bytes: TypeAlias = npt.NDArray[np.uint8]
-_Offsets: TypeAlias = npt.NDArray[np.intp]
-
-_BEFORE_A_NUMBER = np.frombuffer(b":,[ \t\r\n", np.uint8)
-
-# A decimal column has at most 38 digits. The parse type has 76, so that any number that passes fits in it.
-_PLAIN_DECIMAL = re.compile(rb'(?:"?[+-]?[0-9]{1,38}(?:\.[0-9]{1,38})?"?|null)?')
-
-
-@dataclass(frozen=True, slots=True)
-class NumberCheck:
-    """Checks the numbers of one parse type."""
-
-    doubles: _Reader | None
-    decimals: _Reader | None
-
-    def decimals_are_safe(self, images: Sequence[Image]) -> bool:
-        """Return whether all decimals can be parsed. Call this before parsing."""
-        if self.decimals is None:
-            return True
-        try:
-            tokens = self.decimals.read(images)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            # A row or a struct is something else.
-            return False
-        return all(map(_PLAIN_DECIMAL.fullmatch, tokens))
-
-    def doubles_are_exact(self, lines: bytes, images: Sequence[Image], parsed: pa.Table) -> bool:
-        """Return whether doubles hold all their numbers. `lines` joins `images` with one byte; `parsed` is of them."""
-        if self.doubles is None:
-            return True
-        has_large = any(_has_large(chunk) for column in parsed.columns for chunk in column.chunks)
-        offsets = suspicious_offsets(lines, integers=has_large)
-        if not len(offsets):
-            return True
-        row_ends = np.cumsum(np.fromiter(map(len, images), np.int64, len(images)) + 1)
-        rows: list[int] = np.unique(np.searchsorted(row_ends, offsets, side="right")).tolist()
-        tokens = self.doubles.read([images[row] for row in rows])
-        return all(_is_safe(token) or double_holds(token.decode()) for token in map(bytes, tokens))
-
-
-def number_check_of(type_: pa.DataType) -> NumberCheck:
-    """Build the check for a parse type."""
-    return NumberCheck(_reader_of(type_, pa.types.is_float64), _reader_of(type_, pa.types.is_decimal))
-
-
-def _is_safe(token: bytes) -> bool:
-    return len(token) <= SAFE_DIGITS and b"e" not in token and b"E" not in token
-
-
 def _has_large(values: pa.Array) -> bool:
     """Return whether an integer may have lost digits on its way into a double."""
     type_ = values.type
@@ -328,7 +314,7 @@ def _has_large(values: pa.Array) -> bool:
     return pa.types.is_list(type_) and _has_large(values.flatten())
 
 
-def suspicious_offsets(text: bytes, *, integers: bool) -> _Offsets:
+def _suspicious_offsets(text: bytes, *, integers: bool) -> _Offsets:
     """Return where JSON lines may have a number that a double would change; integers count only if asked.
 
     There are false alarms, in strings and in columns that are not doubles. A number that is not found is safe, unless
@@ -394,70 +380,46 @@ def _are_held(tokens: pa.Array, *, integers: bool) -> npt.NDArray[np.bool_]:
     return held
 
 
-class _Reader:
-    """Reads the text of certain numbers out of rows."""
+def _number_reader(type_: pa.DataType, is_wanted: Callable[[pa.DataType], bool]) -> _NumberReader | None:
+    """Return what reads the wanted numbers of a parse type, None if it has none."""
+    numbers = _numbers_type(type_, is_wanted)
+    if numbers is None:
+        return None
+    decode = msgspec.json.Decoder(numbers).decode
 
-    def __init__(self, type_: Any, collect: _Collect) -> None:
-        self._decode = msgspec.json.Decoder(type_).decode
-        self._collect = collect
-
-    def read(self, images: Sequence[Image]) -> list[msgspec.Raw]:
+    def read(images: Sequence[Image]) -> list[msgspec.Raw]:
         tokens: list[msgspec.Raw] = []
         for image in images:
-            self._collect(self._decode(image), tokens)
+            _collect(decode(image), tokens)
         return tokens
 
-
-def _reader_of(type_: pa.DataType, is_wanted: _IsWanted) -> _Reader | None:
-    parts = _reader_parts(type_, is_wanted)
-    return None if parts is None else _Reader(*parts)
+    return read
 
 
-def _reader_parts(type_: pa.DataType, is_wanted: _IsWanted) -> tuple[Any, _Collect] | None:
-    """Build a msgspec type that skips all but the wanted numbers of a type, and what collects their text from it."""
+def _numbers_type(type_: pa.DataType, is_wanted: Callable[[pa.DataType], bool]) -> Any:
+    """Return a type for msgspec that skips all but the wanted numbers, None if there are none."""
     if is_wanted(type_):
-        return msgspec.Raw, lambda token, tokens: tokens.append(token)
+        return msgspec.Raw
     if pa.types.is_list(type_):
-        return _list_parts(type_.value_type, is_wanted)
-    if pa.types.is_struct(type_):
-        return _struct_parts(type_, is_wanted)
-    return None
-
-
-def _list_parts(element_type: pa.DataType, is_wanted: _IsWanted) -> tuple[Any, _Collect] | None:
-    parts = _reader_parts(element_type, is_wanted)
-    if parts is None:
+        element = _numbers_type(type_.value_type, is_wanted)
+        return None if element is None else list[element] | None  # type: ignore[valid-type]
+    if not pa.types.is_struct(type_):
         return None
-    element, collect_element = parts
-
-    def collect(elements: list[Any] | None, tokens: list[msgspec.Raw]) -> None:
-        for each in elements or ():
-            collect_element(each, tokens)
-
-    return list[element] | None, collect  # type: ignore[valid-type]
-
-
-def _struct_parts(type_: pa.StructType, is_wanted: _IsWanted) -> tuple[Any, _Collect] | None:
-    found = [(each.name, parts) for each in type_.fields if (parts := _reader_parts(each.type, is_wanted)) is not None]
+    found = {each.name: numbers for each in type_ if (numbers := _numbers_type(each.type, is_wanted)) is not None}
     if not found:
         return None
     # A field's name need not be a name in Python, so the fields are numbered and renamed.
-    attributes = [f"field_{index}" for index in range(len(found))]
-    struct = msgspec.defstruct(
-        "Numbers",
-        [(attribute, *_with_default(parts[0])) for attribute, (_, parts) in zip(attributes, found, strict=True)],
-        rename=dict(zip(attributes, (name for name, _ in found), strict=True)),
-        gc=False,
-    )
-    collectors = [(attribute, parts[1]) for attribute, (_, parts) in zip(attributes, found, strict=True)]
-
-    def collect(value: Any, tokens: list[msgspec.Raw]) -> None:
-        if value is not None:
-            for attribute, collect_field in collectors:
-                collect_field(getattr(value, attribute), tokens)
-
-    return struct | None, collect
+    fields = [
+        (f"field_{index}", numbers, msgspec.Raw() if numbers is msgspec.Raw else None)
+        for index, numbers in enumerate(found.values())
+    ]
+    rename = {f"field_{index}": name for index, name in enumerate(found)}
+    return msgspec.defstruct("Numbers", fields, rename=rename, gc=False) | None
 
 
-def _with_default(type_: Any) -> tuple[Any, Any]:
-    return (type_, msgspec.Raw()) if type_ is msgspec.Raw else (type_, None)
+def _collect(value: Any, tokens: list[msgspec.Raw]) -> None:
+    if isinstance(value, msgspec.Raw):
+        tokens.append(value)
+    elif value is not None:
+        for each in value if isinstance(value, list) else msgspec.structs.astuple(value):
+            _collect(each, tokens)

@@ -17,8 +17,9 @@ bytes.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -43,9 +44,10 @@ from lakefeed.iceberg.types import (
 from lakefeed.writer.rows.comments import as_key, former_names, is_json, is_key, name_in, with_former_names
 from lakefeed.writer.rows.evolution import FieldIds
 
+_Column: TypeAlias = pa.Array | pa.ChunkedArray
 
-@dataclass(frozen=True, slots=True)
-class MergedColumns:
+
+class MergedColumns(NamedTuple):
     """The columns of both versions, and the highest field id in use."""
 
     columns: StructType
@@ -74,14 +76,11 @@ def _pair_fields(table: StructType, own: StructType) -> dict[str, Field]:
     pairs = {field.name: same for field in table.fields if (same := own.field(field.name)) is not None}
     left = {field.name: field for field in own.fields if field.name not in pairs}
     for field in table.fields:
-        renamed = None if field.name in pairs else _find_renamed(field, left)
-        if renamed is not None:
-            pairs[field.name] = left.pop(renamed)
+        if field.name not in pairs:
+            later = (name for name, each in left.items() if field.name in former_names(each))
+            if (name := name_in(field, left) or next(later, None)) is not None:
+                pairs[field.name] = left.pop(name)
     return pairs
-
-
-def _find_renamed(table: Field, own: Mapping[str, Field]) -> str | None:
-    return name_in(table, own) or next((name for name, each in own.items() if table.name in former_names(each)), None)
 
 
 def _merge_field(table: Field, own: Field | None, ids: FieldIds) -> Field:
@@ -175,12 +174,9 @@ def dropped_ids(before: StructType, after: StructType) -> frozenset[int]:
     )
 
 
-def _named_fields(type_: Type) -> Iterator[Field]:
+def _named_fields(columns: StructType) -> Iterator[Field]:
     """Yield the fields of structs at any depth, without elements, keys and values."""
-    for field in children(type_):
-        if isinstance(type_, StructType):
-            yield field
-        yield from _named_fields(field.type)
+    return (path[-1] for path in walk(columns) if len(path) == 1 or isinstance(path[-2].type, StructType))
 
 
 def required_ids(columns: StructType) -> Iterator[int]:
@@ -206,42 +202,36 @@ def conform(table: pa.Table, columns: StructType) -> pa.Table:
     schema = to_arrow_schema(Schema(0, columns))
     if table.schema.equals(schema, check_metadata=True):
         return table
-    given, fields = set(table.column_names), written_fields(columns)
+    given = dict(zip(table.column_names, table.columns, strict=True))
+    return pa.table(_conform_fields(given, written_fields(columns), table.num_rows), schema=schema)
+
+
+def _conform_fields(given: Mapping[str, _Column], fields: Sequence[Field], rows: int) -> list[_Column]:
     used = [name_in(field, given) for field in fields]
-    _check_empty(table.column(name) for name in given.difference(used))
-    arrays = [
-        _conform_column(table.column(name), field.type)
-        if name is not None
-        else pa.nulls(table.num_rows, to_arrow_type(field.type))
+    if any(given[name].null_count < rows for name in given.keys() - set(used)):
+        raise pa.ArrowInvalid("values have no column any more")
+    return [
+        pa.nulls(rows, to_arrow_type(field.type)) if name is None else _conform(given[name], field.type)
         for field, name in zip(fields, used, strict=True)
     ]
-    return pa.table(arrays, schema=schema)
 
 
-def _check_empty(left_out: Iterable[pa.Array | pa.ChunkedArray]) -> None:
-    if any(values.null_count < len(values) for values in left_out):
-        raise pa.ArrowInvalid("values have no column any more")
-
-
-def _conform_column(column: pa.ChunkedArray, type_: Type) -> pa.ChunkedArray:
-    target = to_arrow_type(type_)
-    if column.type == target:
-        return column
-    return pa.chunked_array([_conform(chunk, type_) for chunk in column.chunks], type=target)
-
-
-def _conform(array: pa.Array, type_: Type) -> pa.Array:
+def _conform(array: _Column, type_: Type) -> _Column:
     target = to_arrow_type(type_)
     if array.type == target:
         return array
     if array.null_count == len(array):
         return pa.nulls(len(array), target)
+    if isinstance(array, pa.ChunkedArray):
+        return pa.chunked_array([_conform(chunk, type_) for chunk in array.chunks], type=target)
     if array.offset:
         # Arrow cannot build on parts of a slice. Joining copies the slice into an array of its own.
         array = pa.concat_arrays([array, array.slice(0, 0)])
     match type_:
-        case StructType() if pt.is_struct(array.type):
-            return _conform_struct(array, type_)
+        case StructType(fields) if pt.is_struct(array.type):
+            given = {field.name: array.field(field.name) for field in array.type}
+            parts = _conform_fields(given, fields, len(array))
+            return pa.StructArray.from_arrays(parts, fields=list(target), mask=array.is_null())
         case ListType(element=element) if pt.is_list(array.type):
             values = _conform(array.values, element)
             return pa.ListArray.from_arrays(array.offsets, values, type=target, mask=array.is_null())
@@ -259,15 +249,3 @@ _NAMES = {to_arrow_type(name): name for name in PRIMITIVES}
 def _name_of(type_: pa.DataType) -> str:
     """Return Iceberg's name of an Arrow type, an empty one if it does not matter for promotions."""
     return f"decimal({type_.precision}, {type_.scale})" if pt.is_decimal(type_) else _NAMES.get(type_, "")
-
-
-def _conform_struct(array: pa.StructArray, type_: StructType) -> pa.StructArray:
-    given = {field.name for field in array.type}
-    used = [name_in(field, given) for field in type_.fields]
-    _check_empty(array.field(name) for name in given.difference(used))
-    arrays = [
-        pa.nulls(len(array), to_arrow_type(field.type)) if name is None else _conform(array.field(name), field.type)
-        for field, name in zip(type_.fields, used, strict=True)
-    ]
-    fields = list(to_arrow_type(type_).fields)
-    return pa.StructArray.from_arrays(arrays, fields=fields, mask=array.is_null())

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeAlias, TypeVar
 
@@ -37,6 +37,7 @@ from lakefeed.writer.rows.groups import (
     UNREADABLE_TABLE,
     Expected,
     Group,
+    NameOf,
     NumberedFrame,
     group_frames,
     unreadable_record,
@@ -51,7 +52,7 @@ Open: TypeAlias = Mapping[SourceId, str]
 
 NONE_OPEN: Open = {}
 
-Run = TypeVar("Run")
+_Held = TypeVar("_Held")
 _Group = TypeVar("_Group", bound=Group)
 
 
@@ -107,7 +108,7 @@ class OpenTransactions:
 
 
 @dataclass(slots=True)
-class TransactionGate(Generic[Run]):
+class TransactionGate(Generic[_Held]):
     """Runs of the log that wait for the end of a transaction, in order."""
 
     transactions: OpenTransactions
@@ -116,9 +117,9 @@ class TransactionGate(Generic[Run]):
     held_bytes: int = 0
     awaited: Open = field(default_factory=dict)
     held_since: float | None = None
-    _held: list[Run] = field(default_factory=list)
+    _held: list[_Held] = field(default_factory=list)
 
-    def take(self, run: Run, awaited: Open, *, size_bytes: int, now: float) -> list[Run]:
+    def take(self, run: _Held, awaited: Open, *, size_bytes: int, now: float) -> list[_Held]:
         """Take the next run and what is open after it; return the runs that may pass now."""
         self._held.append(run)
         self.held_bytes += size_bytes
@@ -139,12 +140,12 @@ class TransactionGate(Generic[Run]):
         """Return how much longer the gate waits for the end of a transaction; None if it does not wait."""
         return None if self.held_since is None else max(0.0, self.held_since + self.max_wait_s - now)
 
-    def give_up(self) -> list[Run]:
+    def give_up(self) -> list[_Held]:
         """Stop waiting for what is open; return everything that was held."""
         self.transactions.give_up(self.awaited)
         return self._release()
 
-    def _release(self) -> list[Run]:
+    def _release(self) -> list[_Held]:
         released, self._held = self._held, []
         self.held_bytes = 0
         self.awaited = NONE_OPEN
@@ -222,9 +223,8 @@ def decode_run(
     records: Sequence[Record],
     expected: Mapping[str, Expected],
     *,
-    keep_before: bool,
     next_offset: int | None = None,
-    name_of: Callable[[str], str] = str,
+    name_of: NameOf = str,
     only: frozenset[str] | None = None,
 ) -> DecodedRun:
     """Group records by table and decode what fits the columns known so far; of all tables, or `only` of some.
@@ -235,19 +235,17 @@ def decode_run(
     frames = [(record.offset, decode_frame(record.payload)) for record in records]
     tables = [
         _decode(part, expected.get(group.table))
-        for group in _group_readable(frames, keep_before=keep_before, name_of=name_of)
+        for group in _group_readable(frames, name_of)
         if only is None or group.table in only
         for part in split_epochs(group)
     ]
     return DecodedRun(tables, records[-1].offset + 1 if next_offset is None else next_offset)
 
 
-def _group_readable(
-    frames: Sequence[NumberedFrame], *, keep_before: bool, name_of: Callable[[str], str]
-) -> list[Group]:
+def _group_readable(frames: Sequence[NumberedFrame], name_of: NameOf) -> list[Group]:
     """Group frames by table; a frame that cannot be read is a group of its own."""
     try:
-        return group_frames(frames, keep_before=keep_before, name_of=name_of)
+        return group_frames(frames, name_of=name_of)
     except Exception as error:
         if len(frames) == 1:
             ((offset, frame),) = frames
@@ -255,7 +253,7 @@ def _group_readable(
             table = name_of(UNREADABLE_TABLE)
             return [unreadable_record(frame, table=table, offset=offset, reason=type(error).__name__)]
     # Read them one by one, which also keeps their order.
-    return [group for frame in frames for group in _group_readable([frame], keep_before=keep_before, name_of=name_of)]
+    return [group for frame in frames for group in _group_readable([frame], name_of)]
 
 
 def _decode(group: Group, expected: Expected | None) -> Decoded:
@@ -279,19 +277,19 @@ def split_epochs(group: _Group) -> Iterable[_Group]:
     yield group.between(start, len(group)) if start else group
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FittedParts:
     """The parts of a group with their rows, the parts that were refused, and the columns after that.
 
     `refusals` are about what sources declared, and concern no row.
     """
 
-    kept: Sequence[tuple[Group, pa.Table]]
-    refused: Sequence[tuple[Group, Reason]]
     expected: Expected
     last_field_id: int
-    changes: Sequence[str]
-    refusals: Sequence[str]
+    kept: list[tuple[Group, pa.Table]] = field(default_factory=list)
+    refused: list[tuple[Group, Reason]] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
 
 
 def fit_or_bisect(
@@ -303,55 +301,37 @@ def fit_or_bisect(
     attempts, and its neighbours are decoded together. Columns evolve from part to part, in order. `refused_for` are
     columns for which `decode_run` has refused the group.
     """
-    bisection = _Bisection(group, expected, last_field_id)
-    bisection.fit(0, len(group), refused_for=refused_for)
-    return FittedParts(
-        bisection.kept,
-        [(group.between(start, stop), reason) for start, stop, reason in bisection.refused],
-        bisection.expected,
-        bisection.last_field_id,
-        bisection.changes,
-        list(bisection.refusals),
-    )
-
-
-@dataclass(slots=True)
-class _Bisection:
-    group: Group
-    expected: Expected
-    last_field_id: int
-    kept: list[tuple[Group, pa.Table]] = field(default_factory=list)
-    refused: list[tuple[int, int, Reason]] = field(default_factory=list)
-    changes: list[str] = field(default_factory=list)
-    refusals: dict[str, None] = field(default_factory=dict)
-
-    def fit(self, start: int, stop: int, *, refused_for: StructType | None = None) -> None:
-        part = self.group if stop - start == len(self.group) else self.group.between(start, stop)
+    parts = FittedParts(expected, last_field_id)
+    refused: list[tuple[int, int, Reason]] = []
+    waiting = [(0, len(group))]  # the next part is the last one
+    while waiting:
+        start, stop = waiting.pop()
+        part = group if stop - start == len(group) else group.between(start, stop)
         try:
-            fitted = part.fit(self.expected, last_field_id=self.last_field_id, refused_for=refused_for)
+            fitted = part.fit(
+                parts.expected,
+                last_field_id=parts.last_field_id,
+                refused_for=refused_for if part is group else None,
+            )
         except MemoryError:
             raise  # does not depend on the rows
         except Exception as error:  # noqa: BLE001 - a boundary; the error is kept with the row
-            if stop - start == 1:
-                self._refuse(start, reason_of(error))
-                return
+            if stop - start > 1:
+                middle = (start + stop) // 2
+                waiting += [(middle, stop), (start, middle)]
+                continue
+            reason = reason_of(error)
+            if refused and refused[-1][1:] == (start, reason):
+                start, _, _ = refused.pop()
+            refused.append((start, stop, reason))
         else:
-            self.kept.append((part, fitted.table))
-            self.expected = replace(self.expected, columns=fitted.columns)
-            self.last_field_id = fitted.last_field_id
-            self.changes.extend(fitted.changes)
-            self.refusals |= dict.fromkeys(fitted.refusals)  # each part has the same ones
-            return
-        middle = (start + stop) // 2
-        self.fit(start, middle)
-        self.fit(middle, stop)
-
-    def _refuse(self, row: int, reason: Reason) -> None:
-        if self.refused and self.refused[-1][1:] == (row, reason):
-            start, _, _ = self.refused.pop()
-            self.refused.append((start, row + 1, reason))
-        else:
-            self.refused.append((row, row + 1, reason))
+            parts.kept.append((part, fitted.table))
+            parts.expected = replace(parts.expected, columns=fitted.columns)
+            parts.last_field_id = fitted.last_field_id
+            parts.changes += fitted.changes
+            parts.refusals += [each for each in fitted.refusals if each not in parts.refusals]  # all parts have them
+    parts.refused = [(group.between(start, stop), reason) for start, stop, reason in refused]
+    return parts
 
 
 def reason_of(error: Exception) -> Reason:

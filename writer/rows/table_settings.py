@@ -59,10 +59,13 @@ class TableSections:
         for pattern, values in self.sections.items():
             try:
                 check(bool(pattern.strip()), "pattern must not be empty")
-                _check_properties(values.get(PROPERTIES, _NOTHING))
-                _check_declared(values)
+                for name, value in values.get(PROPERTIES, _NOTHING).items():
+                    check(isinstance(value, str), f"properties must be texts: property={name}")
+                    is_own = name in OWN_PROPERTIES
+                    check(not is_own, f"properties must not set what lakefeed sets itself: property={name}")
+                _declared(values.get(COLUMNS, _NOTHING), values.get(IDENTIFIER, []))
                 _laid_over(config, values)
-            except ValueError as error:
+            except (ValueError, DeclarationMalformed) as error:
                 raise ValueError(f'tables."{pattern}": {error}') from error
 
     def settings_for(self, table: str, config: WriterConfig) -> TableSettings:
@@ -70,7 +73,8 @@ class TableSections:
         values: dict[str, Any] = {}
         properties: dict[str, str] = {}
         columns: dict[str, Any] = {}
-        for pattern in sorted(self.sections, key=_specificity):  # stable: later sections come later
+        # Plain names last, longer patterns later. Sorting is stable, so that later sections come later.
+        for pattern in sorted(self.sections, key=lambda each: ("*" not in each, len(each.replace("*", "")))):
             if _matches(pattern, table):
                 section = self.sections[pattern]
                 values |= section
@@ -83,10 +87,6 @@ class TableSections:
             given=frozenset(values),
         )
 
-    def keeps_before(self, config: WriterConfig) -> bool:
-        """Return whether any table keeps the row before a change."""
-        return config.keep_before or any(values.get("keep_before") for values in self.sections.values())
-
 
 def per_table_keys() -> dict[str, type]:
     """Map every key of a section to the type of its value; properties are a mapping of texts."""
@@ -98,25 +98,8 @@ def _laid_over(config: WriterConfig, values: Mapping[str, Any]) -> WriterConfig:
     return replace(config, **own) if own else config
 
 
-def _check_properties(properties: Mapping[str, Any]) -> None:
-    for name, value in properties.items():
-        check(isinstance(value, str), f"properties must be texts: property={name}")
-        check(name not in OWN_PROPERTIES, f"properties must not set what lakefeed sets itself: property={name}")
-
-
-def _check_declared(values: Mapping[str, Any]) -> None:
-    try:
-        _declared(values.get(COLUMNS, _NOTHING), values.get(IDENTIFIER, []))
-    except DeclarationMalformed as error:
-        raise ValueError(str(error)) from error
-
-
 def _declared(columns: Mapping[str, Any], identifier: Any) -> StructType:
     return parse_declaration({COLUMNS: columns, IDENTIFIER: identifier})
-
-
-def _specificity(pattern: str) -> tuple[bool, int]:
-    return "*" not in pattern, len(pattern.replace("*", ""))
 
 
 def _matches(pattern: str, table: str) -> bool:

@@ -20,6 +20,7 @@ a misfit if one key cannot be read, or if two keys are the same value in two spe
 from __future__ import annotations
 
 import base64
+import binascii
 import math
 import re
 from collections.abc import Callable
@@ -268,63 +269,42 @@ def _check_years(values: pa.Array, type_: str) -> None:
         raise Misfit(f"year is not within 1 to 9999: type={type_}")
 
 
-_QUAD = 4  # characters of base64, for three bytes
-_PAD = 64
-_NO_CODE = 255
-
-
-def _codes(characters: bytes) -> _Bytes:
-    codes = np.full(256, _NO_CODE, np.uint8)
-    codes[np.frombuffer(characters, np.uint8)] = np.arange(len(characters), dtype=np.uint8)
-    return codes
-
-
-_BASE64 = _codes(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=")
-_HEXADECIMAL = np.minimum(_codes(b"0123456789abcdef"), _codes(b"0123456789ABCDEF"))
-
-
 def read_uuids(texts: pa.Array) -> pa.Array:
     """Read UUIDs as bytes. The caller has checked their form."""
-    digits = _HEXADECIMAL[_characters(pc.replace_substring(texts, "-", "").drop_null())]
-    values = (digits[0::2] << 4) | digits[1::2]
-    count = len(values) // UUID_BYTES
-    uuids = pa.Array.from_buffers(pa.binary(UUID_BYTES), count, [None, pa.py_buffer(values)])
-    return _with_nulls_of(texts, uuids)
+    present = pc.replace_substring(texts, "-", "").drop_null()
+    values = pa.py_buffer(binascii.unhexlify(_characters(present).tobytes()))
+    return _with_nulls_of(texts, pa.Array.from_buffers(pa.binary(UUID_BYTES), len(present), [None, values]))
 
 
 def read_base64(texts: pa.Array) -> pa.Array:
-    """Read base64 as bytes, a whole column at a time.
+    """Read base64 as bytes, a whole column at a time: four characters are three bytes, less one for each padding.
 
     Raises: ValueError if any text is not base64 in its one spelling.
     """
     present = texts.drop_null()
     lengths = pc.binary_length(present).to_numpy().astype(np.int64)
-    codes = _BASE64[_characters(present)]
-    if np.any(lengths % _QUAD) or np.any(codes == _NO_CODE):
-        raise ValueError("not base64")
-    quads = codes.reshape(-1, _QUAD)
-    pads = quads == _PAD
-    ends = np.cumsum(lengths // _QUAD)
-    _check_padding(quads, pads, last_quads=(ends - 1)[lengths > 0])
-    first, second, third, fourth = np.where(pads, 0, quads).T.astype(np.uint8)
-    triples = np.stack([first << 2 | second >> 4, second << 4 | third >> 2, third << 6 | fourth], axis=1)
-    values = triples[~np.stack([pads[:, 0], pads[:, 2], pads[:, 3]], axis=1)]
-    pads_before = np.r_[0, np.cumsum(pads.sum(axis=1))]
-    sizes = lengths // _QUAD * 3 - (pads_before[ends] - pads_before[ends - lengths // _QUAD])
+    if np.any(lengths % 4):
+        raise ValueError("not base64: length")
+    characters = _characters(present)
+    is_padding = characters == ord("=")
+    ends = np.cumsum(lengths)
+    last = ends[lengths > 0] - 1
+    may_be_padding = np.zeros(len(characters), bool)
+    may_be_padding[last] = True
+    may_be_padding[last - 1] = is_padding[last]
+    if np.any(is_padding & ~may_be_padding):
+        raise ValueError("not base64: padding is misplaced")
+    # All texts at once, with zero bits in place of the padding. The bytes that come of those must be zero.
+    zeroed = np.where(is_padding, np.uint8(ord("A")), characters).tobytes()
+    decoded = np.frombuffer(binascii.a2b_base64(zeroed, strict_mode=True), np.uint8)
+    is_surplus = is_padding.reshape(-1, 4)[:, 1:].ravel()
+    if decoded[is_surplus].any():
+        raise ValueError("not base64: unused bits are not zero")
+    padding_before = np.r_[0, np.cumsum(is_padding)]
+    sizes = lengths // 4 * 3 - (padding_before[ends] - padding_before[ends - lengths])
     offsets = np.r_[0, np.cumsum(sizes)].astype(np.int32)
-    binaries = pa.Array.from_buffers(pa.binary(), len(present), [None, pa.py_buffer(offsets), pa.py_buffer(values)])
-    return _with_nulls_of(texts, binaries)
-
-
-def _check_padding(quads: _Bytes, pads: npt.NDArray[np.bool_], *, last_quads: npt.NDArray[np.int64]) -> None:
-    """Check that padding is only at the ends of texts, and that the bits beside it are zero."""
-    is_last = np.zeros(len(quads), bool)
-    is_last[last_quads] = True
-    one, two = pads[:, 3] & ~pads[:, 2], pads[:, 2]
-    is_wrong = (pads.any(axis=1) & ~is_last) | pads[:, 0] | pads[:, 1] | (pads[:, 2] & ~pads[:, 3])
-    is_wrong |= (one & (quads[:, 2] & 0x03 != 0)) | (two & (quads[:, 1] & 0x0F != 0))
-    if is_wrong.any():
-        raise ValueError("padding is misplaced, or unused bits are not zero")
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(decoded[~is_surplus])]
+    return _with_nulls_of(texts, pa.Array.from_buffers(pa.binary(), len(present), buffers))
 
 
 def _characters(texts: pa.Array) -> _Bytes:

@@ -44,7 +44,7 @@ from lakefeed.writer.commit.plan import plan_layout
 from lakefeed.writer.commit.state import TableState
 from lakefeed.writer.metrics import WriterMetrics
 from lakefeed.writer.rows.declaration import declare_columns, without_nanoseconds
-from lakefeed.writer.rows.evolution import initial_columns
+from lakefeed.writer.rows.evolution import SchemaUpdate, initial_columns
 from lakefeed.writer.rows.groups import Expected, Group
 from lakefeed.writer.rows.merge import (
     dropped_ids,
@@ -79,6 +79,7 @@ class TableColumns:
         self.expected = Expected(
             initial_columns(keep_before=config.keep_before),
             nanoseconds=config.format_version >= FORMAT_WITH_NANOSECONDS,
+            keep_before=config.keep_before,
         )
         self.layout_problem: str | None = None
         self.changes: deque[str] = deque(maxlen=CHANGES_MAX)
@@ -106,16 +107,12 @@ class TableColumns:
 
     def _declare(self) -> None:
         """Add the columns that the configuration declares."""
-        declared = declare_columns(
-            self.expected.columns,
-            self.settings.declared,
-            last_field_id=self._last_field_id,
-            nanoseconds=self.expected.nanoseconds,
-        )
-        self._note_changes(declared.changes)
-        self._note_refusals(declared.refusals)
-        self.expected = replace(self.expected, columns=declared.columns)
-        self._last_field_id = declared.last_field_id
+        update = SchemaUpdate(self.expected.columns, self._last_field_id)
+        declare_columns(update, self.settings.declared, nanoseconds=self.expected.nanoseconds)
+        self._note_changes(update.changes)
+        self._note_refusals(update.refusals)
+        self.expected = replace(self.expected, columns=update.columns)
+        self._last_field_id = update.last_field_id
 
     async def refresh(self) -> bool:
         """Load the table again; return whether another writer has changed its columns, so that rows may fit now.
@@ -252,12 +249,11 @@ class TableColumns:
         nanoseconds = state.format_version >= FORMAT_WITH_NANOSECONDS
         if not nanoseconds:  # another writer has created the table in an older format
             own = StructType(without_nanoseconds(own.fields))
-        merged = merge_columns(state.schema.columns, own, last_field_id=state.last_column_id)
-        self._must_decode_again |= has_other_meaning(self.expected.columns, merged.columns)
+        columns, self._last_field_id = merge_columns(state.schema.columns, own, last_field_id=state.last_column_id)
+        self._must_decode_again |= has_other_meaning(self.expected.columns, columns)
         self.state = state
         self._seen = replace(state, manifests=None)
-        self.expected = replace(self.expected, columns=merged.columns, nanoseconds=nanoseconds)
-        self._last_field_id = merged.last_field_id
+        self.expected = replace(self.expected, columns=columns, nanoseconds=nanoseconds)
 
     def _dropped_ids(self, state: TableState) -> frozenset[int]:
         """Return the ids of the rows' own fields that the table has no more, without fields that it never had."""

@@ -132,7 +132,6 @@ class Feed:
                     part.records,
                     expected,
                     next_offset=part.next_offset,
-                    keep_before=self._context.tables.keeps_before(self._config),
                     name_of=self._context.name_of,
                 )
                 decoding = loop.run_in_executor(self._context.decoders, decode)
@@ -355,9 +354,6 @@ class CatchUp:
                 part,
                 {str(table.name): table.columns.expected for table in tables if not table.is_draining},
                 next_offset=next_offset,
-                # Rows go to quarantine whole.
-                keep_before=self._context.tables.keeps_before(self._config)
-                or any(table.is_draining for table in tables),
                 name_of=self._context.name_of,
                 only=following.tables,
             )

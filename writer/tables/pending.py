@@ -11,8 +11,8 @@ of order, because everything below the backlog's `resume_offset` is in memory or
 neither. `needed_offset` never falls: eviction moves rows out of memory, not out of what the table needs from the log.
 
 A buffer knows no partitions: all of a table is flushed together, because the progress marker holds for the table
-("everything of this source up to here is committed"). Rows are partitioned when they are written (files/write.py), so a
-table of ten thousand partitions is buffered like any other.
+("everything of this source up to here is committed"). Rows are partitioned when they are written (files/parquet.py), so
+a table of ten thousand partitions is buffered like any other.
 """
 
 from __future__ import annotations

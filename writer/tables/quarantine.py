@@ -84,7 +84,7 @@ _CHANGE_SCHEMA = to_arrow_schema(Schema(0, initial_columns(keep_before=True)))
 
 def quarantine_rows(group: Group, *, table: TableName, reason: Reason, node: str, recorded_at_us: int) -> ArrowGroup:
     """Return changes of a table, all refused for one reason, as a group of its namespace's quarantine."""
-    change = group.whole().change_columns(_CHANGE_SCHEMA)
+    change = group.change_columns(_CHANGE_SCHEMA)
     own = {
         properties.TABLE_NAME: pa.repeat(str(table), len(group)),
         properties.SOURCE: change[cdc.SOURCE],
@@ -153,7 +153,7 @@ def _group_of(rows: pa.Table, table: TableName, runs: Sequence[Run]) -> ArrowGro
         rows=rows,
         sequences=rows.column(cdc.SEQUENCE).to_numpy(),
         runs=tuple(runs),
-        frame_bytes=rows.nbytes,
+        held_bytes=rows.nbytes,
     )
 
 

@@ -54,7 +54,7 @@ from lakefeed.writer.commit.committer import CommitResult
 from lakefeed.writer.commit.plan import Flush
 from lakefeed.writer.commit.state import TableState
 from lakefeed.writer.config import WriterConfig
-from lakefeed.writer.files.write import write_files
+from lakefeed.writer.files.parquet import write_files
 from lakefeed.writer.rows.runs import SplitReason
 from lakefeed.writer.tables.context import Attempts, Flushed, FlushRequest, TableContext
 from lakefeed.writer.tables.feed_state import FeedState

@@ -44,7 +44,7 @@ async def test_flushes_of_three_tables_are_one_request_and_three_snapshots(bench
     assert contents(bench) == [list(range(1, 10))] * 3
 
 
-async def test_one_table_that_somebody_else_wrote_to_is_planned_again_with_the_others(bench):
+async def test_one_table_that_another_writer_changed_is_planned_again_with_the_others(bench):
     states = [await bench.create(name) for name in NAMES]
     flushes = await make_flushes(bench, states)
     spans = {SourceId("bank"): Span(Position(0, 101), Position(0, 103))}
@@ -87,7 +87,7 @@ async def test_transaction_that_never_gets_through_changes_nothing(bench):
     assert contents(bench) == [[1, 2, 3, 4, 5]] * 3
 
 
-async def test_rows_that_one_table_has_are_told_with_its_name_and_nothing_is_committed(bench):
+async def test_rows_that_one_table_has_are_reported_with_its_name_and_nothing_is_committed(bench):
     states = [await bench.create(name) for name in NAMES]
     flushes = await make_flushes(bench, states)
     await bench.committer.commit(states[1], await bench.make_flush(states[1], 1, 3, node="n2"))
@@ -107,7 +107,7 @@ async def test_a_table_that_is_gone_keeps_the_others_as_they_were(bench):
     assert [bench.sequences(str(name)) for name in NAMES[:2]] == [[], []]
 
 
-async def test_a_table_that_has_lost_a_column_is_told_with_its_name_and_nothing_is_committed(bench):
+async def test_a_table_that_has_lost_a_column_is_named_and_nothing_is_committed(bench):
     states = [await bench.create(name) for name in NAMES]
     flushes = await make_flushes(bench, states)
     with (

@@ -174,7 +174,7 @@ def test_a_flush_is_found_wherever_it_is_in_the_history():
     assert find_flush({}, "f-1") is None
 
 
-def test_another_table_under_the_name_is_told_apart():
+def test_another_table_under_the_same_name_is_recognised():
     base = table_state_from(USERS, make_document())
     document = make_document(**{"table-uuid": "u-2"})
     with pytest.raises(TableReplaced, match="found=u-2"):
@@ -187,7 +187,7 @@ def without_column(**changes):
     return make_document(schemas=[{**schema, "fields": schema["fields"][1:]}], **changes)
 
 
-def test_a_column_of_the_files_that_is_gone_is_told():
+def test_a_dropped_column_of_the_files_is_an_error():
     base, document = table_state_from(USERS, make_document()), without_column()
     with pytest.raises(ColumnsChanged, match="flush=f-1") as raised:
         read_outcome(base, table_state_from(USERS, document), document, make_flush())

@@ -144,7 +144,7 @@ async def test_a_new_table_is_append_only_and_partitioned_by_day(bench):
     assert (await bench.create()).uuid == state.uuid
 
 
-async def test_a_partition_on_a_column_that_is_not_there_is_told(bench):
+async def test_a_partition_on_a_missing_column_is_rejected(bench):
     with pytest.raises(PartitionRejected, match="unknown column"):
         await bench.create(partition="day(nowhere)")
 
@@ -178,7 +178,7 @@ async def test_a_commit_that_did_not_land_is_tried_again(bench, fault):
     assert bench.flaky.commits_seen == 3
 
 
-async def test_an_unknown_outcome_is_looked_up_before_anything_else_even_if_looking_fails(bench):
+async def test_an_unknown_outcome_is_checked_before_anything_else_even_if_the_check_fails(bench):
     state = await bench.create()
     bench.flaky.commit_faults.append(CatalogFault.ERROR_AFTER)
     bench.flaky.load_faults.extend([CatalogFault.ERROR_BEFORE, CatalogFault.HANG_UP_BEFORE, CatalogFault.SLOW_DOWN])
@@ -222,7 +222,7 @@ async def test_a_writer_in_between_is_kept_and_so_are_we(bench):
     assert len(bench.snapshots()) == 3
 
 
-async def test_rows_that_another_node_committed_are_told_with_the_marks(bench):
+async def test_rows_that_another_node_committed_are_reported_with_the_marks(bench):
     state = await bench.create()
     await bench.committer.commit(state, await bench.make_flush(state, 1, 6, node="n2"))
     with pytest.raises(RowsAlreadyCommitted) as raised:

@@ -24,7 +24,7 @@ async def bench(local_lake, monkeypatch):
     monkeypatch.setattr("lakefeed.writer.commit.manifests.MIN_COUNT_DEFAULT", 10)
     upkeep = {"lakefeed.snapshots-max": str(SNAPSHOTS_MAX), "write.metadata.previous-versions-max": "5"}
     kept = {"write.metadata.delete-after-commit.enabled": "true", **upkeep}
-    monkeypatch.setattr("lakefeed.writer.commit.committer.UPKEEP_PROPERTIES", kept)
+    monkeypatch.setattr("lakefeed.writer.commit.plan.UPKEEP_PROPERTIES", kept)
     async with open_bench(local_lake) as opened:
         yield opened
 

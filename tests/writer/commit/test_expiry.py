@@ -122,12 +122,12 @@ def test_limits_of_main_itself_win_over_those_of_the_table():
     assert removed(document) == [1, 2, 3, 4, 5]
 
 
-def test_somebody_elses_snapshot_and_the_one_before_it_stay():
+def test_a_snapshot_of_another_writer_and_the_one_before_it_stay():
     snapshots = [*(own(number) for number in range(1, 6)), other(6), *(own(number) for number in range(7, 21))]
     assert removed(table(snapshots)) == [1, 2, 3, 4, 7, 8, 9, 10]
 
 
-def test_an_overwrite_under_our_flush_id_is_somebody_elses():
+def test_an_overwrite_under_our_flush_id_counts_as_of_another_writer():
     snapshots = [*(own(number) for number in range(1, 21))]
     snapshots[4]["summary"]["operation"] = "overwrite"
     assert removed(table(snapshots)) == [1, 2, 3, *range(6, 11)]

@@ -55,13 +55,13 @@ async def test_the_later_of_two_services_commits_and_the_earlier_finds_itself_fe
         with pytest.raises(Fenced):
             await earlier.commit(old, await bench.make_flush(old, 6, 12))
         fresh = await earlier.load(USERS)
-        with pytest.raises(Fenced):  # and so it stays, also with the table loaded anew
+        with pytest.raises(Fenced):  # and it stays fenced after the table is loaded again
             await earlier.commit(fresh, await bench.make_flush(fresh, 11, 12))
     assert bench.sequences() == list(range(1, 11))
     assert (await bench.committer.load(USERS)).progress.sources == {SHOP: Position(0, 10)}
 
 
-async def test_a_commit_that_landed_before_we_were_fenced_off_is_told_as_committed(bench):
+async def test_a_commit_that_landed_before_we_were_fenced_counts_as_committed(bench):
     state = await bench.create()
     async with service(bench) as (fence, _), service(bench) as (_, later):
         earlier = Committer(bench.committer._catalog, bench.store, fence=fence)

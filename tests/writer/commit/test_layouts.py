@@ -267,8 +267,12 @@ async def test_explanation_tells_the_last_flush_and_the_next(tmp_path, local_lak
         await log_events(running, 2, *rows({"id": 2}, {"id": 3}))
         await wait_for(lambda: running.feed.tables["default.orders"].pending.buffer.rows == 2)
         status = running.status("default.orders")
-        told = running.feed.status.explain_flush("orders", now=running.feed._clock())
-    assert told is not None
-    assert (told["last"]["reason"], told["last"]["rows"], told["last"]["partitions"]) == ("request", 1, 1)
-    assert (told["bufferedRows"], told["thresholds"][0]["limit"]) == (2, 100)
-    assert told["next"]["reason"] == status["nextFlushReason"]
+        explained = running.feed.status.explain_flush("orders", now=running.feed._clock())
+    assert explained is not None
+    assert (explained["last"]["reason"], explained["last"]["rows"], explained["last"]["partitions"]) == (
+        "request",
+        1,
+        1,
+    )
+    assert (explained["bufferedRows"], explained["thresholds"][0]["limit"]) == (2, 100)
+    assert explained["next"]["reason"] == status["nextFlushReason"]

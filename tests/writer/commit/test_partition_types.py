@@ -18,8 +18,7 @@ from lakefeed.iceberg.types import Field, Schema, StructType
 from lakefeed.writer.commit.plan import Flush
 from lakefeed.writer.commit.state import data_location
 from lakefeed.writer.config import WriterConfig
-from lakefeed.writer.files.parquet import write_data_file
-from lakefeed.writer.files.write import join_rows, lay_out
+from lakefeed.writer.files.parquet import join_rows, lay_out, write_data_file
 from lakefeed.writer.rows.table_settings import TableSettings
 from tests.writer.committing import USERS, open_bench
 

@@ -62,7 +62,7 @@ def test_bounds_reach_into_structs_and_not_into_lists_and_maps():
 def test_the_file_carries_the_field_ids_of_the_schema_at_every_depth():
     buffer, _ = write(nested_rows(3))
     found = pq.read_schema(pa.BufferReader(buffer))
-    columns = [name for name in found.names if name != "scores"]  # pyarrow names the entries of a map anew
+    columns = [name for name in found.names if name != "scores"]  # pyarrow gives the entries of a map other names
     wanted = to_arrow_schema(NESTED)
     assert all(found.field(name).equals(wanted.field(name), check_metadata=True) for name in columns)
     scores = found.field("scores").type

@@ -11,7 +11,7 @@ import pytest
 from lakefeed.iceberg.layout import UNSORTED, SortField, SortOrder, parse_partition, parse_sort
 from lakefeed.iceberg.manifests import TableShape
 from lakefeed.iceberg.types import Field, Schema, StructType
-from lakefeed.writer.files.write import join_rows, lay_out, usable_order
+from lakefeed.writer.files.parquet import join_rows, lay_out, usable_order
 from tests.writer.examples import MIDNIGHT, NESTED, nested_rows
 
 

@@ -49,7 +49,7 @@ def changes_of(rows: dict[int, Any], *, source: str = "shop", epoch: int = 0, of
         for sequence, row in rows.items()
     ]
     body = json.dumps({"events": events}).encode()
-    (group,) = json_groups([(offset, frame(body, source=source, epoch=epoch))], keep_before=True).values()
+    (group,) = json_groups([(offset, frame(body, source=source, epoch=epoch))]).values()
     return group
 
 

@@ -42,16 +42,15 @@ class Killed(BaseException):
 
 @contextlib.contextmanager
 def fault(monkeypatch):
-    """Let our own code stumble over the record, as it would over a fault that nobody has found yet."""
-    group_json = groups.group_json
+    """Let our own code stumble over the record, as it would over a defect that is not known yet."""
 
     def stumbling(frames, **options):
         if any(frame.last_sequence == 8 for _, frame in frames):
             raise RecursionError("a value of the record")
-        return group_json(frames, **options)
+        return groups.group_json(frames, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(groups, "group_json", stumbling)
+        patch.setitem(groups.GROUPERS, Encoding.JSON_BATCH, stumbling)
         yield
 
 

@@ -15,7 +15,7 @@ from lakefeed.iceberg.types import Field, ListType, MapType, StructType
 from lakefeed.writer.rows.comments import JSON_DOC
 from lakefeed.writer.rows.evolution import initial_columns, own_fields
 from lakefeed.writer.rows.groups import Expected, JsonGroup, group_arrow
-from lakefeed.writer.rows.runs import cut_run, decode_run
+from lakefeed.writer.rows.runs import cut_run, decode_run, fit_or_bisect
 from lakefeed.writer.rows.values import Misfit, read_texts
 from lakefeed.writer.wal.payload import Frame, decode_frame, encode_frame
 from lakefeed.writer.wal.records import Record
@@ -389,7 +389,7 @@ def test_tables_of_either_encoding_are_gathered_apart():
     orders = [arrow_frame(stream_of(changes({"id": [n]}, first=n), table="orders")) for n in (1, 2)]
     users = [frame([event(n, after={"id": n})]) for n in (3, 4)]
     records = [record(n, each) for n, each in enumerate([orders[0], users[0], orders[1], users[1]])]
-    run = decode_run(records, {}, keep_before=False)
+    run = decode_run(records, {})
     assert {each.group.table: len(each.group) for each in run.tables} == {"orders": 2, "users": 2}
 
 
@@ -399,7 +399,7 @@ def test_a_table_of_both_encodings_keeps_the_order_of_the_log():
         arrow_frame(stream_of(changes({"id": [3]}, first=3))),
         frame([event(4, after={"id": 4})]),
     ]
-    run = decode_run([record(n, each) for n, each in enumerate(frames)], {}, keep_before=False)
+    run = decode_run([record(n, each) for n, each in enumerate(frames)], {})
     users = [each.group for each in run.tables if each.group.table == "users"]
     assert [group.sequence_at(0) for group in users] == [1, 3, 4]
     assert [isinstance(group, JsonGroup) for group in users] == [True, False, True]
@@ -408,9 +408,9 @@ def test_a_table_of_both_encodings_keeps_the_order_of_the_log():
 def test_rows_with_misfits_are_decoded_at_once_while_columns_stay():
     columns = declared(Field(20, "id", "long"))
     known = {"users": Expected(columns)}
-    run = decode_run([record(0, arrow_frame(stream_of(changes({"id": ["x"]}))))], known, keep_before=False)
+    run = decode_run([record(0, arrow_frame(stream_of(changes({"id": ["x"]}))))], known)
     assert rescued_texts(run.tables[0].rows) == [{"id": "x"}]
-    run = decode_run([record(0, arrow_frame(stream_of(changes({"new": ["x"]}))))], known, keep_before=False)
+    run = decode_run([record(0, arrow_frame(stream_of(changes({"new": ["x"]}))))], known)
     assert run.tables[0].rows is None
 
 
@@ -446,3 +446,12 @@ def test_ids_of_new_columns_follow_those_in_use():
     start = highest_id(initial_columns(keep_before=False))
     assert [field.id for field in own_fields(fitted.columns)] == [start + 1, start + 2]
     assert fitted.last_field_id == start + 3
+
+
+def test_rows_with_a_new_column_fit_a_table_that_they_were_not_decoded_for_yet():
+    group = arrow_group(changes({"id": [1, 2], "name": ["a", "b"]}))
+    known = Expected(declared(Field(20, "id", "long")))
+    fitted = fit_or_bisect(group, known, last_field_id=20)
+    assert (fitted.refused, fitted.changes) == ([], ["name string"])
+    [(_, table)] = fitted.kept
+    assert table.select(["id", "name"]).to_pylist() == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]

@@ -33,7 +33,7 @@ DOUBLES = st.one_of(st.floats(), st.sampled_from([0.1, 1.0, -0.0, 1e300, 2.0**53
 
 
 def _moments(type_: pa.DataType):
-    """Any number of units: moments of any year, of which Python knows few, so arrays are made of numbers."""
+    """Any number of units: moments of any year. Python knows few of them, so arrays are made of numbers."""
     return st.one_of(st.integers(-(2**62), 2**62), st.integers(-(10**10), 10**10), st.just(1_500_000)).map(lambda n: n)
 
 
@@ -143,7 +143,7 @@ def tables(draw) -> pa.Table:
     return changes({name: draw(arrays(type_, length)) for name, type_ in columns.items()}, rows=length)
 
 
-# -- rows put together again
+# -- rows rebuilt from their columns
 
 
 def _norm(value):
@@ -202,7 +202,7 @@ def _put_together(table: pa.Table, columns: StructType) -> list[dict]:
 
 
 def _is_same(value, original) -> bool:
-    """Tell whether a value put together is the original. A float holds a number that is its shortest name: 0.1."""
+    """Return whether a rebuilt value is the original. A float holds a number that is its shortest name: 0.1."""
     if isinstance(original, dict):
         return (
             isinstance(value, dict)
@@ -334,7 +334,7 @@ def test_a_run_of_mixed_frames_keeps_the_order_of_the_log(drawn, rng: random.Ran
         for start, stop in itertools.pairwise(starts)
     ]
     records = [Record(offset, b"".join(encode_frame(each))) for offset, each in enumerate(frames)]
-    run = decode_run(records, {}, keep_before=False)
+    run = decode_run(records, {})
     known = Expected(initial_columns(keep_before=False))
     last_field_id, parts = highest_id(known.columns), []
     for decoded in run.tables:
@@ -345,7 +345,7 @@ def test_a_run_of_mixed_frames_keeps_the_order_of_the_log(drawn, rng: random.Ran
     assert together["_cdc_sequence"].to_pylist() == expected["_cdc_sequence"].to_pylist()
     names = sorted(expected.column_names)
     assert together.select(names).to_pylist() == expected.select(names).to_pylist()
-    again = decode_run(records, {"users": known}, keep_before=False)
+    again = decode_run(records, {"users": known})
     assert all(decoded.rows is not None for decoded in again.tables), "the next run is decoded at once"
 
 

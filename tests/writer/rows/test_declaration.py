@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pyarrow as pa
 import pytest
 
 from lakefeed.iceberg.types import Field, ListType, MapType, StructType
-from lakefeed.writer.rows.declaration import Declared, declare_columns, parse_declaration
-from lakefeed.writer.rows.evolution import initial_columns, own_fields
+from lakefeed.writer.rows.declaration import declare_columns, parse_declaration
+from lakefeed.writer.rows.evolution import SchemaUpdate, initial_columns, own_fields
 from lakefeed.writer.rows.groups import Expected
 from lakefeed.writer.rows.merge import conform, merge_columns
 from tests.writer.sample_rows import declared, decode_group, fit, group, highest_id, own_rows, rescued
 from tests.writer.wire.arrow_batches import arrow_group, changes
 
 
+class Declared(NamedTuple):
+    columns: StructType
+    last_field_id: int
+    changes: tuple[str, ...]
+    refusals: tuple[str, ...]
+
+
 def declare(columns: StructType, types: dict, *, identifier: list[str] | None = None, nanoseconds=False) -> Declared:
     document = parse_declaration({"columns": types, "identifier": identifier or []}, path="t")
-    return declare_columns(columns, document, last_field_id=highest_id(columns), nanoseconds=nanoseconds)
+    update = SchemaUpdate(columns, highest_id(columns))
+    declare_columns(update, document, nanoseconds=nanoseconds)
+    return Declared(update.columns, update.last_field_id, tuple(update.changes), tuple(update.refusals))
 
 
 def own(columns: StructType) -> list[Field]:
@@ -169,7 +180,7 @@ def test_values_under_a_former_name_widen_the_column_too():
 def test_arrow_columns_under_a_former_name_fill_the_renamed_column():
     homes = pa.array([{"code": 5}, {"code": None}], pa.struct([("code", pa.int64())]))
     rows = arrow_group(changes({"client": pa.array([1, None], pa.int32()), "home": homes}))
-    fitted = rows.exact(Expected(RENAMED), last_field_id=49)
+    fitted = rows.fit(Expected(RENAMED), last_field_id=49, refused_for=RENAMED)
     assert fitted.columns == RENAMED
     assert own_rows(fitted.table) == [{"customer": 1, "home": {"zip": 5}}, {"home": {"zip": None}}]
 

@@ -18,8 +18,8 @@ from tests.writer.sample_rows import (
     highest_id,
     is_same,
     own_rows,
-    put_together,
     raw_group,
+    rebuilt_rows,
 )
 
 NAMES = st.sampled_from(["id", "a", "b", "A", "a.b", "c", "", "_cdc_sequence", "_file", "x"])
@@ -100,7 +100,7 @@ def _check_groups(groups: list[list[str]], columns: StructType) -> None:
         assert fitted.table.num_rows == len(rows)
         assert fitted.table["_cdc_sequence"].to_pylist() == list(range(1, len(rows) + 1))
         assert fitted.last_field_id == max(highest_id(fitted.columns), highest_id(columns))
-        _check_nothing_lost(rows, put_together(fitted.table, fitted.columns))
+        _check_nothing_lost(rows, rebuilt_rows(fitted.table, fitted.columns))
         fitted.table.validate(full=True)
         columns = fitted.columns
 
@@ -149,7 +149,7 @@ def test_tables_of_older_columns_conform_to_the_newest(groups):
     for rows, table in zip(groups, tables, strict=True):
         conformed = conform(table, columns)
         assert own_rows(conformed) == own_rows(table) or columns != table.schema
-        _check_nothing_lost(rows, put_together(conformed, columns))
+        _check_nothing_lost(rows, rebuilt_rows(conformed, columns))
 
 
 @pytest.mark.parametrize("offset", [1, 2])
@@ -158,4 +158,4 @@ def test_slices_conform_too(offset):
     old = fit(raw_group(*rows))
     new = fit(raw_group('{"a":{"x":[{"z":"t"}],"w":true}}'), old.columns)
     conformed = conform(old.table.slice(offset), new.columns)
-    _check_nothing_lost(rows[offset:], put_together(conformed, new.columns))
+    _check_nothing_lost(rows[offset:], rebuilt_rows(conformed, new.columns))

@@ -1,6 +1,11 @@
 import pytest
 
+from lakefeed.contract import changes as names
 from lakefeed.contract.changes import Position, Span
+from lakefeed.iceberg.arrow import to_arrow_schema
+from lakefeed.iceberg.types import Schema
+from lakefeed.writer.rows.evolution import initial_columns
+from lakefeed.writer.rows.groups import Expected
 from tests.writer.sample_rows import RECEIVED_AT_US, event, frame, json_groups
 
 
@@ -17,14 +22,19 @@ def test_changes_are_grouped_by_table_in_log_order():
     )
     assert list(groups) == ["users", "orders"]
     users = groups["users"]
-    assert (users.sequences, users.row_ids, users.timestamps) == ([1, 3, 4], ["", "", "r"], [0, 0, 9])
+    assert [(event.sequence, event.row_id, event.timestamp) for event in users.events] == [
+        (1, "", 0),
+        (3, "", 0),
+        (4, "r", 9),
+    ]
+    assert users.sequences.tolist() == [1, 3, 4]
     assert [(run.start, run.stop, run.offset) for run in users.runs] == [(0, 2, 3), (2, 3, 4)]
     assert (users.first_offset, users.last_offset) == (3, 4)
 
 
 def test_changes_that_admission_had_taken_before_are_dropped():
     overlapping = frame([event(sequence, after={}) for sequence in (4, 5, 6)], after_sequence=5)
-    assert json_groups([(0, overlapping)])["users"].sequences == [6]
+    assert json_groups([(0, overlapping)])["users"].sequences.tolist() == [6]
 
 
 def test_a_frame_that_was_all_taken_before_leaves_no_group():
@@ -49,16 +59,29 @@ def test_the_image_of_a_change_is_its_row_after_or_for_deletes_before(change, im
     assert images(json_groups([(0, frame([event(1, **change)]))])["users"]) == [image]
 
 
-def test_befores_are_kept_only_when_asked_for():
-    frames = [(0, frame([event(1, before={"a": 1}), event(2)]))]
-    assert json_groups(frames)["users"].befores is None
-    assert [bytes(b) for b in json_groups(frames, keep_before=True)["users"].befores] == [b'{"a": 1}', b""]
+def change_column(group, name):
+    return group.change_columns(to_arrow_schema(Schema(0, initial_columns(keep_before=True))))[name].to_pylist()
 
 
-def test_unchanged_columns_are_kept_where_any_change_names_some():
-    assert json_groups([(0, frame([event(1), event(2)]))])["users"].unchanged is None
-    named = json_groups([(0, frame([event(1), event(2, unchanged=["photo"])]))])["users"]
-    assert named.unchanged == [None, ["photo"]]
+def test_images_from_before_are_written_only_for_tables_that_keep_them():
+    users = json_groups([(0, frame([event(1, before={"a": 1}, after={}), event(2)]))])["users"]
+    columns = initial_columns(keep_before=True)
+    kept, left_out = (users.strict(Expected(columns, keep_before=keep)) for keep in (True, False))
+    assert kept[names.BEFORE].to_pylist() == ['{"a": 1}', None]
+    assert left_out[names.BEFORE].to_pylist() == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "expected"),
+    [
+        ({"unchanged": ["photo"]}, names.UNCHANGED, ["photo"]),
+        ({"metadata": {"lsn": 5}}, names.METADATA, '{"lsn": 5}'),
+        ({"before": {"a": 1}}, names.BEFORE, '{"a": 1}'),
+    ],
+)
+def test_what_only_some_changes_have_is_null_for_the_others(given, name, expected):
+    assert change_column(json_groups([(0, frame([event(1), event(2)]))])["users"], name) == [None, None]
+    assert change_column(json_groups([(0, frame([event(1), event(2, **given)]))])["users"], name) == [None, expected]
 
 
 def two_sources():
@@ -81,7 +104,7 @@ def test_positions_are_the_first_and_last_of_each_source():
 def test_changes_at_or_below_their_sources_mark_are_dropped():
     group = two_sources()
     left = group.after({"a": Position(0, 2), "b": Position(2, 8)})
-    assert left.sequences == [3, 9, 4, 5]
+    assert left.sequences.tolist() == [3, 9, 4, 5]
     assert images(left) == [b'{"n": 3}', b'{"n": 9}', b'{"n": 4}', b'{"n": 5}']
     assert [(run.source, run.start, run.stop, run.offset) for run in left.runs] == [
         ("a", 0, 1, 0),
@@ -92,7 +115,7 @@ def test_changes_at_or_below_their_sources_mark_are_dropped():
 
 def test_marks_of_other_epochs_decide_by_the_epoch():
     group = two_sources()
-    assert group.after({"b": Position(3, 0)}).sequences == [1, 2, 3, 4, 5]
+    assert group.after({"b": Position(3, 0)}).sequences.tolist() == [1, 2, 3, 4, 5]
     assert group.after({"b": Position(1, 99)}) is group
 
 
@@ -102,16 +125,10 @@ def test_a_group_below_all_marks_is_the_group_itself():
     assert group.after({"a": Position(0, 0), "c": Position(9, 9)}) is group
 
 
-def test_a_group_wholly_below_its_marks_is_empty():
+def test_a_group_whose_changes_are_all_below_their_marks_is_empty():
     left = two_sources().after({"a": Position(0, 5), "b": Position(2, 9)})
     assert (len(left), left.runs, left.spans()) == (0, (), {})
 
 
 def test_received_at_is_kept_per_run():
     assert {run.received_at_us for run in two_sources().runs} == {RECEIVED_AT_US}
-
-
-def test_metadata_is_kept_where_any_change_has_some():
-    assert json_groups([(0, frame([event(1), event(2)]))])["users"].metadata is None
-    named = json_groups([(0, frame([event(1), event(2, metadata={"lsn": 5})]))])["users"]
-    assert [bytes(each) for each in named.metadata] == [b"", b'{"lsn": 5}']

@@ -60,16 +60,10 @@ async def test_the_image_from_before_is_there_for_a_table_that_keeps_it_by_the_t
     ]
 
 
-def test_befores_are_found_in_the_frames_of_any_part_of_a_group():
+def test_any_part_of_a_group_has_the_images_from_before():
     frames = [
         (0, frame([event(n, before={"n": n}, table="users" if n % 2 else "orders") for n in range(1, 9)])),
         (1, frame([event(n, before={"b": n}) for n in range(1, 4)], source="b", after_sequence=1)),
     ]
     part = json_groups(frames)["users"].between(1, 5)
-    assert part.befores is None
-    assert [orjson.loads(bytes(image)) for image in part.whole().befores] == [
-        {"n": 3},
-        {"n": 5},
-        {"n": 7},
-        {"b": 2},
-    ]
+    assert [orjson.loads(bytes(event.before)) for event in part.events] == [{"n": 3}, {"n": 5}, {"n": 7}, {"b": 2}]

@@ -47,7 +47,7 @@ def test_changes_become_columns_beside_their_rows_own():
     ]
     columns = StructType((*initial_columns(keep_before=True).fields, Field(20, "id", "long")))
     received = dt.datetime.fromtimestamp(RECEIVED_AT_US / 1e6, dt.UTC)
-    first, second = decode_group(json_groups(frames, keep_before=True)["users"], columns).to_pylist()
+    first, second = decode_group(json_groups(frames)["users"], columns).to_pylist()
     assert first == {
         names.SEQUENCE: 1,
         names.TIMESTAMP: dt.datetime(1970, 1, 1, 0, 0, 1, 500_000, dt.UTC),
@@ -68,7 +68,7 @@ def test_changes_become_columns_beside_their_rows_own():
 
 def test_each_change_has_its_epoch_and_null_for_the_first_one():
     frames = [(0, frame([event(1), event(2)], source="a")), (1, frame([event(1)], source="b", epoch=2**62))]
-    rows = decode_group(json_groups(frames, keep_before=False)["users"], initial_columns(keep_before=False))
+    rows = decode_group(json_groups(frames)["users"], initial_columns(keep_before=False))
     assert rows[names.EPOCH].to_pylist() == [None, None, 2**62]
 
 
@@ -283,9 +283,9 @@ def test_big_integers_and_doubles_in_one_row_do_not_disturb_each_other():
     assert decode_group(rows, columns)["id"].to_pylist() == [1152921504606846977, 1152921504606846979]
 
 
-def test_befores_that_are_not_utf8_are_kept_as_base64():
+def test_images_from_before_that_are_not_utf8_are_kept_as_base64():
     body = b'{"events":[{"sequence":1,"operation":"INSERT","table":"users","after":{},"before":{"a":"\xff"}}]}'
-    table = decode_group(json_groups([(0, frame(body))], keep_before=True)["users"], initial_columns(keep_before=True))
+    table = decode_group(json_groups([(0, frame(body))])["users"], initial_columns(keep_before=True))
     assert table[names.BEFORE].to_pylist() == ['{"_cdc_base64":"eyJhIjoi/yJ9"}']
 
 

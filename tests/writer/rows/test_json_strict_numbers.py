@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lakefeed.writer.rows.json_strict import number_check_of
+from lakefeed.writer.rows.json_strict import ParsePlan
 from lakefeed.writer.rows.values import decimal_precision, decimal_text, double_holds, float_holds, integer_of
 
 DIGITS = st.text("0123456789", min_size=1, max_size=22)
@@ -19,7 +19,7 @@ NUMBERS = st.builds(
     st.one_of(st.just(""), st.integers(-420, 420).map("e{}".format), st.integers(-420, 420).map("E{:+}".format)),
 )
 TYPE = pa.struct([("c", pa.float64()), ("l", pa.list_(pa.struct([("d", pa.float64())]))), ("i", pa.int64())])
-CHECK = number_check_of(TYPE)
+CHECK = ParsePlan.of(TYPE)
 
 
 def all_held(*images: bytes) -> bool:
@@ -93,6 +93,6 @@ def test_integers_are_recognised_by_value(text, integer):
 @pytest.mark.parametrize("image", [b"[]", b"5", b'{"l":5}', b'{"l":[[]]}', b'{"d":1,"d":1e-10000000}'])
 def test_rows_of_another_shape_are_not_safe_to_parse_as_decimals(image):
     decimal = pa.decimal256(10, 2)
-    check = number_check_of(pa.struct([("d", decimal), ("l", pa.list_(pa.struct([("d", decimal)])))]))
+    check = ParsePlan.of(pa.struct([("d", decimal), ("l", pa.list_(pa.struct([("d", decimal)])))]))
     assert check.decimals_are_safe([b'{"d":"12.50","l":[null,{"d":null},{"d":-1.5}]}', b"{}"])
     assert not check.decimals_are_safe([b"{}", image])

@@ -174,7 +174,7 @@ def test_files_stay_whole_under_columns_that_evolved_by_ids(table):
     ids=[
         "dropped",
         "dropped and added again",
-        "renamed, and nobody knows from what",
+        "renamed, and the former name is not known",
         "text that is JSON now",
         "of another type",
         "required now",

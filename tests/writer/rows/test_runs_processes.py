@@ -23,7 +23,7 @@ COLUMNS = declared(Field(20, "id", "long"), Field(21, "name", "string"))
 def decode_chunk(chunk: bytes, offset: int, columns: StructType) -> tuple[list[bytes], bytes]:
     """Decode the records of a chunk; return the rows of each group as an Arrow stream, and all of them as Parquet."""
     records = records_in(memoryview(chunk), offset=offset, synced=offset, salt=SALT, until=2**62).records
-    run = decode_run(records, {"users": Expected(columns)}, keep_before=False)
+    run = decode_run(records, {"users": Expected(columns)})
     tables = [decoded.rows for decoded in run.tables]
     parquet, _ = write_data_file(
         pa.concat_tables(tables), schema=Schema(0, columns), location="s3://t/f", partition=(), config=WriterConfig()

@@ -1,6 +1,6 @@
 """Any schema, rows and drift, through the feed into a table: PyIceberg, DuckDB and the files show what was sent.
 
-An example is a history of one table (schema_histories.py): batches, each of which may declare columns and fields anew,
+An example is a history of one table (schema_histories.py): batches that may declare columns and fields again,
 at any depth (more of them, wider, renamed), with rows that fit, that leave some out, or that no column takes.
 """
 
@@ -148,7 +148,7 @@ HISTORIES = int(os.environ.get("SCHEMA_HISTORIES", "40"))
 _tables = itertools.count()
 
 
-# Examples are told as they were found: to shrink one takes minutes.
+# Examples are reported as they were found: to shrink one takes minutes.
 @given(history=histories())
 @settings(max_examples=HISTORIES, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 def test_every_engine_shows_what_was_sent(background, history):

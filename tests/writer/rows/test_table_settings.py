@@ -80,8 +80,3 @@ def test_only_what_can_differ_between_tables_can_be_said_for_one():
     keys = per_table_keys()
     assert {"partition", "sort", "flush_max_bytes", "format_version", "properties"} <= set(keys)
     assert not {"buffer_max_bytes", "decode_threads", "default_namespace", "flush_check_interval_s"} & set(keys)
-
-
-def test_befores_are_read_if_any_table_keeps_them():
-    assert not TableSections({"a": {"keep_before": False}}).keeps_before(CONFIG)
-    assert TableSections({"a": {"keep_before": True}}).keeps_before(CONFIG)

@@ -28,7 +28,7 @@ def test_base64_that_is_written_otherwise_is_refused(texts):
 
     expected = [canonical(text) for text in texts]
     if None in expected:
-        with pytest.raises(ValueError, match=r"base64|one way"):
+        with pytest.raises(ValueError, match="base64"):
             read_base64(pa.array(texts))
     else:
         assert read_base64(pa.array(texts)).to_pylist() == expected

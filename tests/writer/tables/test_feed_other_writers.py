@@ -95,7 +95,7 @@ async def test_compaction_during_our_commit_keeps_its_files_and_our_rows(bench, 
 async def test_the_snapshot_before_a_compaction_outlives_our_expiry(bench, monkeypatch):
     monkeypatch.setattr("lakefeed.writer.commit.expiry.LOOK_EVERY_SNAPSHOTS", 10)
     limit = {"lakefeed.snapshots-max": "5", "history.expire.min-snapshots-to-keep": "1"}
-    monkeypatch.setattr("lakefeed.writer.commit.committer.UPKEEP_PROPERTIES", limit)
+    monkeypatch.setattr("lakefeed.writer.commit.plan.UPKEEP_PROPERTIES", limit)
     state = await bench.create()
     flush = await bench.make_flush(state, 1, 3)
     for number in range(8):

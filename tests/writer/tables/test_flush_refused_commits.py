@@ -40,7 +40,7 @@ async def open_blunt_bench(lake: Lake):
 async def commit_to_branch(lake: Lake) -> None:
     """Let somebody commit to another branch, which raises the table's counters and leaves main where it is."""
     async with open_catalog(lake.catalog_url) as catalog:
-        state = table_state_from(USERS, (await catalog.load_table(USERS)).document)
+        state = table_state_from(USERS, await catalog.load_table(USERS))
         snapshot = {
             "snapshot-id": 1,
             "parent-snapshot-id": state.snapshot_id,

@@ -1,4 +1,4 @@
-"""Arrow frames for tests: streams from plain columns, groups of them, and rows put together again."""
+"""Arrow frames for tests: streams from plain columns, groups of them, and rows rebuilt from their columns."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def arrow_group(rows: pa.Table, **options) -> ArrowGroup:
 def fit_arrow(rows: pa.Table | ArrowGroup, columns: StructType | None = None, **options) -> Fitted:
     group = rows if isinstance(rows, ArrowGroup) else arrow_group(rows)
     start = columns or initial_columns(keep_before=False)
-    fitted = group.exact(Expected(start, **options), last_field_id=highest_id(start))
+    fitted = group.fit(Expected(start, **options), last_field_id=highest_id(start), refused_for=start)
     fitted.table.validate(full=True)
     return fitted
 

@@ -9,8 +9,7 @@ from aiohttp import web
 
 from lakefeed.contract.changes import TableName
 from lakefeed.contract.errors import CatalogError, CatalogUnavailable
-from lakefeed.writer.commit.oauth import OAuthClient, OAuthToken
-from lakefeed.writer.commit.rest_catalog import open_foreign_catalog
+from lakefeed.writer.commit.rest_catalog import OAuthCredentials, open_foreign_catalog
 from lakefeed.writer.config import IcebergConfig
 
 ORDERS = TableName(("default",), "orders")
@@ -136,9 +135,9 @@ class Clock:
 
 @asynccontextmanager
 async def open_token(server, clock=None):
-    client = OAuthClient(token_uri=f"{server.url}/elsewhere", client_id="lakefeed", client_secret=SECRET)
+    client = {"token_uri": f"{server.url}/elsewhere", "credential": f"lakefeed:{SECRET}"}
     async with aiohttp.ClientSession() as session:
-        yield OAuthToken(session, client, timeout_s=5.0, clock=clock or Clock())
+        yield OAuthCredentials(session, **client, timeout_s=5.0, clock=clock or Clock())
 
 
 async def test_a_token_is_renewed_before_it_expires():
@@ -166,7 +165,7 @@ async def test_one_renewal_runs_at_a_time_and_all_get_its_token():
 @pytest.mark.parametrize(
     ("status", "error"), [(401, CatalogError), (503, CatalogUnavailable), (429, CatalogUnavailable)]
 )
-async def test_a_token_server_that_refuses_or_fails_is_told_without_secrets(status, error):
+async def test_the_error_of_a_token_server_contains_no_secrets(status, error):
     async with serving() as server, open_token(server) as token:
         server.status = status
         with pytest.raises(CatalogError, match=f"token server .*status={status}") as raised:
