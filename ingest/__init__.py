@@ -11,5 +11,5 @@
         writer.wal           then the writer takes over
 
 `service` builds all parts and runs them; `cli` is the command line. Imports go down this list: cli, service, http,
-websocket, intake, config, admission and metrics, protocol, debezium, errors.
+websocket, intake, admission and metrics, config, protocol, debezium, errors.
 """

@@ -5,18 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import ipaddress
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from lakefeed.catalog.config import CatalogConfig
 from lakefeed.contract.changes import table_name_of
-from lakefeed.ingest.admission.addresses import Network, parse_networks
-from lakefeed.ingest.admission.auth import check_token
-from lakefeed.ingest.admission.budget import FRAGMENTS_OVERHEAD_BYTES
-from lakefeed.ingest.admission.limits import ConnectionLimits, IdleTimeouts, MessageLimits
 from lakefeed.ingest.debezium.events import UNAVAILABLE_VALUE, DebeziumConfig, TableKeys
 from lakefeed.pipeline.backfill.settings import BackfillConfig
 from lakefeed.pipeline.maintenance.settings import MaintenanceConfig
@@ -29,6 +27,18 @@ from lakefeed.writer.rows.comments import read_notes
 from lakefeed.writer.rows.table_settings import TableSections, per_table_keys
 
 TABLES = "tables"
+
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+# The characters that RFC 6750 allows in a bearer token. 16 characters of base64 are 96 bits: too many to guess.
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
+TOKEN_MIN_CHARS = 16
+TOKEN_MAX_CHARS = 4096
+
+# What a frame takes in memory besides its bytes, so that a flood of empty frames is counted too. websockets limits a
+# message to 4,096 fragments.
+FRAME_OVERHEAD_BYTES = 256
+FRAGMENTS_OVERHEAD_BYTES = 4096 * FRAME_OVERHEAD_BYTES
 
 # Tables whose declared keys are cached: far more than one Debezium connector has.
 DECLARED_KEYS_MAX_TABLES = 4096
@@ -79,11 +89,16 @@ class AuthConfig(Settings):
 
     def check(self) -> None:
         """Check that clients can send the tokens, and that the tokens are hard to guess."""
-        for number, token in enumerate(self.tokens, start=1):
-            try:
-                check_token(token, number)
-            except ValueError as error:
-                raise ValueError(f"tokens: {error}") from None
+        _check_tokens(self.tokens, "tokens")
+
+
+def _check_tokens(tokens: Iterable[str], name: str) -> None:
+    characters = "letters, digits and -._~+/ (with = at its end)"
+    for number, token in enumerate(tokens, start=1):
+        check(bool(_TOKEN.fullmatch(token)), f"{name}: a token must be {characters}: number={number}")
+        has, size = f"number={number} has={len(token)}", f"{TOKEN_MIN_CHARS} to {TOKEN_MAX_CHARS}"
+        has_size = TOKEN_MIN_CHARS <= len(token) <= TOKEN_MAX_CHARS
+        check(has_size, f"{name}: a token must have {size} characters: {has}")
 
 
 def load_tokens(config: AuthConfig) -> tuple[str, ...]:
@@ -101,10 +116,9 @@ def load_tokens(config: AuthConfig) -> tuple[str, ...]:
     if not found:
         raise SettingsError(f"auth.tokens_file has no token in it: file={config.tokens_file}")
     try:
-        for number, token in enumerate(found, start=1):
-            check_token(token, number)
+        _check_tokens(found, "auth.tokens_file")
     except ValueError as error:
-        raise SettingsError(f"auth.tokens_file: {error}") from None
+        raise SettingsError(str(error)) from None
     return (*config.tokens, *found)
 
 
@@ -226,40 +240,14 @@ class IngestConfig(Settings):
         check(self.memory_max_bytes >= least_bytes, f"memory_max_bytes must be at least {least_bytes}, for two frames")
         self.proxy_networks()
 
-    def connection_limits(self) -> ConnectionLimits:
-        """Return the limits on connections."""
-        return ConnectionLimits(
-            total=self.connections_max,
-            per_source=self.connections_per_source_max,
-            per_address=self.connections_per_ip_max,
-            per_subnet=self.connections_per_subnet_max,
-            private_addresses_count=self.limit_private_ips,
-            per_s=self.connection_rate_per_s,
-            burst=self.connection_burst,
-        )
-
-    def message_limits(self) -> MessageLimits:
-        """Return the limits on one connection's messages."""
-        return MessageLimits(
-            per_s=self.message_rate_per_s,
-            burst=self.message_burst,
-            heartbeats_per_s=self.heartbeat_rate_per_s,
-            refusals_max=self.refusals_max,
-        )
-
-    def idle_timeouts(self) -> IdleTimeouts:
-        """Return the timeouts of one connection."""
-        return IdleTimeouts(
-            heartbeat_s=self.heartbeat_timeout_s, message_s=self.message_timeout_s, replies_s=self.reply_timeout_s
-        )
-
     def proxy_networks(self) -> tuple[Network, ...]:
         """Return the trusted proxies.
 
         Raises: ValueError.
         """
         try:
-            return parse_networks(self.trusted_proxies)
+            parts = (part.strip() for part in self.trusted_proxies.split(","))
+            return tuple(ipaddress.ip_network(part) for part in parts if part)
         except ValueError as error:
             raise ValueError(f"trusted_proxies must be addresses and networks: {error}") from error
 
@@ -313,27 +301,6 @@ def _declared_keys(tables: TableSections, writer: WriterConfig) -> Callable[[str
     return find
 
 
-# The service's own sections, and those of the Spark commands. The service loads both, so that it reports a misspelled
-# setting of either.
-SERVICE_SECTIONS: Mapping[str, type[Settings]] = {
-    "server": ServerConfig,
-    "auth": AuthConfig,
-    "ingest": IngestConfig,
-    "debezium": DebeziumSettings,
-    "log": LogConfig,
-    "writer": WriterConfig,
-    "storage": StorageConfig,
-    "catalog": CatalogConfig,
-    "iceberg": IcebergConfig,
-}
-PIPELINE_SECTIONS: Mapping[str, type[Settings]] = {
-    "pipeline.spark": SparkSettings,
-    "pipeline.mirror": MirrorConfig,
-    "pipeline.maintenance": MaintenanceConfig,
-    "pipeline.backfill": BackfillConfig,
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """All sections of the service."""
@@ -355,6 +322,19 @@ class Config:
             self.log.segment_max_bytes >= 4 * self.ingest.frame_max_bytes,
             "log.segment_max_bytes must be at least four times ingest.frame_max_bytes",
         )
+
+
+# The service's own sections, and those of the Spark commands. The service loads both, so that it reports a misspelled
+# setting of either.
+SERVICE_SECTIONS: Mapping[str, Any] = {
+    each.name: each.default_factory for each in fields(Config) if each.name != TABLES
+}
+PIPELINE_SECTIONS: Mapping[str, type[Settings]] = {
+    "pipeline.spark": SparkSettings,
+    "pipeline.mirror": MirrorConfig,
+    "pipeline.maintenance": MaintenanceConfig,
+    "pipeline.backfill": BackfillConfig,
+}
 
 
 @dataclass(frozen=True, slots=True)

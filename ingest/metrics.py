@@ -27,7 +27,6 @@ from lakefeed.ingest.protocol.offers import BEFORE_ALL, Fresh, Offer
 OTHER = "other"
 
 _ACK_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-_SOURCE_LABEL = ("source",)
 
 
 @dataclass(slots=True)
@@ -69,40 +68,22 @@ class IngestCounts(Collector):
         counts = self._sources.get(source, _SourceCounts())
         return counts.durable, counts.duplicates
 
-    def describe(self) -> Iterator[Metric]:
-        """Return the metrics; counting costs nothing, so the samples come with them."""
-        return self.collect()
-
     def collect(self) -> Iterator[Metric]:
         """Render the counts for Prometheus."""
-        yield CounterMetricFamily(
-            "lakefeed_ingest_received_changes",
-            "Changes that arrived and passed their checks",
-            value=self.received_changes,
-        )
-        yield CounterMetricFamily(
-            "lakefeed_ingest_duplicate_changes", "Changes that had been accepted before", value=self.duplicate_changes
-        )
-        yield _labelled("lakefeed_ingest_nacks", "Rejected messages, by reason", "reason", self.nacks)
-        yield _labelled(
-            "lakefeed_ingest_rejected_connections",
-            "Rejected connections, by reason",
-            "reason",
-            self.rejected_connections,
-        )
-        yield _labelled(
-            "lakefeed_ingest_closed_connections",
-            "Connections that the server closed, by close code",
-            "code",
-            self.closed_connections,
-        )
 
+        def counters(name: str, text: str, label: str, counts: Mapping[str, int] | Mapping[int, int]) -> Metric:
+            family = CounterMetricFamily(f"lakefeed_ingest_{name}", text, labels=[label])
+            for value, count in counts.items():
+                family.add_metric([str(value)], count)
+            return family
 
-def _labelled(name: str, text: str, label: str, counts: Mapping[str, int] | Mapping[int, int]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=[label])
-    for value, count in counts.items():
-        family.add_metric([str(value)], count)
-    return family
+        received, duplicate = "Changes that arrived and passed their checks", "Changes that had been accepted before"
+        yield CounterMetricFamily("lakefeed_ingest_received_changes", received, value=self.received_changes)
+        yield CounterMetricFamily("lakefeed_ingest_duplicate_changes", duplicate, value=self.duplicate_changes)
+        yield counters("nacks", "Rejected messages, by reason", "reason", self.nacks)
+        yield counters("rejected_connections", "Rejected connections, by reason", "reason", self.rejected_connections)
+        closed = "Connections that the server closed, by close code"
+        yield counters("closed_connections", closed, "code", self.closed_connections)
 
 
 class IngestMetrics:
@@ -160,24 +141,6 @@ class IngestMetrics:
         self.counts.add_durable(fresh)
 
 
-@dataclass(frozen=True, slots=True)
-class _SourceRow:
-    durable: int
-    duplicates: int
-    sequence: int
-    lag: int | None
-
-    def merged(self, other: _SourceRow) -> _SourceRow:
-        """Return a row for both: counts add up, the larger lag counts."""
-        lags = [lag for lag in (self.lag, other.lag) if lag is not None]
-        return _SourceRow(
-            durable=self.durable + other.durable,
-            duplicates=self.duplicates + other.duplicates,
-            sequence=max(self.sequence, other.sequence),
-            lag=max(lags, default=None),
-        )
-
-
 CommittedPosition: TypeAlias = Callable[[SourceId], Position | None]
 
 
@@ -197,23 +160,27 @@ class SourceCollector(Collector):
         self._committed = committed
         self._labels_max = labels_max
 
-    def describe(self) -> Iterator[Metric]:
-        """Return the metrics without samples."""
-        yield from _source_families({})
-
     def collect(self) -> Iterator[Metric]:
-        """Return the metrics as of now."""
+        """Return the metrics as of now. Counts of sources that share a label add up; the largest lag counts."""
         marks = self._sources()
         named = heapq.nsmallest(self._labels_max, (source for source in marks if source != OTHER))
-        rows: dict[str, _SourceRow] = {source: self._row(source, marks[source]) for source in named}
-        for source in marks.keys() - set(named):
-            row = self._row(source, marks[source])
-            rows[OTHER] = rows[OTHER].merged(row) if OTHER in rows else row
-        yield from _source_families(rows)
-
-    def _row(self, source: SourceId, durable: Position) -> _SourceRow:
-        lag = _lag(durable, self._committed(source))
-        return _SourceRow(*self._counts.of_source(source), sequence=durable.sequence, lag=lag)
+        # Sequences of different sources cannot be compared, so `other` has none.
+        sequences: dict[str, int] = {source: marks[source].sequence for source in named}
+        durable, duplicates, lags = Counts[str](), Counts[str](), dict[str, int]()
+        for source, mark in marks.items():
+            label = source if source in sequences else OTHER
+            source_durable, source_duplicates = self._counts.of_source(source)
+            durable[label] += source_durable
+            duplicates[label] += source_duplicates
+            lag = _lag(mark, self._committed(source))
+            if lag is not None:
+                lags[label] = max(lag, lags.get(label, lag))
+        counter, gauge = CounterMetricFamily, GaugeMetricFamily
+        yield _by_source(counter, "durable_changes", "Changes in the synced log, by source", durable)
+        yield _by_source(counter, "duplicate_changes", "Changes that had been accepted before, by source", duplicates)
+        yield _by_source(gauge, "last_durable_sequence", "Last durable sequence of a source", sequences)
+        lag_text = "Sequences from a source's last committed to its last durable change"
+        yield _by_source(gauge, "commit_lag_sequences", lag_text, lags)
 
 
 def _lag(durable: Position, committed: Position | None) -> int | None:
@@ -226,28 +193,10 @@ def _lag(durable: Position, committed: Position | None) -> int | None:
     return durable.sequence - (committed.sequence if committed.epoch == durable.epoch else BEFORE_ALL)
 
 
-def _source_families(rows: Mapping[str, _SourceRow]) -> Iterator[Metric]:
-    durable = CounterMetricFamily(
-        "lakefeed_ingest_source_durable_changes", "Changes in the synced log, by source", labels=_SOURCE_LABEL
-    )
-    duplicates = CounterMetricFamily(
-        "lakefeed_ingest_source_duplicate_changes",
-        "Changes that had been accepted before, by source",
-        labels=_SOURCE_LABEL,
-    )
-    sequence = GaugeMetricFamily(
-        "lakefeed_ingest_source_last_durable_sequence", "Last durable sequence of a source", labels=_SOURCE_LABEL
-    )
-    lag = GaugeMetricFamily(
-        "lakefeed_ingest_source_commit_lag_sequences",
-        "Sequences from a source's last committed to its last durable change",
-        labels=_SOURCE_LABEL,
-    )
-    for label, row in rows.items():
-        durable.add_metric([label], row.durable)
-        duplicates.add_metric([label], row.duplicates)
-        if row.lag is not None:
-            lag.add_metric([label], row.lag)
-        if label != OTHER:  # sequences of different sources cannot be compared
-            sequence.add_metric([label], row.sequence)
-    yield from (durable, duplicates, sequence, lag)
+def _by_source(
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily], name: str, text: str, values: Mapping[str, int]
+) -> Metric:
+    family = kind(f"lakefeed_ingest_source_{name}", text, labels=["source"])
+    for source, value in values.items():
+        family.add_metric([source], value)
+    return family

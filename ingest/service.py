@@ -26,7 +26,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import orjson
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
@@ -38,14 +37,13 @@ from lakefeed.contract.errors import Fenced
 from lakefeed.iceberg.layout import parse_partition
 from lakefeed.iceberg.types import Schema
 from lakefeed.ingest.admission.auth import Auth, build_auth, is_loopback
-from lakefeed.ingest.admission.budget import ReadBudget
-from lakefeed.ingest.admission.limits import ConnectionSlots, RequestRates, SharedLimits, SourceRates
-from lakefeed.ingest.config import Config, IngestConfig, load_tokens
+from lakefeed.ingest.admission.limits import SharedLimits
+from lakefeed.ingest.config import Config, load_tokens
 from lakefeed.ingest.errors import IngestError
-from lakefeed.ingest.http.changes import ROUTES, HttpIngest, add_http_ingest
+from lakefeed.ingest.http.changes import ROUTES, HttpIngest
 from lakefeed.ingest.http.control import Parts, build_control_plane
-from lakefeed.ingest.http.gate import PRINCIPAL, Handler, RequestGate, require_token
-from lakefeed.ingest.http.listener import HttpLimits, serve_http
+from lakefeed.ingest.http.gate import PRINCIPAL, Handler, RequestGate, json_response, require_token
+from lakefeed.ingest.http.listener import serve_http
 from lakefeed.ingest.intake.debezium import DebeziumIntake
 from lakefeed.ingest.intake.intake import Intake
 from lakefeed.ingest.intake.sources import ResumePositions
@@ -73,9 +71,6 @@ logger = logging.getLogger(__name__)
 # How often the event loop's lag is measured; each measurement costs one timer.
 LAG_INTERVAL_S = 0.5
 
-# How long requests may run on when everything else has stopped.
-CONTROL_PLANE_SHUTDOWN_S = 5.0
-
 # A separate code, so that a supervisor can be set not to restart a service that another one has replaced.
 EXIT_FENCED = 3
 
@@ -94,18 +89,18 @@ class Addresses:
 
 async def run_service(config: Config, *, announce: Announce) -> int:
     """Serve until SIGTERM or SIGINT, and return the exit code."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = _stop_signal()
     try:
         async with serving(config) as addresses:
             announce(addresses.ws_url, addresses.http_url)
             await stop.wait()
             logger.info("stopping")
     except ExceptionGroup as group:
-        if group.subgroup(Fenced) is not None:
-            logger.error("fenced", extra={"reason": _first_message(group, Fenced)})  # noqa: TRY400 - no traceback needed
+        if (fenced := group.subgroup(Fenced)) is not None:
+            error: BaseException = fenced
+            while isinstance(error, BaseExceptionGroup):  # however deep it is
+                error = error.exceptions[0]
+            logger.error("fenced", extra={"reason": str(error)})  # noqa: TRY400 - no traceback needed
             return EXIT_FENCED
         logger.error("part_failed", exc_info=group)  # noqa: TRY400 - the group itself is the message
         return 1
@@ -113,12 +108,12 @@ async def run_service(config: Config, *, announce: Announce) -> int:
     return 0
 
 
-def _first_message(group: BaseExceptionGroup[BaseException], kind: type[Exception]) -> str:
-    """Return the message of the first error of a kind, however deep in the group."""
-    found: BaseException | None = group.subgroup(kind)
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return str(found)
+def _stop_signal() -> asyncio.Event:
+    """Return an event that SIGTERM and SIGINT set."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
 
 
 @asynccontextmanager
@@ -128,7 +123,7 @@ async def serving(config: Config) -> AsyncIterator[Addresses]:
     own_token = secrets.token_urlsafe()
     auth = _open_auth(config, own_token=own_token)
     data_dir = make_data_dir(config)
-    storage = replace(config.storage, warehouse=warehouse_location(config, data_dir))
+    storage = own_storage(config, data_dir)
     with (
         listen(config.server.host, config.server.http_port, setting="http_port") as listener,
         listen(config.server.host, config.server.ws_port, setting="ws_port") as ws_listener,
@@ -168,7 +163,15 @@ async def serving(config: Config) -> AsyncIterator[Addresses]:
                 tasks=tasks,
                 registry=registry,
             )
-            async with _control_plane(config, parts, storage=storage, listener=listener, data_dir=data_dir):
+            rejected = parts.metrics.counts.rejected_connections
+            async with serve_http(
+                _build_app(config, parts, storage=storage, data_dir=data_dir),
+                listener,
+                connections_max=config.ingest.http_connections_max,
+                body_max_bytes=config.catalog.request_max_bytes,
+                own_body_routes=ROUTES,
+                on_rejected=lambda: rejected.update(["http_connection_limit"]),
+            ):
                 await join_catalog(catalog_client, fence)
                 if config.writer.transactions and not catalog_client.has_transactions:
                     logger.warning("catalog_has_no_transactions", extra={"ignored": "writer.transactions"})
@@ -216,9 +219,16 @@ def _build_parts(
     registry: CollectorRegistry,
 ) -> Parts:
     metrics = IngestMetrics(registry)
-    limits = build_limits(config.ingest)
-    gate = build_request_gate(config.ingest, limits)
-    _show_limits(metrics, limits, gate)
+    limits = SharedLimits(config.ingest, time.time())
+    gate = RequestGate(config.ingest, limits)
+    # Prometheus reads the gauges of the limits from their owners, when it scrapes.
+    metrics.peak_connections.set_function(lambda: limits.slots.peak)
+    metrics.held_bytes.set_function(lambda: limits.budget.used_bytes)
+    metrics.paused_connections.set_function(lambda: limits.budget.waiting_readers)
+    metrics.http_held_bytes.set_function(lambda: gate.held_bytes)
+    metrics.http_requests_waiting.set_function(lambda: gate.slots.waiting)
+    for route in ROUTES:
+        metrics.http_requests_in_flight.labels(route).set_function(functools.partial(gate.in_flight.__getitem__, route))
     table_limit = TableLimit(tables_max=config.writer.tables_max, default_namespace=config.writer.default_namespace)
     intake = Intake(
         log,
@@ -245,10 +255,7 @@ def _build_parts(
         )
     )
     debezium = DebeziumIntake(
-        intake,
-        config=config.debezium.to_config(config.tables, config.writer),
-        metrics=metrics,
-        clock=time.time,
+        intake, config=config.debezium.to_config(config.tables, config.writer), metrics=metrics, clock=time.time
     )
     return Parts(
         config=config.server,
@@ -257,13 +264,7 @@ def _build_parts(
         node=context.node,
         started_at=time.time(),
         data_plane=DataPlane(
-            intake,
-            feed,
-            debezium=debezium,
-            config=config.ingest,
-            auth=auth,
-            limits=limits,
-            metrics=metrics,
+            intake, feed, debezium=debezium, config=config.ingest, auth=auth, limits=limits, metrics=metrics
         ),
         request_gate=gate,
         limits=limits,
@@ -277,41 +278,6 @@ def _build_parts(
     )
 
 
-def build_limits(config: IngestConfig) -> SharedLimits:
-    """Return the limits that both listeners share."""
-    return SharedLimits(
-        budget=ReadBudget(config.memory_max_bytes, config.frame_max_bytes),
-        slots=ConnectionSlots(config.connection_limits(), time.time()),
-        source_bytes=SourceRates(config.source_bytes_per_s) if config.source_bytes_per_s else None,
-    )
-
-
-def build_request_gate(config: IngestConfig, limits: SharedLimits) -> RequestGate:
-    """Return the gate of HTTP ingest, which counts requests of a source as the WebSocket counts messages."""
-    per_s = config.message_rate_per_s
-    rates = RequestRates(SourceRates(per_s, config.message_burst) if per_s else None, limits.source_bytes)
-    return RequestGate(config, budget=limits.budget, rates=rates)
-
-
-def _show_limits(metrics: IngestMetrics, limits: SharedLimits, gate: RequestGate) -> None:
-    """Connect the gauges of the limits to their sources; Prometheus reads them when it scrapes."""
-    metrics.peak_connections.set_function(lambda: limits.slots.peak)
-    metrics.held_bytes.set_function(lambda: limits.budget.used_bytes)
-    metrics.paused_connections.set_function(lambda: limits.budget.waiting_readers)
-    metrics.http_held_bytes.set_function(lambda: gate.held_bytes)
-    metrics.http_requests_waiting.set_function(lambda: gate.slots.waiting)
-    for route in ROUTES:
-        metrics.http_requests_in_flight.labels(route).set_function(functools.partial(gate.in_flight.__getitem__, route))
-
-
-def _http_limits(config: Config) -> HttpLimits:
-    return HttpLimits(
-        connections_max=config.ingest.http_connections_max,
-        body_max_bytes=config.catalog.request_max_bytes,
-        shutdown_s=CONTROL_PLANE_SHUTDOWN_S,
-    )
-
-
 def _check_partition(config: WriterConfig) -> None:
     """Raise for a partition that not every table could have, before there are tables."""
     try:
@@ -321,24 +287,15 @@ def _check_partition(config: WriterConfig) -> None:
         raise SettingsError(f"writer.partition: {error}") from error
 
 
-@asynccontextmanager
-async def _control_plane(
-    config: Config, parts: Parts, *, storage: StorageConfig, listener: socket.socket, data_dir: Path
-) -> AsyncIterator[None]:
-    """Serve the control plane and, under /v1, the catalog."""
+def _build_app(config: Config, parts: Parts, *, storage: StorageConfig, data_dir: Path) -> web.Application:
+    """Return the control plane with HTTP ingest and, under /v1, the catalog."""
     app = build_control_plane(parts)
-    add_http_ingest(app, HttpIngest(config.ingest, parts.intake, parts.debezium, parts.request_gate, parts.metrics))
+    HttpIngest(
+        config.ingest, intake=parts.intake, debezium=parts.debezium, gate=parts.request_gate, metrics=parts.metrics
+    ).add_routes(app)
     if not config.iceberg.uri:  # beside a foreign catalog, our own would only be mistaken for it
         app.add_subapp("/v1", build_own_catalog(config, storage, data_dir))
-    rejected = parts.metrics.counts.rejected_connections
-    async with serve_http(
-        app,
-        listener,
-        limits=_http_limits(config),
-        own_body_routes=ROUTES,
-        on_rejected=lambda: rejected.update(["http_connection_limit"]),
-    ):
-        yield
+    return app
 
 
 @asynccontextmanager
@@ -411,10 +368,7 @@ def url_of(scheme: str, listener: socket.socket) -> str:
 
 async def run_catalog(config: Config, *, announce: Callable[[str], None]) -> int:
     """Serve the catalog until SIGTERM or SIGINT, and return the exit code."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = _stop_signal()
     async with serving_catalog(config) as url:
         announce(url)
         await stop.wait()
@@ -426,33 +380,26 @@ async def run_catalog(config: Config, *, announce: Callable[[str], None]) -> int
 @asynccontextmanager
 async def serving_catalog(config: Config) -> AsyncIterator[str]:
     """Serve the catalog while the block runs; yields its URL."""
-    auth = _open_auth(config)
+
+    async def index(_request: web.Request) -> web.Response:
+        version = importlib.metadata.version("lakefeed")
+        return json_response(
+            {"service": "lakefeed catalog", "version": version, "endpoints": ["/v1/config", "/health"]}
+        )
+
+    async def health(_request: web.Request) -> web.Response:
+        return json_response({"status": "ready"})  # the store is opened before the service listens
+
     data_dir = make_data_dir(config)
-    storage = replace(config.storage, warehouse=warehouse_location(config, data_dir))
-    app = web.Application(middlewares=[require_token(auth)])
-    app.router.add_get("/", _index)
+    app = web.Application(middlewares=[require_token(_open_auth(config))])
+    app.router.add_get("/", index)
     for path in ("/health", "/health/ready", "/health/live"):
-        app.router.add_get(path, _health)
-    app.add_subapp("/v1", build_own_catalog(config, storage, data_dir))
+        app.router.add_get(path, health)
+    app.add_subapp("/v1", build_own_catalog(config, own_storage(config, data_dir), data_dir))
     with listen(config.server.host, config.server.http_port, setting="http_port") as listener:
-        async with serve_http(app, listener, limits=_http_limits(config)):
+        connections_max, body_max_bytes = config.ingest.http_connections_max, config.catalog.request_max_bytes
+        async with serve_http(app, listener, connections_max=connections_max, body_max_bytes=body_max_bytes):
             yield url_of("http", listener)
-
-
-async def _index(request: web.Request) -> web.Response:
-    del request
-    version = importlib.metadata.version("lakefeed")
-    return _json({"service": "lakefeed catalog", "version": version, "endpoints": ["/v1/config", "/health"]})
-
-
-async def _health(request: web.Request) -> web.Response:
-    """Return ready: the store is opened before the service listens."""
-    del request
-    return _json({"status": "ready"})
-
-
-def _json(document: object) -> web.Response:
-    return web.Response(body=orjson.dumps(document), content_type="application/json")
 
 
 # -- the catalog and the data directory as the settings describe them
@@ -474,8 +421,7 @@ async def _pass_principal(request: web.Request, handler: Handler) -> web.StreamR
 @asynccontextmanager
 async def open_own_files(config: Config) -> AsyncIterator[Files]:
     """Open the storage that the catalog's metadata files are in."""
-    storage = replace(config.storage, warehouse=warehouse_location(config, make_data_dir(config)))
-    files = build_files(config.catalog, Warehouse(storage))
+    files = build_files(config.catalog, Warehouse(own_storage(config, make_data_dir(config))))
     await files.open()
     try:
         yield files
@@ -490,15 +436,17 @@ def make_data_dir(config: Config) -> Path:
     return data_dir
 
 
-def warehouse_location(config: Config, data_dir: Path) -> str:
-    """Return the warehouse as the URI under which tables are placed."""
+def own_storage(config: Config, data_dir: Path) -> StorageConfig:
+    """Return the storage with the warehouse as the URI under which tables are placed."""
     given = config.storage.warehouse
     scheme, _, rest = given.partition("://")
     if scheme in {"s3a", "s3n"}:  # Hadoop's names for S3
-        return f"s3://{rest.rstrip('/')}"
-    if given.startswith(("s3://", "file:///", *CLOUD_SCHEMES)):
-        return given.rstrip("/")
-    return f"file://{Path(given).resolve() if given else data_dir / 'warehouse'}"
+        uri = f"s3://{rest.rstrip('/')}"
+    elif given.startswith(("s3://", "file:///", *CLOUD_SCHEMES)):
+        uri = given.rstrip("/")
+    else:
+        uri = f"file://{Path(given).resolve() if given else data_dir / 'warehouse'}"
+    return replace(config.storage, warehouse=uri)
 
 
 def load_node_id(data_dir: Path) -> str:

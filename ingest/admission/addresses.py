@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from lakefeed.ingest.config import Network
+
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 # What one customer of a provider usually has: a limit per address alone is easy to evade.
 _SUBNET_BITS = {4: 24, 6: 64}
@@ -24,28 +25,18 @@ def parse_address(text: str) -> Address | None:
     return mapped or address
 
 
-def parse_networks(text: str) -> tuple[Network, ...]:
-    """Parse addresses and networks that are separated by commas.
+def client_address(peer: str, trusted: Sequence[Network], header: Callable[[str], str]) -> Address | None:
+    """Return the client's address. `header` returns a header of its request, empty if it has none.
 
-    Raises: ValueError.
-    """
-    return tuple(ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip())
-
-
-def client_address(
-    peer: str, trusted: Sequence[Network], *, connecting: str | None = None, forwarded: str | None = None
-) -> Address | None:
-    """Return the client's address.
-
-    The headers of a proxy (`connecting`, or the chain `forwarded`) count only if the peer is trusted, because any
-    client can send them. In a chain, the last address that is not a trusted proxy is the client.
+    The headers of a proxy (`CF-Connecting-IP`, or the chain in `X-Forwarded-For`) count only if the peer is trusted,
+    because any client can send them. In a chain, the last address that is not a trusted proxy is the client.
     """
     address = parse_address(peer)
     if address is None or not _is_trusted(address, trusted):
         return address
-    if connecting is not None and (claimed := parse_address(connecting)) is not None:
+    if (claimed := parse_address(header("CF-Connecting-IP"))) is not None:
         return claimed
-    for text in reversed((forwarded or "").split(",")):
+    for text in reversed(header("X-Forwarded-For").split(",")):
         claimed = parse_address(text)
         if claimed is None:
             return address

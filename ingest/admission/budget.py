@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from lakefeed.ingest.admission.addresses import Address, is_private
+from lakefeed.ingest.config import FRAGMENTS_OVERHEAD_BYTES, IngestConfig
 
 # What a connection may hold of a message before it has to reserve, and the size of one read. Most messages are
 # smaller; smaller reads cost more calls per byte, measurably so below 64 KiB.
@@ -29,12 +30,6 @@ ALLOWANCE_BYTES = 64 * 1024
 # The size of one read after a reservation. Each read lets other threads run and then waits for them, so larger reads
 # save 7 % of a large frame's CPU time. Bytes of the next message are not reserved, so it is not larger still.
 RESERVED_READ_BYTES = 128 * 1024
-
-# What a frame takes besides its bytes, so that a flood of empty frames is counted too.
-FRAME_OVERHEAD_BYTES = 256
-
-# Fragments of one message, which websockets limits to 4,096, take at most this besides their bytes.
-FRAGMENTS_OVERHEAD_BYTES = 4096 * FRAME_OVERHEAD_BYTES
 
 
 class Reader(Protocol):
@@ -124,15 +119,13 @@ class SlotWaiter(Protocol):
 
 @dataclass(slots=True)
 class RequestSlots:
-    """The slots in use, and the requests that wait for one. A limit of 0 is no limit.
+    """The slots in use, and the requests that wait for one.
 
     Slots are granted in order of arrival. A request whose address is at its limit does not block those behind it. The
     queue is bounded by the number of connections: each has one request at a time.
     """
 
-    total: int
-    per_address: int = 0
-    private_addresses_count: bool = False
+    config: IngestConfig
     used: int = 0
     _per_address: Counter[Address] = field(default_factory=Counter)
     _waiting: dict[SlotWaiter, None] = field(default_factory=dict)
@@ -154,7 +147,7 @@ class RequestSlots:
         """Free the slot of a request, and grant it to the first waiting request that may have it."""
         self._count(request, -1)
         for other in list(self._waiting):
-            if self._is_full():
+            if self.used >= self.config.http_requests_max:
                 return
             if self._may_have_slot(other):
                 del self._waiting[other]
@@ -166,15 +159,12 @@ class RequestSlots:
         self._waiting.pop(request, None)
 
     def _may_have_slot(self, request: SlotWaiter) -> bool:
-        if self._is_full():
+        config, address = self.config, request.address
+        if self.used >= config.http_requests_max:
             return False
-        address = request.address
-        if not self.per_address or address is None or (is_private(address) and not self.private_addresses_count):
+        if address is None or (is_private(address) and not config.limit_private_ips):
             return True
-        return self._per_address[address] < self.per_address
-
-    def _is_full(self) -> bool:
-        return bool(self.total) and self.used >= self.total
+        return not 0 < config.http_requests_per_ip_max <= self._per_address[address]
 
     def _count(self, request: SlotWaiter, by: int) -> None:
         self.used += by

@@ -21,6 +21,7 @@ from typing import TypeVar
 from lakefeed.backoff import Backoff
 from lakefeed.ingest.admission.addresses import Address, is_private, subnet_of
 from lakefeed.ingest.admission.budget import ReadBudget
+from lakefeed.ingest.config import IngestConfig
 from lakefeed.ingest.protocol.offers import NackReason, Refused, Verdict
 
 Key = TypeVar("Key", str, Address)
@@ -62,13 +63,11 @@ class TokenBucket:
 
     rate_per_s: float
     burst: float
-    tokens: float
     refilled_at: float
+    tokens: float = field(init=False)
 
-    @classmethod
-    def full(cls, rate_per_s: float, burst: float, now: float) -> TokenBucket:
-        """Return a bucket with all tokens."""
-        return cls(rate_per_s, burst, burst, now)
+    def __post_init__(self) -> None:
+        self.tokens = self.burst
 
     def has(self, cost: float, now: float) -> bool:
         """Return whether there are enough tokens; takes none."""
@@ -99,10 +98,10 @@ class TokenBucket:
 
 @dataclass(slots=True)
 class SourceRates:
-    """One bucket per source, of one second by default. Buckets outlive connections: a reconnect gives no new one."""
+    """One bucket per source. Buckets outlive connections: a reconnect gives no new one."""
 
     per_s: float
-    burst: float | None = None
+    burst: float
     _buckets: dict[str, TokenBucket] = field(default_factory=dict)
 
     def bucket(self, source: str, now: float) -> TokenBucket:
@@ -110,27 +109,22 @@ class SourceRates:
         found = self._buckets.get(source)
         if found is None:
             if len(self._buckets) >= SOURCE_BUCKETS_MAX:
-                self._drop_full(now)
-            burst = self.per_s if self.burst is None else self.burst
-            found = self._buckets[source] = TokenBucket.full(self.per_s, burst, now)
+                kept = [(name, bucket) for name, bucket in self._buckets.items() if not bucket.has(bucket.burst, now)]
+                self._buckets = dict(kept[-SOURCE_BUCKETS_MAX // 2 :])
+            found = self._buckets[source] = TokenBucket(self.per_s, self.burst, now)
         return found
-
-    def _drop_full(self, now: float) -> None:
-        kept = {source: bucket for source, bucket in self._buckets.items() if not bucket.has(bucket.burst, now)}
-        self._buckets = dict(list(kept.items())[-SOURCE_BUCKETS_MAX // 2 :])
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRates:
-    """Rates of HTTP requests per source; None is no limit."""
+    """Rates of HTTP requests per source."""
 
-    requests: SourceRates | None = None
-    bytes: SourceRates | None = None
+    requests: SourceRates
+    bytes: SourceRates
 
     def admit(self, source: str, size_bytes: int, now: float) -> float:
         """Take the tokens of a request and return 0; or take nothing and return how many seconds to wait."""
-        rates = ((self.requests, 1), (self.bytes, size_bytes))
-        costs = [(rate.bucket(source, now), cost) for rate, cost in rates if rate is not None]
+        costs = ((self.requests.bucket(source, now), 1), (self.bytes.bucket(source, now), size_bytes))
         wait_s = max((bucket.wait_s(cost) for bucket, cost in costs if not bucket.has(cost, now)), default=0.0)
         if not wait_s:
             for bucket, cost in costs:
@@ -139,24 +133,10 @@ class RequestRates:
 
     def correct(self, source: str, more_bytes: int, now: float) -> None:
         """Count the bytes by which a request was larger, or smaller, than it was admitted for."""
-        if self.bytes is not None:
-            self.bytes.bucket(source, now).take(more_bytes)
+        self.bytes.bucket(source, now).take(more_bytes)
 
 
 # -- connections
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionLimits:
-    """How many connections, in total and of one kind, and how many new ones a second."""
-
-    total: int
-    per_source: int = 0
-    per_address: int = 0
-    per_subnet: int = 0
-    private_addresses_count: bool = False
-    per_s: float = 0
-    burst: int = 0
 
 
 class RejectReason(enum.Enum):
@@ -190,7 +170,7 @@ class ConnectionSlot:
 class ConnectionSlots:
     """The open connections, counted by source, address and subnet."""
 
-    limits: ConnectionLimits
+    config: IngestConfig
     now: float
     active: int = 0
     peak: int = 0
@@ -200,7 +180,7 @@ class ConnectionSlots:
     _new: TokenBucket = field(init=False)
 
     def __post_init__(self) -> None:
-        self._new = TokenBucket.full(self.limits.per_s, self.limits.burst, self.now)
+        self._new = TokenBucket(self.config.connection_rate_per_s, self.config.connection_burst, self.now)
 
     def acquire(self, slot: ConnectionSlot, now: float) -> Rejected | None:
         """Take a slot unless a limit is reached. Rejected connections do not count for the rate."""
@@ -212,23 +192,23 @@ class ConnectionSlots:
         return rejected
 
     def _find_limit(self, slot: ConnectionSlot, now: float) -> Rejected | None:
-        limits = self.limits
-        if limits.total and self.active >= limits.total:
-            return _too_many(RejectReason.CONNECTION_LIMIT, "all", limits.total)
+        config, address = self.config, slot.address
+        if self.active >= config.connections_max:
+            return _too_many(RejectReason.CONNECTION_LIMIT, "all", config.connections_max)
         if self._is_source_full(slot.source):
-            return _too_many(RejectReason.CONNECTION_LIMIT, "source", limits.per_source)
-        if slot.address is not None and (limits.private_addresses_count or not is_private(slot.address)):
-            if limits.per_address and self._per_address[slot.address] >= limits.per_address:
-                return _too_many(RejectReason.IP_LIMIT, "address", limits.per_address)
-            if limits.per_subnet and self._per_subnet[subnet_of(slot.address)] >= limits.per_subnet:
-                return _too_many(RejectReason.IP_LIMIT, "subnet", limits.per_subnet)
+            return _too_many(RejectReason.CONNECTION_LIMIT, "source", config.connections_per_source_max)
+        if address is not None and (config.limit_private_ips or not is_private(address)):
+            if 0 < config.connections_per_ip_max <= self._per_address[address]:
+                return _too_many(RejectReason.IP_LIMIT, "address", config.connections_per_ip_max)
+            if 0 < config.connections_per_subnet_max <= self._per_subnet[subnet_of(address)]:
+                return _too_many(RejectReason.IP_LIMIT, "subnet", config.connections_per_subnet_max)
         if not self._new.has(1, now):
             retry_after_s = max(1, math.ceil(self._new.wait_s(1)))
             return Rejected(RejectReason.RATE_LIMITED, "too many new connections", retry_after_s)
         return None
 
     def _is_source_full(self, source: str) -> bool:
-        return bool(source and self.limits.per_source and self._per_source[source] >= self.limits.per_source)
+        return source != "" and 0 < self.config.connections_per_source_max <= self._per_source[source]
 
     def release(self, slot: ConnectionSlot) -> None:
         """Free a slot."""
@@ -236,14 +216,10 @@ class ConnectionSlots:
 
     def _count(self, slot: ConnectionSlot, by: int) -> None:
         self.active += by
-        self._count_source(slot.source, by)
+        _add(self._per_source, slot.source, by)
         if slot.address is not None:
             _add(self._per_address, slot.address, by)
             _add(self._per_subnet, subnet_of(slot.address), by)
-
-    def _count_source(self, source: str, by: int) -> None:
-        if source:
-            _add(self._per_source, source, by)
 
     def bind(self, slot: ConnectionSlot, source: str) -> bool:
         """Count a connection for the source that its messages name; False if that source is at its limit."""
@@ -251,16 +227,17 @@ class ConnectionSlots:
             return True
         if self._is_source_full(source):
             return False
-        self._count_source(slot.source, -1)
-        self._count_source(source, 1)
+        _add(self._per_source, slot.source, -1)
+        _add(self._per_source, source, 1)
         slot.source = source
         return True
 
     def allowance(self, now: float) -> Allowance:
         """Return how many more may connect: at once if the rate is limited, else in total."""
-        if self.limits.per_s:
+        if self.config.connection_rate_per_s:
             return self._new.allowance(now)
-        return Allowance(self.limits.total, max(0, self.limits.total - self.active), now)
+        total = self.config.connections_max
+        return Allowance(total, max(0, total - self.active), now)
 
 
 def _too_many(reason: RejectReason, of: str, limit: int) -> Rejected:
@@ -274,13 +251,13 @@ def _add(counter: Counter[Key], key: Key, by: int) -> None:
         del counter[key]
 
 
-@dataclass(frozen=True, slots=True)
 class SharedLimits:
-    """The limits that the WebSocket and HTTP share; without a limit on bytes of a source, `source_bytes` is None."""
+    """The limits that the WebSocket and HTTP share."""
 
-    budget: ReadBudget
-    slots: ConnectionSlots
-    source_bytes: SourceRates | None
+    def __init__(self, config: IngestConfig, now: float) -> None:
+        self.budget = ReadBudget(config.memory_max_bytes, config.frame_max_bytes)
+        self.slots = ConnectionSlots(config, now)
+        self.source_bytes = SourceRates(config.source_bytes_per_s, config.source_bytes_per_s)
 
 
 # -- load
@@ -318,22 +295,11 @@ def load_level(*, connections: float, delay: float, log: float) -> LoadLevel:
 # -- messages of one connection
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageLimits:
-    """What one connection may send a second, and how many refusals it may ignore."""
-
-    per_s: float = 0
-    burst: int = 1
-    heartbeats_per_s: float = 0
-    refusals_max: int = 0
-
-
 @dataclass(slots=True)
 class MessageLimiter:
     """The messages of one connection: token buckets, backoff, and the refusals that the client ignored."""
 
-    limits: MessageLimits
-    is_high_priority: bool
+    config: IngestConfig
     jitter: Callable[[], float]
     now: float
     _messages: TokenBucket = field(init=False)
@@ -346,14 +312,14 @@ class MessageLimiter:
     _retry_at: float = 0.0
 
     def __post_init__(self) -> None:
-        limits = self.limits
-        self._messages = TokenBucket.full(limits.per_s, limits.burst, self.now)
-        self._heartbeats = TokenBucket.full(limits.heartbeats_per_s, 2 * limits.heartbeats_per_s, self.now)
+        config = self.config
+        self._messages = TokenBucket(config.message_rate_per_s, config.message_burst, self.now)
+        self._heartbeats = TokenBucket(config.heartbeat_rate_per_s, 2 * config.heartbeat_rate_per_s, self.now)
 
     @property
     def ignores_refusals(self) -> bool:
         """Return whether so many messages were refused that the client does not react to refusals."""
-        return bool(self.limits.refusals_max) and self._refusals >= self.limits.refusals_max
+        return 0 < self.config.refusals_max <= self._refusals
 
     def count_too_large(self) -> bool:
         """Count a message with an event that is too large; return whether these are too many."""
@@ -374,7 +340,7 @@ class MessageLimiter:
 
     def allowance(self, now: float) -> Allowance | None:
         """Return what is left of the limit on messages, None without a limit."""
-        return self._messages.allowance(now) if self.limits.per_s else None
+        return self._messages.allowance(now) if self.config.message_rate_per_s else None
 
     def admit_heartbeat(self, now: float) -> Refused | None:
         """Admit a heartbeat unless there are too many."""
@@ -395,10 +361,8 @@ class MessageLimiter:
         self._attempts = 0
         return None
 
-    def shed(self, level: LoadLevel, now: float) -> Refused | None:
-        """Refuse a batch at critical load unless the connection has priority. The client is not to blame: no count."""
-        if level is not LoadLevel.CRITICAL or self.is_high_priority:
-            return None
+    def shed(self, now: float) -> Refused:
+        """Refuse a batch because load is critical. The client is not to blame: no count."""
         return self._back_off("the service is overloaded", 0.0, now, NackReason.LOAD_SHEDDING)
 
     def _refuse(self, message: str, wait_s: float, now: float) -> Refused:
@@ -455,15 +419,6 @@ def not_authenticated(message: str) -> Closing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IdleTimeouts:
-    """How long the server waits for a client; 0 means no limit."""
-
-    heartbeat_s: float
-    message_s: float
-    replies_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Liveness:
     """Since when a client is silent, has a message half sent, has not read its replies; None where it is not so."""
 
@@ -472,14 +427,14 @@ class Liveness:
     unread_since: float | None
 
 
-def find_timeout(liveness: Liveness, timeouts: IdleTimeouts, now: float) -> Closing | None:
+def find_timeout(liveness: Liveness, config: IngestConfig, now: float) -> Closing | None:
     """Return how to close a client that exceeded a timeout; all times are of one clock."""
-    if _is_over(liveness.unread_since, timeouts.replies_s, now):
+
+    def is_over(since: float | None, limit_s: float) -> bool:
+        return since is not None and bool(limit_s) and now - since > limit_s
+
+    if is_over(liveness.unread_since, config.reply_timeout_s):
         return _REPLIES_UNREAD
-    if _is_over(liveness.arriving_since, timeouts.message_s, now):
+    if is_over(liveness.arriving_since, config.message_timeout_s):
         return _MESSAGE_INCOMPLETE
-    return _SILENT if _is_over(liveness.silent_since, timeouts.heartbeat_s, now) else None
-
-
-def _is_over(since: float | None, limit_s: float, now: float) -> bool:
-    return since is not None and bool(limit_s) and now - since > limit_s
+    return _SILENT if is_over(liveness.silent_since, config.heartbeat_timeout_s) else None

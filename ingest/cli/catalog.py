@@ -53,7 +53,9 @@ def serve(config_path: Path | None = None, log_level: str = "info", **flags: Any
     set_up_logging(log_level)
     with readable_errors():
         config = _load(config_path, **flags)
-        sys.exit(asyncio.run(run_catalog(config, announce=_announce)))
+        ready = "[bold]lakefeed catalog[/bold] is ready at {}   (clients add /v1)"
+        console = Console(stderr=True, highlight=False)
+        sys.exit(asyncio.run(run_catalog(config, announce=lambda url: console.print(ready.format(url)))))
 
 
 @catalog.command()
@@ -112,23 +114,23 @@ def validate(config_path: Path | None, data_dir: str | None) -> None:
 
     Prints one line per problem. The exit code is 1 if there are any.
     """
+
+    async def run(config: Config) -> list[str]:
+        found: list[str] = []
+        async with _open(config) as store, open_own_files(config) as files:
+            contents = await store.export()
+            with progress_bar("metadata files", len(contents.entries)) as bar:
+                async for problem in find_problems(contents, files, config.catalog):
+                    bar.advance()
+                    found += [problem] if problem else []
+        return sorted(found)
+
     with readable_errors():
-        problems = asyncio.run(_validate(_load(config_path, data_dir=data_dir)))
+        problems = asyncio.run(run(_load(config_path, data_dir=data_dir)))
     for problem in problems:
         click.echo(problem)
     click.echo(f"{len(problems):,} problems" if problems else "all metadata can be read")
     sys.exit(1 if problems else 0)
-
-
-async def _validate(config: Config) -> list[str]:
-    found: list[str] = []
-    async with _open(config) as store, open_own_files(config) as files:
-        contents = await store.export()
-        with progress_bar("metadata files", len(contents.entries)) as bar:
-            async for problem in find_problems(contents, files, config.catalog):
-                bar.advance()
-                found += [problem] if problem else []
-    return sorted(found)
 
 
 def _load(config_path: Path | None, **flags: Any) -> Config:
@@ -147,7 +149,3 @@ async def _open(config: Config) -> AsyncIterator[Store]:
         yield store
     finally:
         await store.close()
-
-
-def _announce(url: str) -> None:
-    Console(stderr=True, highlight=False).print(f"[bold]lakefeed catalog[/bold] is ready at {url}   (clients add /v1)")

@@ -60,7 +60,6 @@ class PushRequest:
 class PushReport:
     """Counts of a push. `tables` maps each table to its flush: snapshot id and committed rows."""
 
-    lines: int = 0
     skipped: int = 0
     acked: int = 0
     duplicates: int = 0
@@ -70,7 +69,6 @@ class PushReport:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    number: int
     changes: int
     input_bytes: int
     frame: bytes
@@ -98,8 +96,12 @@ def push(file: BinaryIO, *, source: str | None, **options: Any) -> None:
       lakefeed push changes.ndjson --source shop-db     # run it again: only new lines are sent
     """
     request = PushRequest(source=source or f"push-{uuid.uuid4()}", **options)
+    try:
+        size_bytes = os.fstat(file.fileno()).st_size or None
+    except OSError:
+        size_bytes = None
     sent = 0
-    with readable_errors(), progress_bar("pushing", _size_of(file), in_bytes=True, keep=True) as bar:
+    with readable_errors(), progress_bar("pushing", size_bytes, in_bytes=True, keep=True) as bar:
 
         def on_acked(changes: int, input_bytes: int) -> None:
             nonlocal sent
@@ -111,13 +113,6 @@ def push(file: BinaryIO, *, source: str | None, **options: Any) -> None:
     print_flushed(report.tables)
     if request.flush and not report.committed:
         raise click.ClickException("all changes are durable, but not all are committed yet: see `lakefeed status`")
-
-
-def _size_of(file: BinaryIO) -> int | None:
-    try:
-        return os.fstat(file.fileno()).st_size or None
-    except OSError:
-        return None
 
 
 async def push_lines(request: PushRequest, lines: Iterable[bytes], progress: Progress) -> PushReport:
@@ -144,7 +139,9 @@ async def _push(
     socket: ClientConnection, request: PushRequest, lines: Iterable[bytes], progress: Progress
 ) -> PushReport:
     report = PushReport()
-    durable = await _connect(socket, request)
+    hello = {"type": "connect", "timestamp": _now_ms(), "sourceDoId": request.source}
+    await socket.send(orjson.dumps(hello), text=True)
+    durable = (await _receive(socket, "status")).get("lastDurableSequence") or 0
     in_flight: deque[_Batch] = deque()
     for batch in _batches(request, lines, after=durable, report=report):
         if len(in_flight) >= WINDOW_BATCHES:
@@ -156,15 +153,6 @@ async def _push(
     if request.flush:
         await _flush(socket, request, report)
     return report
-
-
-async def _connect(socket: ClientConnection, request: PushRequest) -> int:
-    await socket.send(
-        orjson.dumps({"type": "connect", "timestamp": _now_ms(), "sourceDoId": request.source}), text=True
-    )
-    status = await _receive(socket, "status")
-    durable = status.get("lastDurableSequence")
-    return durable if durable is not None else 0
 
 
 async def _settle_first(
@@ -180,15 +168,12 @@ async def _settle_first(
         for batch in in_flight:
             await socket.send(batch.frame, text=True)
         answer = await _receive(socket, "ack", "nack")
-    await _take_ack(answer, in_flight.popleft(), report, progress)
-
-
-async def _take_ack(ack: dict[str, Any], batch: _Batch, report: PushReport, progress: Progress) -> None:
-    new = ack.get("details", {}).get("eventsProcessed", 0)
+    acked, details = in_flight.popleft(), answer.get("details", {})
+    new = details.get("eventsProcessed", 0)
     report.acked += new
-    report.duplicates += batch.changes - new
-    progress(batch.changes, batch.input_bytes)
-    if delay_ms := ack.get("details", {}).get("suggestedDelayMs"):
+    report.duplicates += acked.changes - new
+    progress(acked.changes, acked.input_bytes)
+    if delay_ms := details.get("suggestedDelayMs"):
         await asyncio.sleep(delay_ms / 1_000)
 
 
@@ -236,29 +221,22 @@ def _refused(nack: dict[str, Any]) -> PushError:
 def _batches(request: PushRequest, lines: Iterable[bytes], *, after: int, report: PushReport) -> Iterator[_Batch]:
     events: list[msgspec.Raw] = []
     input_bytes = number = 0
+
+    def batch() -> _Batch:
+        kind = {"type": "cdc_batch", "timestamp": _now_ms(), "sourceDoId": request.source}
+        return _Batch(len(events), input_bytes, _encode({**kind, "sequenceNumber": number, "events": events}))
+
     for line_number, line in enumerate(lines, start=1):
-        report.lines += 1
         input_bytes += len(line)
         if line_number <= after or not line.strip():
             report.skipped += 1
             continue
         events.append(read_line(line, line_number, table=request.table, key=request.key))
         if len(events) >= BATCH_MAX_CHANGES or input_bytes >= BATCH_MAX_BYTES:
-            yield _batch(request, number, events, input_bytes)
+            yield batch()
             number, events, input_bytes = number + 1, [], 0
     if events:
-        yield _batch(request, number, events, input_bytes)
-
-
-def _batch(request: PushRequest, number: int, events: list[msgspec.Raw], input_bytes: int) -> _Batch:
-    message = {
-        "type": "cdc_batch",
-        "timestamp": _now_ms(),
-        "sourceDoId": request.source,
-        "sequenceNumber": number,
-        "events": events,
-    }
-    return _Batch(number, len(events), input_bytes, _encode(message))
+        yield batch()
 
 
 def read_line(line: bytes, line_number: int, *, table: str | None, key: str) -> msgspec.Raw:
@@ -266,7 +244,12 @@ def read_line(line: bytes, line_number: int, *, table: str | None, key: str) -> 
 
     Raises: PushError.
     """
-    fields = _read_fields(line, line_number)
+    try:
+        fields = _decode_fields(line)
+    except msgspec.ValidationError as error:
+        raise PushError(f"expected a JSON object: line={line_number} error={error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PushError(f"not valid JSON: line={line_number} error={error}") from error
     is_change = fields.get("operation") in OPERATIONS and ("after" in fields or "before" in fields)
     change: dict[str, Any] = fields if is_change else {"operation": "INSERT", "after": msgspec.Raw(line.strip())}
     own_table = change.get("table", _NULL)
@@ -281,15 +264,6 @@ def read_line(line: bytes, line_number: int, *, table: str | None, key: str) -> 
     }
     images = {name: change[name] for name in ("before", "after", "unchanged") if name in change}
     return msgspec.Raw(_encode(event | images))
-
-
-def _read_fields(line: bytes, line_number: int) -> dict[str, msgspec.Raw]:
-    try:
-        return _decode_fields(line)
-    except msgspec.ValidationError as error:
-        raise PushError(f"expected a JSON object: line={line_number} error={error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise PushError(f"not valid JSON: line={line_number} error={error}") from error
 
 
 def _row_id(change: Mapping[str, msgspec.Raw], key: str) -> str:

@@ -105,18 +105,9 @@ def _read_event(
     if payload == NULL:
         return Ignored("tombstone")
     fields = values.decode_object(payload, path)
-    if forms.is_cloud_event(fields):
-        return _change_of(forms.read_cloud_event(fields, path), headers, config)
-    if forms.is_envelope(fields):
-        return _change_of(forms.read_envelope(fields, schema, path), headers, config)
-    header_fields = forms.unwrapped_fields(headers)
-    if forms.is_unwrapped(fields, header_fields):
-        return _change_of(forms.read_unwrapped(fields, schema, path, header_fields=header_fields), headers, config)
-    return _other_event(fields, payload, path)
-
-
-def _other_event(fields: Mapping[str, msgspec.Raw], payload: msgspec.Raw, path: str) -> DebeziumEvent:
-    """Read an event that is not a change."""
+    raw = forms.read_change(fields, schema, headers, path)
+    if raw is not None:
+        return _change_of(raw, headers, config)
     if fields and fields.keys() <= _HEARTBEAT:
         return Ignored("heartbeat")
     if fields.keys() >= {"status", "id"} and fields.keys() <= _MARK:

@@ -25,7 +25,6 @@ import msgspec
 from lakefeed.ingest.debezium.events import NO_IMAGE, NULL, DebeziumMalformed
 from lakefeed.ingest.debezium.values import ValueSchema, decode_object, read_fields, split_schema
 
-_CLOUD_EVENT = "specversion"
 _EXTENSION = "iodebezium"
 _SOURCE = "__source_"
 _TRANSACTION = "__transaction_"
@@ -72,27 +71,26 @@ class RawChange:
     timestamp_ms: msgspec.Raw | None = None
 
 
-def is_cloud_event(fields: Mapping[str, msgspec.Raw]) -> bool:
-    """Return whether an event is a CloudEvent."""
-    return _CLOUD_EVENT in fields and f"{_EXTENSION}op" in fields
-
-
-def is_envelope(fields: Mapping[str, msgspec.Raw]) -> bool:
-    """Return whether an event is a full envelope."""
-    return "op" in fields and "source" in fields
-
-
-def is_unwrapped(fields: Mapping[str, msgspec.Raw], header_fields: Mapping[str, msgspec.Raw]) -> bool:
-    """Return whether an event is an unwrapped row: it, or its headers, name the operation or the table."""
-    names = (*_UNWRAPPED_OWN, "__table", f"{_SOURCE}table")
-    return any(name in fields or name in header_fields for name in names)
-
-
-def read_envelope(fields: dict[str, msgspec.Raw], schema: ValueSchema, path: str) -> RawChange:
-    """Read a full envelope.
+def read_change(
+    fields: dict[str, msgspec.Raw], schema: ValueSchema, headers: Mapping[str, str], path: str
+) -> RawChange | None:
+    """Read a change in any of the forms; None if the event is no change. `headers` are Debezium's own.
 
     Raises: DebeziumMalformed.
     """
+    if "specversion" in fields and f"{_EXTENSION}op" in fields:
+        return _read_cloud_event(fields, path)
+    if "op" in fields and "source" in fields:
+        return _read_envelope(fields, schema, path)
+    # An unwrapped row, or its headers, name the operation or the table.
+    header_fields = _unwrapped_fields(headers)
+    names = (*_UNWRAPPED_OWN, "__table", f"{_SOURCE}table")
+    if any(name in fields or name in header_fields for name in names):
+        return _read_unwrapped(fields, schema, path, header_fields=header_fields)
+    return None
+
+
+def _read_envelope(fields: dict[str, msgspec.Raw], schema: ValueSchema, path: str) -> RawChange:
     return RawChange(
         path=path,
         op=_text(fields["op"], f"{path}.op"),
@@ -106,11 +104,8 @@ def read_envelope(fields: dict[str, msgspec.Raw], schema: ValueSchema, path: str
     )
 
 
-def read_cloud_event(fields: dict[str, msgspec.Raw], path: str) -> RawChange:
-    """Read a CloudEvent, whose values outside `data` are all text.
-
-    Raises: DebeziumMalformed.
-    """
+def _read_cloud_event(fields: dict[str, msgspec.Raw], path: str) -> RawChange:
+    """Read a CloudEvent, whose values outside `data` are all text."""
     extensions = {name.removeprefix(_EXTENSION): value for name, value in fields.items() if name.startswith(_EXTENSION)}
     payload, schema = split_schema(fields.get("data", msgspec.Raw(b"{}")), f"{path}.data")
     data = decode_object(payload, f"{path}.data")
@@ -132,13 +127,10 @@ def read_cloud_event(fields: dict[str, msgspec.Raw], path: str) -> RawChange:
     )
 
 
-def read_unwrapped(
+def _read_unwrapped(
     fields: dict[str, msgspec.Raw], schema: ValueSchema, path: str, *, header_fields: Mapping[str, msgspec.Raw]
 ) -> RawChange:
-    """Read an unwrapped row: its own fields, and the rest, which is the row.
-
-    Raises: DebeziumMalformed.
-    """
+    """Read an unwrapped row: its own fields, and the rest, which is the row."""
     own = {name.lower(): value for name, value in fields.items() if _is_own(name)}
     own = {**header_fields, **own}
     source = {
@@ -236,11 +228,8 @@ def read_key(own: Mapping[str, str], name: str) -> dict[str, msgspec.Raw]:
     return key
 
 
-def unwrapped_fields(own: Mapping[str, str]) -> dict[str, msgspec.Raw]:
-    """Return the fields that ExtractNewRecordState adds as headers, such as `__op` and `__source_table`.
-
-    Raises: DebeziumMalformed.
-    """
+def _unwrapped_fields(own: Mapping[str, str]) -> dict[str, msgspec.Raw]:
+    """Return the fields that ExtractNewRecordState adds as headers, such as `__op` and `__source_table`."""
     names = [name for name in own if name.startswith("__") and not name.startswith(_OWN)]
     return {name: split_schema(_decode(own, name), _header_path(name))[0] for name in names}
 

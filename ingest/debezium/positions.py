@@ -101,7 +101,8 @@ class Positions:
         """Decide which changes of a request are new. `digest` is that of its body, `run_id` its header's."""
         is_restarted = bool(run_id and self.run_id and run_id != self.run_id)
         if digest and digest == self.digest and not is_restarted:
-            return Plan(is_retry=True, fresh=(), repeated=(), after=self)
+            changes = (index for index, event in enumerate(events) if isinstance(event, Change))
+            return Plan(is_retry=True, fresh=(), repeated=tuple(changes), after=self)
         fresh: list[int] = []
         repeated: list[int] = []
         state = self.without_cursor() if is_restarted else self
@@ -123,7 +124,7 @@ class Positions:
 class Plan:
     """What to do with a request: indexes of the changes that are new and of those taken before, and what to remember.
 
-    The new changes have the sequence numbers up to `after.taken`, in order. Of a retry nothing is to be looked at.
+    The new changes have the sequence numbers up to `after.taken`, in order. A retry repeats everything.
     """
 
     is_retry: bool

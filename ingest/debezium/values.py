@@ -78,49 +78,87 @@ _INFINITE_TEXTS = {
     "-290308-12-21T19:59:27.6": "-infinity",
 }
 
+# PostgreSQL's longest numeric has 147455 digits, which is less than this.
+DECIMAL_MAX_BYTES = 64 * 1024
+DECIMAL_MAX_SCALE = 16_383
+# PostgreSQL's longest bit string is 83886080 bits, too long for one character each.
+BITS_MAX_LENGTH = 64 * 1024
+# Zeros are free for a sender: written out, a value has at most this many characters, or this many per one received.
+WRITTEN_MAX_CHARS = 256
+GROWTH_MAX = 8
+# Placeholders are a setting, of which a service has few.
+PLACEHOLDERS_MAX = 16
+# White space and decimals that a sender may put between character codes.
+_CODE_MAX_BYTES = 8
+# Tables, times their versions, that are remembered; larger schemas than this are read anew, so memory stays bounded.
+SCHEMAS_MAX = 512
+SCHEMA_MAX_BYTES = 64 * 1024
 
-class Time(NamedTuple):
-    """A date or time as text; a regular one is exactly what its type promises."""
+_INTEGER = re.compile(rb"-?[0-9]{1,19}")
+_TEXT_START = b'"'
+_LIST_START = b"["
 
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_TIME = re.compile(r"\d\d:\d\d:\d\d(\.\d+)?")
+_TIMESTAMP = re.compile(rf"{_DATE.pattern}T{_TIME.pattern}")
+_ZONED = re.compile(rf"{_TIMESTAMP.pattern}(Z|[+-]\d\d:\d\d)")
+_WRAPPING = {"schema", "payload"}
+
+_encode = msgspec.json.Encoder().encode
+_decode_text = msgspec.json.Decoder(str).decode
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_any = msgspec.json.Decoder().decode
+
+
+class Converted(NamedTuple):
+    """A value as JSON. A regular one is exactly what its type promises."""
+
+    json: bytes
+    regular: bool
+
+
+Converter: TypeAlias = Callable[[bytes], Converted]
+
+
+def _text(text: str, *, regular: bool) -> Converted:
+    return Converted(_encode(text), regular)
+
+
+# -- dates and times
+
+
+def _read_date(days: int) -> Converted:
+    if days in _INFINITE_DAYS:
+        return _text(_INFINITE_DAYS[days], regular=False)
+    day = _day_of(days)
+    return _text(str(days), regular=False) if day is None else _text(day.text, regular=day.regular)
+
+
+def _read_timestamp(ticks: int, per_second: int) -> Converted:
+    """Read a timestamp without zone."""
+    millis = ticks * MILLIS // per_second
+    if millis in _INFINITE_MILLIS and ticks * MILLIS == millis * per_second:
+        return _text(_INFINITE_MILLIS[millis], regular=False)
+    days, rest = divmod(ticks, _DAY_S * per_second)
+    day = _day_of(days)
+    if day is None:
+        return _text(str(ticks), regular=False)
+    return _text(f"{day.text}T{_clock_text(rest, per_second)}", regular=day.regular)
+
+
+def _read_time_of_day(ticks: int, per_second: int) -> Converted:
+    """Read a time of day. Others, such as 24:00:00 or MySQL's -01:00:00, are irregular."""
+    sign = "-" if ticks < 0 else ""
+    return _text(sign + _clock_text(abs(ticks), per_second), regular=0 <= ticks < _DAY_S * per_second)
+
+
+class _Day(NamedTuple):
     text: str
     regular: bool
 
 
-def date_of(days: int) -> Time:
-    """Return a date as text."""
-    if days in _INFINITE_DAYS:
-        return Time(_INFINITE_DAYS[days], regular=False)
-    return _day_text(days) or Time(str(days), regular=False)
-
-
-def timestamp_of(ticks: int, per_second: int) -> Time:
-    """Return a timestamp without zone as text."""
-    millis = ticks * MILLIS // per_second
-    if millis in _INFINITE_MILLIS and ticks * MILLIS == millis * per_second:
-        return Time(_INFINITE_MILLIS[millis], regular=False)
-    days, rest = divmod(ticks, _DAY_S * per_second)
-    day = _day_text(days)
-    if day is None:
-        return Time(str(ticks), regular=False)
-    return Time(f"{day.text}T{_clock_text(rest, per_second)}", day.regular)
-
-
-def time_of(ticks: int, per_second: int) -> Time:
-    """Return a time of day as text. Others, such as 24:00:00 or MySQL's -01:00:00, are irregular."""
-    regular = 0 <= ticks < _DAY_S * per_second
-    sign = "-" if ticks < 0 else ""
-    return Time(sign + _clock_text(abs(ticks), per_second), regular)
-
-
-def without_zone(text: str, is_regular: Callable[[str], object]) -> Time:
-    """Return the text without the Z that ISO mode appends to values without zone."""
-    local = text.removesuffix("Z")
-    if local in _INFINITE_TEXTS:
-        return Time(_INFINITE_TEXTS[local], regular=False)
-    return Time(local, bool(is_regular(local)))
-
-
-def _day_text(days: int) -> Time | None:
+def _day_of(days: int) -> _Day | None:
     cycle, rest = divmod(days + _EPOCH_ORDINAL - 1, _CYCLE_DAYS)
     day = date.fromordinal(rest + 1)
     year = day.year + cycle * _CYCLE_YEARS
@@ -128,7 +166,7 @@ def _day_text(days: int) -> Time | None:
         return None
     sign = "-" if year < 0 else "+" if year > _REGULAR_YEAR_MAX else ""
     regular = _REGULAR_YEAR_MIN <= year <= _REGULAR_YEAR_MAX
-    return Time(f"{sign}{abs(year):04}-{day.month:02}-{day.day:02}", regular)
+    return _Day(f"{sign}{abs(year):04}-{day.month:02}-{day.day:02}", regular)
 
 
 def _clock_text(ticks: int, per_second: int) -> str:
@@ -139,28 +177,7 @@ def _clock_text(ticks: int, per_second: int) -> str:
     return f"{hour:02}:{minute:02}:{second:02}{'.' if digits else ''}{digits}"
 
 
-# PostgreSQL's longest numeric has 147455 digits, which is less than this.
-DECIMAL_MAX_BYTES = 64 * 1024
-DECIMAL_MAX_SCALE = 16_383
-# PostgreSQL's longest bit string is 83886080 bits, too long for one character each.
-BITS_MAX_LENGTH = 64 * 1024
-# Zeros are free for a sender: written out, a value has at most this many characters, or this many per one received.
-WRITTEN_MAX_CHARS = 256
-GROWTH_MAX = 8
-
-_INTEGER = re.compile(rb"-?[0-9]{1,19}")
-_TEXT_START = b'"'
-_LIST_START = b"["
-
-_DATE = re.compile(r"\d{4}-\d\d-\d\d")
-_TIME = re.compile(r"\d\d:\d\d:\d\d(\.\d+)?")
-_TIMESTAMP = re.compile(rf"{_DATE.pattern}T{_TIME.pattern}")
-_ZONED = re.compile(rf"{_TIMESTAMP.pattern}(Z|[+-]\d\d:\d\d)")
-
-_encode = msgspec.json.Encoder().encode
-_decode_text = msgspec.json.Decoder(str).decode
-_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+# -- values by their schema
 
 
 class TypeSchema(msgspec.Struct):
@@ -173,16 +190,6 @@ class TypeSchema(msgspec.Struct):
     fields: list[TypeSchema] | None = None
     items: TypeSchema | None = None
     values: TypeSchema | None = None
-
-
-class Reading(NamedTuple):
-    """A value as JSON. A regular one is exactly what its type promises."""
-
-    json: bytes
-    regular: bool
-
-
-Converter: TypeAlias = Callable[[bytes], Reading]
 
 
 class _VariableScaleDecimal(msgspec.Struct):
@@ -228,19 +235,19 @@ def read_fields(columns: dict[str, msgspec.Raw], converters: dict[str, Converter
         value = columns.get(name)
         if value is None or value == NULL:
             continue
-        reading = converter(bytes(value))
-        columns[name] = msgspec.Raw(reading.json)
-        if not reading.regular:
+        converted = converter(bytes(value))
+        columns[name] = msgspec.Raw(converted.json)
+        if not converted.regular:
             irregular.append(name)
     return irregular
 
 
 def _lenient(read: Converter) -> Converter:
-    def read_or_keep(value: bytes) -> Reading:
+    def read_or_keep(value: bytes) -> Converted:
         try:
             return read(value)
         except (ValueError, msgspec.MsgspecError):
-            return Reading(value, regular=False)
+            return Converted(value, regular=False)
 
     return read_or_keep
 
@@ -250,35 +257,35 @@ def _parameter(schema: TypeSchema, name: str) -> int | None:
     return int(text) if re.fullmatch(r"-?[0-9]{1,6}", text) else None
 
 
-def _read_time(value: bytes, write: Callable[[int], Time]) -> Reading:
+def _read_number(value: bytes, read: Callable[[int], Converted]) -> Converted:
     if _INTEGER.fullmatch(value) is None:
         raise ValueError("not a whole number")
-    return _as_reading(write(int(value)))
+    return read(int(value))
 
 
-def _read_local(value: bytes, pattern: re.Pattern[str]) -> Reading:
-    return _as_reading(without_zone(_decode_text(value), pattern.fullmatch))
+def _read_local(value: bytes, pattern: re.Pattern[str]) -> Converted:
+    """Read a text in ISO mode, which appends a Z to values without zone."""
+    local = _decode_text(value).removesuffix("Z")
+    if local in _INFINITE_TEXTS:
+        return _text(_INFINITE_TEXTS[local], regular=False)
+    return _text(local, regular=pattern.fullmatch(local) is not None)
 
 
-def _as_reading(time: Time) -> Reading:
-    return Reading(_encode(time.text), time.regular)
+def _read_zoned(value: bytes) -> Converted:
+    return Converted(value, regular=_ZONED.fullmatch(_decode_text(value)) is not None)
 
 
-def _read_zoned(value: bytes) -> Reading:
-    return Reading(value, regular=_ZONED.fullmatch(_decode_text(value)) is not None)
+def _read_float(value: bytes) -> Converted:
+    return Converted(value, regular=not value.startswith(_TEXT_START))
 
 
-def _read_float(value: bytes) -> Reading:
-    return Reading(value, regular=not value.startswith(_TEXT_START))
+def _read_decimal(value: bytes, scale: int | None) -> Converted:
+    return _text(_plain(_decode_text(value), scale), regular=True)
 
 
-def _read_decimal(value: bytes, scale: int | None) -> Reading:
-    return Reading(_encode(_plain(_decode_text(value), scale)), regular=True)
-
-
-def _read_variable_scale(value: bytes) -> Reading:
+def _read_variable_scale(value: bytes) -> Converted:
     decimal = _decode_variable_scale(value)
-    return Reading(_encode(_plain(decimal.value, decimal.scale)), regular=True)
+    return _text(_plain(decimal.value, decimal.scale), regular=True)
 
 
 def _plain(text: str, scale: int | None) -> str:
@@ -297,13 +304,13 @@ def _plain(text: str, scale: int | None) -> str:
     return f"{sign}{digits[:-scale]}.{digits[-scale:]}"
 
 
-def _read_bits(value: bytes, length: int | None) -> Reading:
+def _read_bits(value: bytes, length: int | None) -> Converted:
     text = _decode_text(value)
     bits = int.from_bytes(base64.b64decode(text, validate=True), "little")
     if length is None or not bits.bit_length() <= length <= BITS_MAX_LENGTH:
         raise ValueError("not a bit string of this length")
     _check_growth(length, text)
-    return Reading(_encode(f"{bits:0{length}b}"), regular=True)
+    return _text(f"{bits:0{length}b}", regular=True)
 
 
 def _check_growth(chars: int, value: str | bytes) -> None:
@@ -311,56 +318,56 @@ def _check_growth(chars: int, value: str | bytes) -> None:
         raise ValueError("too long once it is written out")
 
 
-def _of_parts(part: TypeSchema | None, read: Callable[[bytes, Converter], Reading]) -> Converter | None:
+def _of_parts(part: TypeSchema | None, read: Callable[[bytes, Converter], Converted]) -> Converter | None:
     converter = converter_of(part) if part is not None else None
     return None if converter is None else _lenient(lambda value: read(value, converter))
 
 
-def _read_list(value: bytes, converter: Converter) -> Reading:
-    readings = _read_parts(_decode_list(value), value, converter)
-    return Reading(b"[" + b",".join(each.json for each in readings) + b"]", all(each.regular for each in readings))
+def _read_list(value: bytes, converter: Converter) -> Converted:
+    converted = _read_parts(_decode_list(value), value, converter)
+    return Converted(b"[" + b",".join(each.json for each in converted) + b"]", all(each.regular for each in converted))
 
 
-def _read_map(value: bytes, converter: Converter) -> Reading:
+def _read_map(value: bytes, converter: Converter) -> Converted:
     if value.startswith(_LIST_START):
-        return Reading(value, regular=True)  # pairs: the keys are no text
+        return Converted(value, regular=True)  # pairs: the keys are no text
     entries = _decode_object(value)
-    readings = _read_parts(entries.values(), value, converter)
-    json = _encode({name: msgspec.Raw(each.json) for name, each in zip(entries, readings, strict=True)})
-    return Reading(json, all(each.regular for each in readings))
+    converted = _read_parts(entries.values(), value, converter)
+    json = _encode({name: msgspec.Raw(each.json) for name, each in zip(entries, converted, strict=True)})
+    return Converted(json, all(each.regular for each in converted))
 
 
-def _read_parts(parts: Iterable[msgspec.Raw], whole: bytes, converter: Converter) -> list[Reading]:
-    readings, chars = [], 0
+def _read_parts(parts: Iterable[msgspec.Raw], whole: bytes, converter: Converter) -> list[Converted]:
+    converted, chars = [], 0
     for part in parts:
-        readings.append(Reading(b"null", regular=True) if part == NULL else converter(bytes(part)))
-        chars += len(readings[-1].json)
+        converted.append(Converted(b"null", regular=True) if part == NULL else converter(bytes(part)))
+        chars += len(converted[-1].json)
         _check_growth(chars, whole)
-    return readings
+    return converted
 
 
-def _read_struct(value: bytes, converters: dict[str, Converter]) -> Reading:
+def _read_struct(value: bytes, converters: dict[str, Converter]) -> Converted:
     fields = _decode_object(value)
     irregular = read_fields(fields, converters)
-    return Reading(_encode(fields), not irregular)
+    return Converted(_encode(fields), not irregular)
 
 
-def _of_ticks(write: Callable[[int, int], Time], per_second: int) -> Converter:
-    return partial(_read_time, write=lambda ticks: write(ticks, per_second))
+def _of_ticks(read: Callable[[int, int], Converted], per_second: int) -> Converter:
+    return partial(_read_number, read=lambda ticks: read(ticks, per_second))
 
 
 _BY_NAME: dict[str, Converter] = {
     "io.debezium.data.VariableScaleDecimal": _read_variable_scale,
-    "io.debezium.time.Date": partial(_read_time, write=date_of),
-    "io.debezium.time.Time": _of_ticks(time_of, MILLIS),
-    "io.debezium.time.MicroTime": _of_ticks(time_of, MICROS),
-    "io.debezium.time.NanoTime": _of_ticks(time_of, NANOS),
-    "io.debezium.time.Timestamp": _of_ticks(timestamp_of, MILLIS),
-    "io.debezium.time.MicroTimestamp": _of_ticks(timestamp_of, MICROS),
-    "io.debezium.time.NanoTimestamp": _of_ticks(timestamp_of, NANOS),
-    "org.apache.kafka.connect.data.Date": partial(_read_time, write=date_of),
-    "org.apache.kafka.connect.data.Time": _of_ticks(time_of, MILLIS),
-    "org.apache.kafka.connect.data.Timestamp": _of_ticks(timestamp_of, MILLIS),
+    "io.debezium.time.Date": partial(_read_number, read=_read_date),
+    "io.debezium.time.Time": _of_ticks(_read_time_of_day, MILLIS),
+    "io.debezium.time.MicroTime": _of_ticks(_read_time_of_day, MICROS),
+    "io.debezium.time.NanoTime": _of_ticks(_read_time_of_day, NANOS),
+    "io.debezium.time.Timestamp": _of_ticks(_read_timestamp, MILLIS),
+    "io.debezium.time.MicroTimestamp": _of_ticks(_read_timestamp, MICROS),
+    "io.debezium.time.NanoTimestamp": _of_ticks(_read_timestamp, NANOS),
+    "org.apache.kafka.connect.data.Date": partial(_read_number, read=_read_date),
+    "org.apache.kafka.connect.data.Time": _of_ticks(_read_time_of_day, MILLIS),
+    "org.apache.kafka.connect.data.Timestamp": _of_ticks(_read_timestamp, MILLIS),
     "io.debezium.time.IsoDate": partial(_read_local, pattern=_DATE),
     "io.debezium.time.IsoTime": partial(_read_local, pattern=_TIME),
     "io.debezium.time.IsoTimestamp": partial(_read_local, pattern=_TIMESTAMP),
@@ -368,11 +375,7 @@ _BY_NAME: dict[str, Converter] = {
 }
 
 
-# Placeholders are a setting, of which a service has few.
-PLACEHOLDERS_MAX = 16
-# White space and decimals that a sender may put between character codes.
-_CODE_MAX_BYTES = 8
-_decode_any = msgspec.json.Decoder().decode
+# -- rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,7 +409,11 @@ def read_image(
     sent = len(columns)
     if trusted is not None:
         columns = {name: value for name, value in columns.items() if name in trusted}
-    unchanged = _drop_unchanged(columns, row, placeholder_of(unavailable_value))
+    placeholder = placeholder_of(unavailable_value)
+    unchanged = []
+    if placeholder.may_be_in(row):
+        unchanged = [name for name, value in columns.items() if placeholder.is_value(value)]
+        columns = {name: value for name, value in columns.items() if name not in unchanged}
     irregular = read_fields(columns, converters)
     as_sent = len(columns) == sent and not converters
     json = row if as_sent else msgspec.Raw(_encode(columns))
@@ -422,15 +429,6 @@ def decode_object(json: bytes | msgspec.Raw, path: str) -> dict[str, msgspec.Raw
         return _decode_object(json)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise DebeziumMalformed(path, "expected an object") from None
-
-
-def _drop_unchanged(columns: dict[str, msgspec.Raw], row: msgspec.Raw, placeholder: Placeholder) -> list[str]:
-    if not placeholder.may_be_in(row):
-        return []
-    unchanged = [name for name, value in columns.items() if placeholder.is_value(value)]
-    for name in unchanged:
-        del columns[name]
-    return unchanged
 
 
 class Placeholder:
@@ -476,13 +474,7 @@ def row_id_of(columns: dict[str, msgspec.Raw], keys: Sequence[str]) -> str:
     return _decode_text(text) if text.startswith('"') else text
 
 
-# Tables, times their versions, that are remembered; larger schemas than this are read anew, so memory stays bounded.
-SCHEMAS_MAX = 512
-SCHEMA_MAX_BYTES = 64 * 1024
-
-_WRAPPING = {"schema", "payload"}
-
-_decode_schema = msgspec.json.Decoder(TypeSchema).decode
+# -- schemas
 
 
 @dataclass(frozen=True, slots=True)
@@ -519,6 +511,9 @@ def split_schema(json: bytes | msgspec.Raw, path: str) -> tuple[msgspec.Raw, Val
         return fields["payload"], parse(schema)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise DebeziumMalformed(f"{path}.schema", "expected a schema of Kafka Connect") from None
+
+
+_decode_schema = msgspec.json.Decoder(TypeSchema).decode
 
 
 def _parse_schema(schema: bytes) -> ValueSchema:

@@ -20,7 +20,7 @@ import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from aiohttp import StreamReader, web
+from aiohttp import web
 
 from lakefeed.ingest.admission.budget import ALLOWANCE_BYTES
 from lakefeed.ingest.errors import ProtocolError
@@ -48,50 +48,22 @@ def too_large(max_bytes: int) -> ProtocolError:
     return ProtocolError(NackReason.PAYLOAD_TOO_LARGE.value, f"body: expected at most {max_bytes} bytes")
 
 
-def open_decompressor(coding: str, *, max_bytes: int) -> Identity | Inflater:
-    """Return a decompressor for this Content-Encoding that yields at most `max_bytes`.
+class Decompressor:
+    """Decodes a body piece by piece, and never yields more than `max_bytes`.
 
-    Raises: ProtocolError if the coding is unknown.
+    Without a coding, pieces are only counted (`expands` is False), and HTTP itself marks the end of the body.
     """
-    name = coding.strip().lower()
-    if name in ("", "identity"):
-        return Identity(max_bytes)
-    if name not in (*_GZIP_NAMES, "deflate"):
-        raise ProtocolError(NackReason.INVALID_FORMAT.value, "Content-Encoding: expected gzip, deflate or identity")
-    return Inflater(is_gzip=name in _GZIP_NAMES, max_bytes=max_bytes)
 
+    def __init__(self, coding: str, *, max_bytes: int) -> None:
+        """Read the Content-Encoding.
 
-class Identity:
-    """Counts a body that is not compressed, so that none of its pieces expands; HTTP itself marks its end."""
-
-    expands = False
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._room_bytes = max_bytes
-
-    def feed(self, piece: bytes) -> bytes:
-        """Count the next piece and return it.
-
-        Raises: ProtocolError.
+        Raises: ProtocolError if it is unknown.
         """
-        self._room_bytes -= len(piece)
-        if self._room_bytes < 0:
-            raise too_large(self._max_bytes)
-        return piece
-
-    def finish(self) -> None:
-        """Accept the end of the body."""
-
-
-class Inflater:
-    """Decompresses a gzip or deflate body."""
-
-    expands = True
-
-    def __init__(self, *, is_gzip: bool, max_bytes: int) -> None:
-        self._is_gzip = is_gzip
-        self._name = "gzip" if is_gzip else "deflate"
+        name = coding.strip().lower()
+        if name not in ("", "identity", "deflate", *_GZIP_NAMES):
+            raise ProtocolError(NackReason.INVALID_FORMAT.value, "Content-Encoding: expected gzip, deflate or identity")
+        self.expands = name not in ("", "identity")
+        self._is_gzip = name in _GZIP_NAMES
         self._max_bytes = max_bytes
         self._room_bytes = max_bytes
         self._members = 0
@@ -102,6 +74,9 @@ class Inflater:
 
         Raises: ProtocolError.
         """
+        if not self.expands:
+            self._take_room(len(piece))
+            return piece
         decoded = []
         while piece:
             stream = self._stream_for(piece)
@@ -109,12 +84,15 @@ class Inflater:
                 decoded.append(stream.decompress(piece, self._room_bytes + 1))
             except zlib.error:
                 raise self._malformed("expected what its Content-Encoding says") from None
-            self._room_bytes -= len(decoded[-1])
-            if self._room_bytes < 0:
-                raise too_large(self._max_bytes)
+            self._take_room(len(decoded[-1]))
             # Nothing stays unconsumed: there was room for one byte more than came out.
             piece = stream.unused_data if stream.eof else b""
         return b"".join(decoded)
+
+    def _take_room(self, size_bytes: int) -> None:
+        self._room_bytes -= size_bytes
+        if self._room_bytes < 0:
+            raise too_large(self._max_bytes)
 
     def _stream_for(self, piece: bytes) -> zlib._Decompress:
         """Return the stream that a piece belongs to, starting a new member if needed."""
@@ -131,11 +109,12 @@ class Inflater:
 
         Raises: ProtocolError.
         """
-        if self._stream is None or not self._stream.eof:
+        if self.expands and (self._stream is None or not self._stream.eof):
             raise self._malformed("was cut off before the end of the compressed data")
 
     def _malformed(self, rule: str) -> ProtocolError:
-        return ProtocolError(NackReason.INVALID_FORMAT.value, f"body: {rule}: {self._name}")
+        name = "gzip" if self._is_gzip else "deflate"
+        return ProtocolError(NackReason.INVALID_FORMAT.value, f"body: {rule}: {name}")
 
 
 async def read_body(request: web.Request, lease: RequestLease, *, max_bytes: int, timeout_s: float) -> bytes:
@@ -143,36 +122,27 @@ async def read_body(request: web.Request, lease: RequestLease, *, max_bytes: int
 
     Raises: ProtocolError, Busy, ConnectionError if the client is gone.
     """
-    announced_bytes = request.content_length
+    announced_bytes, content = request.content_length, request.content
     if announced_bytes is not None and announced_bytes > max_bytes:
         raise too_large(max_bytes)
-    decompressor = open_decompressor(",".join(request.headers.getall("Content-Encoding", [])), max_bytes=max_bytes)
+    decompressor = Decompressor(",".join(request.headers.getall("Content-Encoding", [])), max_bytes=max_bytes)
     await lease.wait_to_read()
-    async with _arriving(request, timeout_s):
-        pieces = await _read_allowance(request.content)
-    if decompressor.expands or not request.content.at_eof():
-        await lease.reserve(max_bytes if decompressor.expands or not announced_bytes else announced_bytes)
-    async with _arriving(request, timeout_s):
-        body = await _read_rest(request.content, pieces, decompressor)
-    lease.hold(len(body))
-    return body
-
-
-async def _read_allowance(content: StreamReader) -> list[bytes]:
     pieces: list[bytes] = []
     size_bytes = 0
-    while size_bytes < ALLOWANCE_BYTES and (piece := await content.readany()):
-        pieces.append(piece)
-        size_bytes += len(piece)
-    return pieces
-
-
-async def _read_rest(content: StreamReader, pieces: list[bytes], decompressor: Identity | Inflater) -> bytes:
-    decoded = [decompressor.feed(piece) for piece in pieces]
-    while piece := await content.readany():
-        decoded.append(decompressor.feed(piece))
-    decompressor.finish()
-    return b"".join(decoded)
+    async with _arriving(request, timeout_s):
+        while size_bytes < ALLOWANCE_BYTES and (piece := await content.readany()):
+            pieces.append(piece)
+            size_bytes += len(piece)
+    if decompressor.expands or not content.at_eof():
+        await lease.reserve(max_bytes if decompressor.expands or not announced_bytes else announced_bytes)
+    async with _arriving(request, timeout_s):
+        decoded = [decompressor.feed(piece) for piece in pieces]
+        while piece := await content.readany():
+            decoded.append(decompressor.feed(piece))
+        decompressor.finish()
+    body = b"".join(decoded)
+    lease.hold(len(body))
+    return body
 
 
 @asynccontextmanager

@@ -1,10 +1,13 @@
-"""The control plane: /status, /flush, /explain/flush, /health and /metrics. The numbers belong to the parts."""
+"""The control plane: /status, /flush, /explain/flush, /health and /metrics. The numbers belong to the parts.
+
+`rateLimitMetrics`, `dedupStats` and `sourceStates` in /status are DoLake's names, for its senders and dashboards.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +17,13 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from lakefeed.contract.changes import SourceId
 from lakefeed.ingest.admission.auth import Auth
-from lakefeed.ingest.admission.limits import SharedLimits
+from lakefeed.ingest.admission.limits import CloseCode, SharedLimits
 from lakefeed.ingest.config import IngestConfig, ServerConfig
 from lakefeed.ingest.http.gate import RequestGate, json_response, require_token
 from lakefeed.ingest.intake.debezium import DebeziumIntake
 from lakefeed.ingest.intake.intake import Intake
 from lakefeed.ingest.metrics import IngestMetrics
-from lakefeed.ingest.protocol import dolake
+from lakefeed.ingest.protocol.offers import NackReason
 from lakefeed.ingest.websocket.client import ClientConnection
 from lakefeed.ingest.websocket.server import DataPlane
 from lakefeed.writer.commit.sources import ConsumerWatch
@@ -28,6 +31,12 @@ from lakefeed.writer.tables.feed import Feed
 
 # A flush that takes longer continues; only the caller stops waiting.
 FLUSH_TIMEOUT_S = 120.0
+
+# Close codes by which DoLake counts a connection as closed for misuse.
+MISUSE_CODES = (
+    *(CloseCode.POLICY, CloseCode.TOO_BIG, CloseCode.HEARTBEAT_TIMEOUT),
+    *(CloseCode.NOT_AUTHENTICATED, CloseCode.RATE_LIMITED),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +79,11 @@ def build_control_plane(parts: Parts) -> web.Application:
 
 
 async def _index(request: web.Request) -> web.Response:
-    return json_response(
-        {
-            "service": "lakefeed",
-            "version": request.app[PARTS].version,
-            "endpoints": [
-                "/v1/config",
-                "/cdc",
-                "/cdc/debezium",
-                "/status",
-                "/flush",
-                "/explain/flush",
-                "/health/live",
-                "/health/ready",
-                "/metrics",
-            ],
-        }
-    )
+    endpoints = [
+        *("/v1/config", "/cdc", "/cdc/debezium", "/status", "/flush", "/explain/flush"),
+        *("/health/live", "/health/ready", "/metrics"),
+    ]
+    return json_response({"service": "lakefeed", "version": request.app[PARTS].version, "endpoints": endpoints})
 
 
 async def _live(_request: web.Request) -> web.Response:
@@ -95,11 +92,9 @@ async def _live(_request: web.Request) -> web.Response:
 
 async def _ready(request: web.Request) -> web.Response:
     parts = request.app[PARTS]
-    now = time.monotonic()
+    now, stalled_after_s = time.monotonic(), parts.config.stalled_after_s
     problems = _problems(parts)
-    if parts.intake.problems(now=now) or parts.feed.status.is_stalled(
-        now=now, stalled_after_s=parts.config.stalled_after_s
-    ):
+    if parts.intake.problems(now=now) or parts.feed.status.is_stalled(now=now, stalled_after_s=stalled_after_s):
         return json_response({"status": "not ready", "problems": problems}, 503)
     # One bad table must not take the whole service out of a load balancer.
     return json_response({"status": "degraded" if problems else "ready", "problems": problems})
@@ -107,10 +102,8 @@ async def _ready(request: web.Request) -> web.Response:
 
 def _problems(parts: Parts) -> list[str]:
     """Return what keeps the service from accepting changes or committing them."""
-    now = time.monotonic()  # the event loop's time too
-    return parts.intake.problems(now=now) + parts.feed.status.problems(
-        now=now, stalled_after_s=parts.config.stalled_after_s
-    )
+    now, stalled_after_s = time.monotonic(), parts.config.stalled_after_s  # the event loop's time too
+    return parts.intake.problems(now=now) + parts.feed.status.problems(now=now, stalled_after_s=stalled_after_s)
 
 
 async def _metrics(request: web.Request) -> web.Response:
@@ -126,9 +119,8 @@ async def _flush(request: web.Request) -> web.Response:
             report = await parts.feed.flush(table)
     except TimeoutError:
         problems = parts.feed.status.problems(now=time.monotonic(), stalled_after_s=0)
-        return json_response(
-            {"success": False, "error": "not committed in time; the flush continues", "problems": problems}, 504
-        )
+        error = "not committed in time; the flush continues"
+        return json_response({"success": False, "error": error, "problems": problems}, 504)
     # After the flush, because a new table's first changes may have been durable and not yet read from the log.
     if table is not None and not parts.feed.status.knows(table):
         return json_response({"success": False, "error": f"no such table here: table={table}"}, 404)
@@ -146,73 +138,75 @@ async def _explain_flush(request: web.Request) -> web.Response:
 async def _status(request: web.Request) -> web.Response:
     parts = request.app[PARTS]
     consumers = await parts.consumers.describe()
-    return json_response(build_status(parts, consumers=consumers, now=time.time()))
-
-
-def build_status(parts: Parts, *, consumers: Sequence[Mapping[str, Any]], now: float) -> dict[str, Any]:
-    """Return the state of all parts."""
-    connections = parts.data_plane.connections()
-    return {
-        "state": parts.data_plane.state,
-        "version": parts.version,
-        "node": parts.node,
-        "uptimeSeconds": round(now - parts.started_at, 3),
-        "connectedSources": len({c.session.source for c in connections if c.session.source}),
-        "connections": len(connections),
-        "buffer": {**msgspec.to_builtins(parts.data_plane.backlog.stats()), **parts.feed.status.buffer_status()},
-        "log": parts.feed.status.log_status(),
-        "lastFlushTime": parts.data_plane.last_flush_time_ms,
-        "nextFlushTime": parts.data_plane.backlog.next_flush_time_ms(),
-        "sources": _sources(parts, connections),
-        "sourceStates": [_source_state(parts, connection) for connection in connections if connection.session.source],
-        "dedupStats": dolake.dedup_stats(
-            received_changes=parts.metrics.counts.received_changes,
-            duplicate_changes=parts.metrics.counts.duplicate_changes,
-            sources=len(parts.intake.sources()),
-        ),
-        "tables": parts.feed.status.table_status(now=time.monotonic()),
-        "consumers": consumers,
-        "incompleteTransactions": list(parts.debezium.incomplete_transactions),
-        "problems": _problems(parts),
-        **_admission(parts),
-    }
+    connections, counts = parts.data_plane.connections(), parts.metrics.counts
+    return json_response(
+        {
+            "state": parts.data_plane.state,
+            "version": parts.version,
+            "node": parts.node,
+            "uptimeSeconds": round(time.time() - parts.started_at, 3),
+            "connectedSources": len({c.session.source for c in connections if c.session.source}),
+            "connections": len(connections),
+            "buffer": {**msgspec.to_builtins(parts.data_plane.backlog.stats()), **parts.feed.status.buffer_status()},
+            "log": parts.feed.status.log_status(),
+            "lastFlushTime": parts.data_plane.backlog.last_flush_time_ms,
+            "nextFlushTime": parts.data_plane.backlog.next_flush_time_ms(),
+            "sources": _sources(parts, connections),
+            "sourceStates": list(_source_states(parts, connections)),
+            "dedupStats": {
+                "totalChecks": counts.received_changes,
+                "duplicatesFound": counts.duplicate_changes,
+                "entriesTracked": len(parts.intake.sources()),
+            },
+            "tables": parts.feed.status.table_status(now=time.monotonic()),
+            "consumers": consumers,
+            "incompleteTransactions": list(parts.debezium.incomplete_transactions),
+            "problems": _problems(parts),
+            **_admission(parts),
+        }
+    )
 
 
 def _admission(parts: Parts) -> dict[str, Any]:
     """Return how busy the service is, its limits, and what they have refused."""
-    level, budget, gate = parts.data_plane.admission.level, parts.limits.budget, parts.request_gate
-    counts = parts.metrics.counts
+    level, limits, gate = parts.data_plane.admission.level, parts.limits, parts.request_gate
+    config, counts = parts.ingest_config, parts.metrics.counts
+    nacks, rejected, closed = counts.nacks, counts.rejected_connections, counts.closed_connections
     return {
         "degradedMode": level.is_degraded,
         "loadLevel": level.value,
         "memory": {
-            "heldBytes": budget.used_bytes,
-            "maxBytes": budget.max_bytes,
-            "pausedConnections": budget.waiting_readers,
+            "heldBytes": limits.budget.used_bytes,
+            "maxBytes": limits.budget.max_bytes,
+            "pausedConnections": limits.budget.waiting_readers,
             "httpHeldBytes": gate.held_bytes,
         },
         "httpIngest": {
             "requests": dict(sorted(gate.in_flight.items())),
             "served": gate.slots.used,
             "waiting": gate.slots.waiting,
-            "maxRequests": parts.ingest_config.http_requests_max,
+            "maxRequests": config.http_requests_max,
         },
         "rateLimits": {
-            "connectionsPerSecond": parts.ingest_config.connection_rate_per_s,
-            "maxConnections": parts.ingest_config.connections_max,
-            "messagesPerSecond": parts.ingest_config.message_rate_per_s,
-            "burstCapacity": parts.ingest_config.message_burst,
-            "sourceBytesPerSecond": parts.ingest_config.source_bytes_per_s,
-            "maxPayloadSize": parts.ingest_config.frame_max_bytes,
-            "maxEventSize": parts.ingest_config.event_max_bytes,
+            "connectionsPerSecond": config.connection_rate_per_s,
+            "maxConnections": config.connections_max,
+            "messagesPerSecond": config.message_rate_per_s,
+            "burstCapacity": config.message_burst,
+            "sourceBytesPerSecond": config.source_bytes_per_s,
+            "maxPayloadSize": config.frame_max_bytes,
+            "maxEventSize": config.event_max_bytes,
         },
-        "rateLimitMetrics": dolake.rate_limit_metrics(
-            nacks=counts.nacks,
-            rejected=counts.rejected_connections,
-            closed=counts.closed_connections,
-            active_connections=parts.limits.slots.active,
-            peak_connections=parts.limits.slots.peak,
-        ),
+        "rateLimitMetrics": {
+            "connectionsRateLimited": rejected["rate_limited"] + rejected["connection_limit"],
+            "ipRejections": rejected["ip_limit"],
+            "messagesRateLimited": nacks[NackReason.RATE_LIMITED.value],
+            "payloadRejections": nacks[NackReason.PAYLOAD_TOO_LARGE.value] + closed[CloseCode.TOO_BIG.value],
+            "eventSizeRejections": nacks[NackReason.EVENT_TOO_LARGE.value],
+            "loadSheddingEvents": nacks[NackReason.LOAD_SHEDDING.value],
+            "connectionsClosed": sum(closed[code.value] for code in MISUSE_CODES),
+            "activeConnections": limits.slots.active,
+            "peakConnections": limits.slots.peak,
+        },
     }
 
 
@@ -246,20 +240,22 @@ def _requests(parts: Parts, source: SourceId) -> dict[str, Any]:
     }
 
 
-def _source_state(parts: Parts, connection: ClientConnection) -> dict[str, Any]:
-    source = connection.session.source
-    assert source is not None
-    durable = parts.intake.durable_position(source)
-    sequence = durable.sequence if durable is not None else None
-    state = dolake.source_state(source, durable_sequence=sequence, pending_events=connection.pending_events)
-    return {**state, **_connection(connection)}
+def _source_states(parts: Parts, connections: list[ClientConnection]) -> Iterator[dict[str, Any]]:
+    for connection in connections:
+        if (source := connection.session.source) is not None:
+            durable = parts.intake.durable_position(source)
+            sequence = durable.sequence if durable is not None else None
+            # Received and acked are equal, because an ack means durable.
+            sequences = {"lastReceivedSequence": sequence, "lastAckedSequence": sequence}
+            pending = {"pendingEvents": connection.pending_events}
+            yield {"sourceDoId": source, **sequences, **pending, **_connection(connection)}
 
 
 def _connection(connection: ClientConnection) -> dict[str, Any]:
     return {
-        "remote": connection.remote,
-        "sourceShardName": connection.gate.slot.shard or None,
-        "priority": "high" if connection.gate.slot.is_high_priority else "normal",
+        "remote": str(connection.slot.address or ""),
+        "sourceShardName": connection.slot.shard or None,
+        "priority": "high" if connection.slot.is_high_priority else "normal",
         "connectedAt": int(connection.connected_at * 1_000),
         "lastActivityAt": int(connection.last_activity_at * 1_000),
         "batchesReceived": connection.batches,

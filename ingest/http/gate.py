@@ -24,8 +24,8 @@ from aiohttp.typedefs import Middleware
 from lakefeed.contract.changes import SourceId
 from lakefeed.ingest.admission.addresses import Address, client_address
 from lakefeed.ingest.admission.auth import TOKEN_INVALID, Auth, Principal, Unauthenticated
-from lakefeed.ingest.admission.budget import ReadBudget, RequestSlots
-from lakefeed.ingest.admission.limits import CONNECTION_RETRY_AFTER_S, RequestRates
+from lakefeed.ingest.admission.budget import RequestSlots
+from lakefeed.ingest.admission.limits import CONNECTION_RETRY_AFTER_S, RequestRates, SharedLimits, SourceRates
 from lakefeed.ingest.config import IngestConfig
 from lakefeed.ingest.errors import ProtocolError
 from lakefeed.ingest.protocol.offers import NackReason
@@ -91,14 +91,11 @@ class SourceRequests:
 class RequestGate:
     """The limits of HTTP ingest and what is counted against them."""
 
-    def __init__(self, config: IngestConfig, *, budget: ReadBudget, rates: RequestRates) -> None:
-        self.budget = budget
-        self.rates = rates
-        self.slots = RequestSlots(
-            total=config.http_requests_max,
-            per_address=config.http_requests_per_ip_max,
-            private_addresses_count=config.limit_private_ips,
-        )
+    def __init__(self, config: IngestConfig, limits: SharedLimits) -> None:
+        self.budget = limits.budget
+        # Requests of a source are counted as the WebSocket counts the messages of a connection.
+        self.rates = RequestRates(SourceRates(config.message_rate_per_s, config.message_burst), limits.source_bytes)
+        self.slots = RequestSlots(config)
         self.in_flight: Counter[str] = Counter()
         self.held_bytes = 0
         # As many as there are durable sources, which the log bounds.
@@ -108,11 +105,10 @@ class RequestGate:
     @asynccontextmanager
     async def lease(self, request: web.Request, *, wait_max_s: float | None) -> AsyncIterator[RequestLease]:
         """Count a request while the block runs, and release all that it holds at the end."""
+        # A header that was sent several times has all its values, joined by commas, as HTTP defines it.
+        headers = request.headers
         address = client_address(
-            request.remote or "",
-            self._trusted_proxies,
-            connecting=_header(request, "CF-Connecting-IP"),
-            forwarded=_header(request, "X-Forwarded-For"),
+            request.remote or "", self._trusted_proxies, lambda name: ",".join(headers.getall(name, []))
         )
         lease = RequestLease(self, request, address, wait_max_s=wait_max_s)
         self.in_flight[request.path] += 1
@@ -239,8 +235,3 @@ class RequestLease:
 
 def _memory_full() -> Busy:
     return Busy(NackReason.BUFFER_FULL, "too much data of all clients is not durable yet")
-
-
-def _header(request: web.Request, name: str) -> str | None:
-    """Return a header; if it was sent several times, all values joined by commas, as HTTP defines it."""
-    return ",".join(request.headers.getall(name, [])) or None

@@ -10,13 +10,12 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 from aiohttp import StreamReader, web
 
 from lakefeed.ingest.admission.budget import ALLOWANCE_BYTES
 from lakefeed.ingest.errors import ProtocolError
-from lakefeed.ingest.http.bodies import open_decompressor
+from lakefeed.ingest.http.bodies import Decompressor
 from lakefeed.ingest.http.gate import Handler
 from lakefeed.ingest.protocol.offers import NackReason
 
@@ -32,14 +31,8 @@ KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 60, 15, 4
 # Connections that the kernel queues until we accept them.
 LISTEN_BACKLOG = 1024
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpLimits:
-    """Limits of the listener."""
-
-    connections_max: int
-    body_max_bytes: int
-    shutdown_s: float
+# How long requests may run on when everything else has stopped.
+SHUTDOWN_S = 5.0
 
 
 @asynccontextmanager
@@ -47,12 +40,14 @@ async def serve_http(
     app: web.Application,
     listener: socket.socket,
     *,
-    limits: HttpLimits,
+    connections_max: int,
+    body_max_bytes: int,
     own_body_routes: Collection[str] = (),
     on_rejected: Callable[[], None] = lambda: None,
+    shutdown_s: float = SHUTDOWN_S,
 ) -> AsyncIterator[None]:
     """Serve an application while the block runs; `own_body_routes` are paths that decompress their own bodies."""
-    app.middlewares.insert(0, _decompressing(own_body_routes, limits.body_max_bytes))
+    app.middlewares.insert(0, _decompressing(own_body_routes, body_max_bytes))
     _set_keepalive(listener)
     runner = web.AppRunner(
         app,
@@ -60,14 +55,14 @@ async def serve_http(
         auto_decompress=False,
         keepalive_timeout=IDLE_S,
         read_bufsize=ALLOWANCE_BYTES,
-        shutdown_timeout=limits.shutdown_s,
+        shutdown_timeout=shutdown_s,
     )
     await runner.setup()
     protocols = runner.server
     assert protocols is not None, "the runner is set up"
 
     def connect() -> asyncio.Protocol:
-        if len(protocols.connections) < limits.connections_max:
+        if len(protocols.connections) < connections_max:
             return protocols()
         on_rejected()
         return _Abort()
@@ -124,7 +119,7 @@ async def _decompressed(request: web.Request, compressed: StreamReader, coding: 
     """
     payload = StreamReader(request.protocol, max_bytes)
     try:
-        decompressor = open_decompressor(coding, max_bytes=max_bytes)
+        decompressor = Decompressor(coding, max_bytes=max_bytes)
         while piece := await compressed.readany():
             payload.feed_data(decompressor.feed(piece))
         decompressor.finish()

@@ -21,9 +21,9 @@ from typing import Any
 
 import msgspec
 
-from lakefeed.contract.changes import Position, SourceId
+from lakefeed.contract.changes import SourceId
 from lakefeed.ingest.debezium.envelope import read_events
-from lakefeed.ingest.debezium.events import Change, DebeziumConfig, DebeziumEvent
+from lakefeed.ingest.debezium.events import Change, DebeziumConfig
 from lakefeed.ingest.debezium.forms import read_context
 from lakefeed.ingest.debezium.positions import Plan, Positions, digest_of
 from lakefeed.ingest.debezium.transactions import Report, TransactionTally
@@ -81,15 +81,6 @@ class DebeziumReceipt:
     repeated: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """A request that was read: the offer, which changes are new, and reports on transactions."""
-
-    offer: Offer
-    plan: Plan
-    reports: Sequence[Report]
-
-
 class DebeziumIntake:
     """Makes Debezium requests durable, in order per source."""
 
@@ -118,50 +109,51 @@ class DebeziumIntake:
             if (refused := await self._intake.look_up_source(source)) is not None:
                 return DebeziumReceipt(refused, 0, 0)
             await self._intake.wait_for_room()
-            request = self._read(source, body, headers)
-            if isinstance(request, DebeziumReceipt):
-                return request
-            plan = request.plan
-            return DebeziumReceipt(await self._make_durable(request), len(plan.fresh), len(plan.repeated))
+            offer, plan, reports = self._read(source, body, headers)
+            if plan.is_retry:
+                self._count(plan)
+                return DebeziumReceipt(None, 0, len(plan.repeated))
+            verdict = await self._make_durable(offer, plan, reports)
+            return DebeziumReceipt(verdict, len(plan.fresh), len(plan.repeated))
 
-    def _read(self, source: SourceId, body: bytes, headers: Mapping[str, str]) -> _Request | DebeziumReceipt:
-        """Read a request and decide what is new in it; changes nothing. A retried request has its receipt already."""
+    def _read(self, source: SourceId, body: bytes, headers: Mapping[str, str]) -> tuple[Offer, Plan, Sequence[Report]]:
+        """Read a request; return its offer, which changes are new, and reports on transactions. Changes nothing."""
         events = read_events(body, headers, self._config)
         now_us = int(self._clock() * 1_000_000)
         first = next_position(self._intake, source, count=len(events), now_us=now_us)
-        state = self._load_state(source, first)
-        plan = state.positions.plan(events, digest=digest_of(body), run_id=read_context(headers).run_id)
-        if plan.is_retry:
-            return self._count_retry(events)
+        text = self._intake.adapter_states.get(source)
+        state = _decode_state(text) if text else _State(Positions(), TransactionTally())
+        # The log's mark decides: a log that was repaired may have lost the text.
+        positions = replace(state.positions, taken=first.sequence - 1)
+        plan = positions.plan(events, digest=digest_of(body), run_id=read_context(headers).run_id)
         repeated = set(plan.repeated)
         observed = (state.tally.observe(event, repeat=index in repeated) for index, event in enumerate(events))
         reports = [report for report in observed if report is not None]
-        adapter_state = _encode(_State(plan.after, state.tally)).decode()
-        offer = _offer_of(source, events, plan, first=first, adapter_state=adapter_state, received_at_us=now_us)
-        if self._intake.tracks_transactions:
-            offer = replace(offer, open_transaction=state.tally.open_transaction)
-        return _Request(offer, plan, reports)
+        changes = [event for index in plan.fresh if isinstance(event := events[index], Change)]
+        sequences = range(first.sequence, first.sequence + len(changes))
+        offer = Offer(
+            source=source,
+            epoch=first.epoch,
+            sequences=sequences,
+            received_at_us=now_us,
+            encoding=Encoding.JSON_BATCH,
+            body=_encode(_Batch(list(map(_event_of, changes, sequences)))),
+            adapter_state=_encode(_State(plan.after, state.tally)).decode(),
+            open_transaction=state.tally.open_transaction if self._intake.tracks_transactions else "",
+            tables=frozenset(change.table for change in changes),
+        )
+        return offer, plan, reports
 
-    def _count_retry(self, events: Sequence[DebeziumEvent]) -> DebeziumReceipt:
-        repeated = sum(isinstance(event, Change) for event in events)
-        self._metrics.counts.received_changes += repeated
-        self._metrics.counts.duplicate_changes += repeated
-        return DebeziumReceipt(None, 0, repeated)
+    def _count(self, plan: Plan) -> None:
+        self._metrics.counts.received_changes += len(plan.fresh) + len(plan.repeated)
+        self._metrics.counts.duplicate_changes += len(plan.repeated)
 
-    def _load_state(self, source: SourceId, first: Position) -> _State:
-        text = self._intake.adapter_state(source)
-        state = _decode_state(text) if text else _State(Positions(), TransactionTally())
-        # The log's mark decides: a log that was repaired may have lost the text.
-        state.positions = replace(state.positions, taken=first.sequence - 1)
-        return state
-
-    async def _make_durable(self, request: _Request) -> Verdict:
-        offer = request.offer
-        if not self._intake.has_room_for_adapter_state(offer.source, offer.adapter_state):
+    async def _make_durable(self, offer: Offer, plan: Plan, reports: Sequence[Report]) -> Verdict:
+        if not self._intake.adapter_states.has_room_for(offer.source, offer.adapter_state):
             return Refused(NackReason.BUFFER_FULL, "no room for the positions of another source", retry=False)
         future = await self._intake.offer(offer)
         self._verdicts[offer.source] = future
-        future.add_done_callback(functools.partial(self._on_verdict, offer.source, request.plan, request.reports))
+        future.add_done_callback(functools.partial(self._on_verdict, offer.source, plan, reports))
         verdict = await asyncio.shield(future)
         if isinstance(verdict, Duplicate):
             # Nothing of it was written. Sent again, it is numbered behind what the other client wrote.
@@ -175,8 +167,7 @@ class DebeziumIntake:
         """Count and report what is now durable, also if the caller is gone."""
         if future.cancelled() or not isinstance(future.result(), Durable):
             return
-        self._metrics.counts.received_changes += len(plan.fresh) + len(plan.repeated)
-        self._metrics.counts.duplicate_changes += len(plan.repeated)
+        self._count(plan)
         for report in reports:
             self._report(source, report)
 
@@ -192,29 +183,6 @@ class DebeziumIntake:
         }
         self.incomplete_transactions.append(facts)
         logger.warning("transaction_incomplete", extra=facts)
-
-
-def _offer_of(
-    source: SourceId,
-    events: Sequence[DebeziumEvent],
-    plan: Plan,
-    *,
-    first: Position,
-    adapter_state: str,
-    received_at_us: int,
-) -> Offer:
-    changes = [event for index in plan.fresh if isinstance(event := events[index], Change)]
-    sequences = range(first.sequence, first.sequence + len(changes))
-    return Offer(
-        source=source,
-        epoch=first.epoch,
-        sequences=sequences,
-        received_at_us=received_at_us,
-        encoding=Encoding.JSON_BATCH,
-        body=_encode(_Batch(list(map(_event_of, changes, sequences)))),
-        adapter_state=adapter_state,
-        tables=frozenset(change.table for change in changes),
-    )
 
 
 def _event_of(change: Change, sequence: int) -> _Event:

@@ -82,7 +82,7 @@ class Intake:
         self._metrics = metrics
         self._resume_positions = resume_positions
         self._table_limit = table_limit
-        self._dedup, self._adapter_states = load_source_state(log)
+        self._dedup, self.adapter_states = load_source_state(log)
         self._queue: deque[_QueuedOffer] = deque()
         self._queue_bytes = 0
         self._arrived = asyncio.Event()
@@ -102,14 +102,6 @@ class Intake:
     def sources(self) -> dict[SourceId, Position]:
         """Return all known sources and up to where they are durable."""
         return dict(self._dedup.marks())
-
-    def adapter_state(self, source: SourceId) -> str:
-        """Return what a source's adapter last made durable."""
-        return self._adapter_states.get(source)
-
-    def has_room_for_adapter_state(self, source: SourceId, text: str) -> bool:
-        """Return whether an adapter's text fits besides those of other sources."""
-        return self._adapter_states.has_room_for(source, text)
 
     async def look_up_source(self, source: SourceId) -> Refused | None:
         """Ask the tables about a source that has nothing in this log; return a refusal if they cannot be asked.
@@ -225,14 +217,22 @@ class Intake:
         if lookup_failure is not None:
             self.block_behind(offer)
             return lookup_failure
-        if not offer.adapter_state and self._adapter_states.get(offer.source):
+        if not offer.adapter_state and self.adapter_states.get(offer.source):
             return _ADAPTER_OWNS_SOURCE
-        if _record_max_bytes(offer) > self._log.group_max_bytes:
-            return _too_large(offer, self._log.group_max_bytes)
+        size_bytes, max_bytes = _record_max_bytes(offer), self._log.group_max_bytes
+        if size_bytes > max_bytes:
+            message = "the batch is larger than a segment of the log can hold"
+            sizes = {"max_size": max_bytes, "actual_size": size_bytes}
+            return Refused(NackReason.PAYLOAD_TOO_LARGE, message, retry=False, **sizes)
         limit = self._table_limit
         if limit is not None and (table := limit.take(offer.tables)) is not None:
             self.block_behind(offer)  # a higher limit will let it in
-            return _too_many_tables(table, limit)
+            message = (
+                "table: no room for another table; if its name has an id in it, put that into a column, else raise"
+                f" writer.tables_max: table={table} known={limit.count} tables_max={limit.tables_max}"
+            )
+            # Not `buffer_full`, which HTTP clients wait out: this stays until an operator acts.
+            return Refused(NackReason.INVALID_FORMAT, message, retry=True, retry_delay_ms=FULL_RETRY_DELAY_MS)
         return None
 
     async def run(self) -> None:
@@ -301,13 +301,13 @@ class Intake:
             return self._log.durable_end
         payloads = [encode_frame(_frame_of(item)) for item in fresh]
         return await self._log.append(
-            payloads, head=lambda: encode_head(self._dedup.marks(), self._adapter_states.texts())
+            payloads, head=lambda: encode_head(self._dedup.marks(), self.adapter_states.texts())
         )
 
     def _record(self, fresh: list[Fresh]) -> None:
         self._dedup.record(fresh)
         for item in fresh:
-            self._adapter_states.record(item.offer.source, item.offer.adapter_state)
+            self.adapter_states.record(item.offer.source, item.offer.adapter_state)
         if fresh:
             self._full = None
             self.newest_received_at_us = fresh[-1].offer.received_at_us
@@ -348,25 +348,6 @@ def _frame_of(item: Fresh) -> Frame:
         declared=offer.declared,
         open_transaction=offer.open_transaction,
     )
-
-
-def _too_large(offer: Offer, max_bytes: int) -> Refused:
-    return Refused(
-        NackReason.PAYLOAD_TOO_LARGE,
-        "the batch is larger than a segment of the log can hold",
-        retry=False,
-        max_size=max_bytes,
-        actual_size=_record_max_bytes(offer),
-    )
-
-
-def _too_many_tables(table: str, limit: TableLimit) -> Refused:
-    message = (
-        "table: no room for another table; if its name has an id in it, put that into a column, else raise"
-        f" writer.tables_max: table={table} known={limit.count} tables_max={limit.tables_max}"
-    )
-    # Not `buffer_full`, which HTTP clients wait out: this stays until an operator acts.
-    return Refused(NackReason.INVALID_FORMAT, message, retry=True, retry_delay_ms=FULL_RETRY_DELAY_MS)
 
 
 def _log_refusal(error: WalFull | WalFailed, log_max_bytes: int) -> Refused:

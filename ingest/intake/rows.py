@@ -48,14 +48,6 @@ _read_over = msgspec.json.Decoder(msgspec.Raw).decode
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class WrappedRows:
-    """Rows as a batch of inserts."""
-
-    batch: bytes
-    count: int
-
-
 def has_rows(body: bytes) -> bool:
     """Return whether a body has anything but blank lines."""
     return bool(body) and not body.isspace()
@@ -63,16 +55,19 @@ def has_rows(body: bytes) -> bool:
 
 def wrap_rows(
     body: bytes, *, key: str, table: str, first_sequence: int, row_max_bytes: int, rows_max: int | None = None
-) -> WrappedRows:
+) -> tuple[bytes, int]:
     """Wrap the rows of a request, or the first `rows_max`, as a batch of inserts numbered from `first_sequence`.
 
-    Raises: ProtocolError.
+    Returns the batch and the number of its rows. Raises: ProtocolError.
     """
     batch, sequence = bytearray(_BATCH_HEAD), first_sequence
     middle = b',"operation":"INSERT","table":%b,"rowId":' % _encode(table)
     lines = (line for line in _LINE.finditer(body) if not line.group().isspace())
     for line in islice(lines, rows_max):
-        _check_size(line, row_max_bytes)
+        size_bytes = line.end() - line.start()
+        if size_bytes > row_max_bytes:
+            rule = f"expected at most {row_max_bytes} bytes, got {size_bytes}"
+            raise ProtocolError(NackReason.EVENT_TOO_LARGE.value, f"{_line_number(line)}: {rule}")
         batch += b'{"sequence":%d%b%b,"after":%b},' % (sequence, middle, _encode(_row_id_of(line, key)), line.group())
         sequence += 1
     batch[-1 if sequence > first_sequence else len(batch) :] = _BATCH_END
@@ -81,34 +76,24 @@ def wrap_rows(
         decode_deeper(_read_over, wrapped)  # the writer decodes the rows inside their batch
     except RecursionError:
         raise invalid("a value is nested too deeply") from None
-    return WrappedRows(wrapped, sequence - first_sequence)
-
-
-def _check_size(line: re.Match[bytes], max_bytes: int) -> None:
-    size_bytes = line.end() - line.start()
-    if size_bytes > max_bytes:
-        rule = f"expected at most {max_bytes} bytes, got {size_bytes}"
-        raise ProtocolError(NackReason.EVENT_TOO_LARGE.value, f"{_line_number(line)}: {rule}")
+    return wrapped, sequence - first_sequence
 
 
 def _row_id_of(line: re.Match[bytes], key: str) -> str:
     """Check that a line is a row, and return the text of its key; empty if it has none."""
     try:
         line.group().decode()
-        return _text_of(_decode_object(line.group()).get(key, _NULL))
+        value = _decode_object(line.group()).get(key, _NULL)
+        text = bytes(value)
+        if text.startswith(_QUOTE):
+            return _decode_text(text)
+        return "" if value == _NULL else text.decode()
     except UnicodeDecodeError:
         raise invalid(f"{_line_number(line)}: expected UTF-8") from None
     except RecursionError:
         raise invalid(f"{_line_number(line)}: a value is nested too deeply") from None
     except msgspec.MsgspecError:
         raise invalid(f"{_line_number(line)}: expected a JSON object") from None
-
-
-def _text_of(value: msgspec.Raw) -> str:
-    text = bytes(value)
-    if text.startswith(_QUOTE):
-        return _decode_text(text)
-    return "" if value == _NULL else text.decode()
 
 
 def _line_number(line: re.Match[bytes]) -> str:
@@ -163,19 +148,16 @@ class RowIntake:
         self._clock = clock
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
-    async def accept_numbered(self, rows: Rows, first_sequence: int) -> Verdict:
-        """Make rows durable that are numbered from `first_sequence`; those accepted before are skipped.
+    async def accept(self, rows: Rows, first_sequence: int | None = None) -> Verdict:
+        """Make rows durable. If rows without numbers are refused, all but `left` of them may be durable.
+
+        Rows that are numbered from `first_sequence` and were accepted before are skipped.
 
         Raises: ProtocolError.
         """
-        await self._intake.wait_for_room()
-        return await self._intake.offer_and_wait(self.offer_of(rows, Position(rows.epoch or 0, first_sequence)))
-
-    async def accept(self, rows: Rows) -> Verdict:
-        """Make rows durable that have no numbers. If they are refused, all but `left` of them may be durable.
-
-        Raises: ProtocolError.
-        """
+        if first_sequence is not None:
+            await self._intake.wait_for_room()
+            return await self._intake.offer_and_wait(self.offer_of(rows, Position(rows.epoch or 0, first_sequence)))
         lock = self._locks.setdefault(rows.source, asyncio.Lock())
         async with lock:
             if (refused := await self._intake.look_up_source(rows.source)) is not None:
@@ -202,7 +184,7 @@ class RowIntake:
         """
         # Source and table are the same for all rows, so checking the first row is enough.
         checked = self._offer_of_first(rows, first)
-        wrapped = wrap_rows(
+        batch, count = wrap_rows(
             rows.body,
             key=rows.key,
             table=rows.table,
@@ -211,11 +193,10 @@ class RowIntake:
             rows_max=rows.left,
         )
         if rows.count is None:
-            rows.count = wrapped.count
-        if first.sequence + wrapped.count - 1 > INT64_MAX:
+            rows.count = count
+        if first.sequence + count - 1 > INT64_MAX:
             raise invalid(f"sequence: expected a whole number of at most {INT64_MAX} for every row")
-        sequences = range(first.sequence, first.sequence + wrapped.count)
-        return replace(checked, sequences=sequences, body=wrapped.batch)
+        return replace(checked, sequences=range(first.sequence, first.sequence + count), body=batch)
 
     def _offer_of_first(self, rows: Rows, first: Position) -> Offer:
         session = Session(event_max_bytes=self._event_max_bytes, default_source=rows.source, epoch=first.epoch)

@@ -4,6 +4,6 @@
                                     |
                                   batch: checks of a batch, declarations, source transactions
 
-The format of a batch itself is `writer.wire`, because the log stores it. `dolake` holds the words that are kept for
-DoLake's senders and dashboards only. Every other folder of ingest may import this one; it imports `debezium` at most.
+The format of a batch itself is `writer.wire`, because the log stores it. Field names and reasons are DoLake's where it
+has them. Every other folder of ingest may import this one; it imports `debezium` at most.
 """

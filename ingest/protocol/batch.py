@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, TypeAlias
 
@@ -152,11 +152,9 @@ class Declarations:
 
     waiting: dict[str, msgspec.Raw] = field(default_factory=dict)
 
-    def of_batch(self, batch: AnyBatch) -> str:
+    def of_tables(self, tables: Iterable[str]) -> str:
         """Return the waiting declarations of a batch's tables, as the text for its record."""
-        if not self.waiting:
-            return ""
-        wanted = {table: self.waiting[table] for table in _tables_of(batch) if table in self.waiting}
+        wanted = {table: self.waiting[table] for table in tables if table in self.waiting}
         return _encode(wanted).decode() if wanted else ""
 
     def on_durable(self, declared: str) -> None:
@@ -185,10 +183,6 @@ def read_declarations(tables: msgspec.Raw) -> Declarations:
     return Declarations({table: msgspec.Raw(bytes(text)) for table, text in _decode_tables(tables).items()})
 
 
-def _tables_of(batch: AnyBatch) -> Collection[str]:
-    return (batch.head.table,) if isinstance(batch, ArrowFrame) else {event.table for event in batch.events}
-
-
 class _Transaction(msgspec.Struct):
     id: Annotated[str, msgspec.Meta(max_length=TRANSACTION_ID_MAX_CHARS)] | int
     end: bool = False
@@ -215,20 +209,12 @@ def open_transaction(offer: Offer) -> str:
     if offer.adapter_state:
         return offer.open_transaction
     if offer.encoding is Encoding.ARROW_STREAM:
-        return _open_after_stream(offer.body)
-    return _open_after_batch(offer.body)
-
-
-def _open_after_batch(body: bytes) -> str:
-    metadata = _decode_batch(body).events[-1].metadata
+        with open_stream(offer.body) as reader:
+            name: bytes = (reader.schema.metadata or {}).get(ARROW_TRANSACTION, b"")
+        return name.decode(errors="replace")[:TRANSACTION_ID_MAX_CHARS]
+    metadata = _decode_batch(offer.body).events[-1].metadata
     try:
         transaction = _decode_metadata(metadata).transaction if metadata else None
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return ""
     return "" if transaction is None or transaction.end else str(transaction.id)
-
-
-def _open_after_stream(body: bytes) -> str:
-    with open_stream(body) as reader:
-        name: bytes = (reader.schema.metadata or {}).get(ARROW_TRANSACTION, b"")
-    return name.decode(errors="replace")[:TRANSACTION_ID_MAX_CHARS]

@@ -92,7 +92,7 @@ class Session:
             encoding=checked.encoding,
             body=body,
             expanded_bytes=checked.expanded_bytes,
-            declared=self.declarations.of_batch(batch),
+            declared=self.declarations.of_tables(checked.tables),
             tables=checked.tables,
             lease=self.lease,
         )

@@ -12,15 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lakefeed.contract.changes import Position
-from lakefeed.ingest.admission.auth import Principal, Unauthenticated
+from lakefeed.ingest.admission.limits import TOO_MANY_REFUSALS, Closing, ConnectionSlot, MessageLimiter
 from lakefeed.ingest.intake.intake import Intake
 from lakefeed.ingest.metrics import IngestMetrics
-from lakefeed.ingest.protocol.messages import Ack, BufferStats, ServerMessage
+from lakefeed.ingest.protocol.messages import Ack, BufferStats, Nack, ServerMessage
 from lakefeed.ingest.protocol.offers import Duplicate, Durable, Refused, Verdict
 from lakefeed.ingest.protocol.session import Session
 from lakefeed.ingest.websocket import replies
-from lakefeed.ingest.websocket.handshake import ClientGate
 from lakefeed.ingest.websocket.replies import Backlog, Receipts
+from lakefeed.ingest.websocket.socket import BudgetedConnection
 from lakefeed.writer.tables.feed import Feed
 from lakefeed.writer.tables.status import PendingTotals
 
@@ -59,7 +59,7 @@ class SequenceHistory:
 
 @dataclass(frozen=True, slots=True)
 class PendingAck:
-    """A batch that waits for its verdict; its rows do not wait with it."""
+    """A batch that waits for its verdict; its rows do not wait with it. `position` is where the batch ends."""
 
     number: int
     changes: int
@@ -69,16 +69,20 @@ class PendingAck:
     position: Position | None = None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class ClientConnection:
     """One client, as /status shows it. `pending_events` is what the client says it has still to send.
 
-    `owes_receipt` is set where a commit may have come before the client's batch was acked, or while its queue of
-    replies was full.
+    `closing` says how to close the connection, once that is decided. `closes_at_once` is set where the decision falls
+    while the reader waits for a frame, so that the sender has to close. `owes_receipt` is set where a commit may have
+    come before the client's batch was acked, or while its queue of replies was full.
     """
 
     session: Session
-    gate: ClientGate
+    socket: BudgetedConnection
+    slot: ConnectionSlot
+    limiter: MessageLimiter
+    replies: asyncio.Queue[PendingAck | ServerMessage | None]
     connected_at: float
     last_activity_at: float
     batches: int = 0
@@ -90,17 +94,9 @@ class ClientConnection:
     flushes: set[asyncio.Task[None]] = field(default_factory=set)
     receipts: Receipts = field(default_factory=Receipts)
     owes_receipt: bool = False
-    replies: asyncio.Queue[PendingAck | ServerMessage | None] = field(default_factory=asyncio.Queue)
-
-    @property
-    def principal(self) -> Principal | Unauthenticated:
-        """Return who the connection acts as."""
-        return self.gate.socket.principal
-
-    @property
-    def remote(self) -> str:
-        """Return the client's address."""
-        return str(self.gate.slot.address or "")
+    closing: Closing | None = None
+    is_closing: bool = False
+    closes_at_once: bool = False
 
 
 class BacklogMonitor:
@@ -119,6 +115,16 @@ class BacklogMonitor:
         self._clock = clock
         self._wall_clock = wall_clock
         self._seen: tuple[float, PendingTotals] | None = None
+        self.last_commit_at = 0.0
+
+    @property
+    def last_flush_time_ms(self) -> int | None:
+        """Return the time of the last commit; None if there was none since the start."""
+        return int(self.last_commit_at * 1_000) or None
+
+    def note_commit(self) -> None:
+        """Remember the time of a commit, for /status and for batches that are acked after it."""
+        self.last_commit_at = self._wall_clock()
 
     def utilization(self) -> float:
         """Return the used share of the log's budget."""
@@ -173,33 +179,31 @@ class BatchReplies:
         self._backlog = backlog
         self._metrics = metrics
         self._in_flight_max = in_flight_max
-        self._last_commit_at = 0.0
 
-    @property
-    def last_flush_time_ms(self) -> int | None:
-        """Return the time of the last commit; None if there was none since the start."""
-        return int(self._last_commit_at * 1_000) or None
+    def reply(self, verdict: Verdict | None, pending: PendingAck, connection: ClientConnection) -> ServerMessage | None:
+        """Return the reply to a batch; None if its receipt is to be the reply. A batch without changes has no verdict.
 
-    async def resolve(self, pending: PendingAck, connection: ClientConnection) -> ServerMessage | None:
-        """Wait for a batch's verdict and return the reply. Cancelling the wait leaves the batch as it is."""
-        verdict = await pending.verdict if pending.verdict is not None else None
-        return self.reply(verdict, pending, connection, position=pending.position)
-
-    def reply(
-        self, verdict: Verdict | None, pending: PendingAck, connection: ClientConnection, *, position: Position | None
-    ) -> ServerMessage | None:
-        """Return the reply to a batch that ends at a position; None if its receipt is to be the reply."""
+        A client that ignores its retry delays is closed.
+        """
         now = time.time()
-        connection.gate.on_verdict(verdict, received_at=pending.received_at, now=now)
+        connection.limiter.on_verdict(verdict, received_at=pending.received_at, now=now)
+        if connection.limiter.ignores_refusals and connection.closing is None:
+            connection.closing = TOO_MANY_REFUSALS
+            connection.closes_at_once = True
         if isinstance(verdict, Refused):
             connection.session.on_refused(pending.number)
-            self._metrics.counts.nacks[verdict.reason.value] += 1
-            return replies.refusal_nack(verdict, pending.number, pending.correlation_id, now=now)
+            return self.nack(verdict, pending.number, pending.correlation_id)
         self._metrics.ack_s.observe(now - pending.received_at)
         is_regression = self._is_regression(verdict, pending, connection)
-        if verdict is not None and position is not None:
-            self._expect_receipt(verdict, pending, connection, position=position)
-            if connection.session.ack_level == "committed":
+        ack_level = connection.session.ack_level
+        # A client that never sent `connect` has no ack level, and expects no receipt.
+        if verdict is not None and pending.position is not None and ack_level is not None:
+            correlation_id = pending.correlation_id if ack_level == "committed" else None
+            connection.receipts.expect(pending.number, pending.position, correlation_id)
+            # It may be committed already, and no further commit would trigger the receipt.
+            if isinstance(verdict, Duplicate) or pending.received_at <= self._backlog.last_commit_at:
+                connection.owes_receipt = True
+            if ack_level == "committed":
                 return None
         return replies.ack(
             verdict,
@@ -211,12 +215,17 @@ class BatchReplies:
             now=now,
         )
 
+    def nack(self, refused: Refused, number: int, correlation_id: str | None) -> Nack:
+        """Count a refused message, and return its nack."""
+        self._metrics.counts.nacks[refused.reason.value] += 1
+        return replies.nack(refused, number, correlation_id, now=time.time())
+
     def _is_regression(
         self, verdict: Durable | Duplicate | None, pending: PendingAck, connection: ClientConnection
     ) -> bool:
-        if verdict is None or pending.position is None:
-            return False
         end, history = pending.position, connection.history
+        if verdict is None or pending.verdict is None or end is None:  # no changes, or numbered here (Debezium)
+            return False
         is_duplicate = isinstance(verdict, Duplicate)
         if not history.is_regression(
             number=pending.number, end=end, is_duplicate=is_duplicate, in_flight_max=self._in_flight_max
@@ -228,23 +237,6 @@ class BatchReplies:
             facts = {"source": connection.session.source, "epoch": end.epoch, "sequence": end.sequence}
             logger.warning("source_sequence_regressed", extra=facts)
         return True
-
-    def _expect_receipt(
-        self, verdict: Durable | Duplicate, pending: PendingAck, connection: ClientConnection, *, position: Position
-    ) -> None:
-        ack_level = connection.session.ack_level
-        if ack_level is None:  # a client that never sent `connect` expects none
-            return
-        connection.receipts.expect(
-            pending.number, position, pending.correlation_id if ack_level == "committed" else None
-        )
-        # It may be committed already, and no further commit would trigger the receipt.
-        if isinstance(verdict, Duplicate) or pending.received_at <= self._last_commit_at:
-            connection.owes_receipt = True
-
-    def note_commit(self) -> None:
-        """Remember the time of a commit, for batches that are acked after it."""
-        self._last_commit_at = time.time()
 
     def take_receipt(self, connection: ClientConnection) -> Ack | None:
         """Return a receipt for a client's newly committed batches; None if there are none."""

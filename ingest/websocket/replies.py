@@ -1,28 +1,18 @@
-"""Replies of the WebSocket: acks, nacks, receipts and status, built from plain values."""
+"""Replies of the WebSocket: acks, nacks and receipts, built from plain values."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from lakefeed.contract.changes import Position
 from lakefeed.ingest.admission.limits import Allowance
-from lakefeed.ingest.errors import ProtocolError
 from lakefeed.ingest.protocol.messages import (
     Ack,
     AckDetails,
-    BufferStats,
-    Connect,
-    FlushRequest,
-    FlushResponse,
-    Heartbeat,
-    Limits,
     Nack,
-    Pong,
     RateLimit,
-    Status,
 )
 from lakefeed.ingest.protocol.offers import Duplicate, Durable, Refused
 
@@ -32,8 +22,6 @@ SLOW_DOWN_MAX_DELAY_MS = 500
 
 # Batches that wait for their receipt, per connection. Beyond it neighbours share one, with the higher number.
 WAITING_MAX_BATCHES = 4_096
-
-ENCODINGS = ["json", "arrow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,49 +70,12 @@ class Receipts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
-    """The state of the service for a client that connects; times in ms since 1970."""
-
-    state: str
-    buffer: BufferStats
-    connected_sources: int
-    last_flush_ms: int | None
-    next_flush_ms: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
     """What is durable and not committed: the used share of the log's budget, and the time of the next flush."""
 
     utilization: float
     time_until_flush_ms: int
     commits_fail: bool
-
-
-def status(
-    message: Connect,
-    *,
-    durable: Position | None,
-    committed: Position | None,
-    service: Service,
-    limits: Limits,
-    now: float,
-) -> Status:
-    """Return the reply to connect, with the resume position. Positions of an earlier epoch do not count."""
-    return Status(
-        timestamp=_ms(now),
-        state=service.state,
-        buffer=service.buffer,
-        connected_sources=service.connected_sources,
-        limits=limits,
-        last_flush_time=service.last_flush_ms,
-        next_flush_time=service.next_flush_ms,
-        encodings=ENCODINGS,
-        epoch=message.epoch,
-        last_durable_sequence=_sequence_in(durable, message.epoch),
-        last_committed_sequence=_sequence_in(committed, message.epoch),
-        correlation_id=message.correlation_id,
-    )
 
 
 def ack(
@@ -148,7 +99,15 @@ def ack(
             status="duplicate",
             correlation_id=correlation_id,
             last_durable_sequence=verdict.mark_sequence,
-            details=_regression_details(verdict, changes, backlog) if is_regression else None,
+            details=None
+            if not is_regression
+            else AckDetails(
+                events_processed=0,
+                buffer_utilization=round(backlog.utilization, 4),
+                duplicates=changes,
+                message="all sequences are at or below what is durable, so nothing was accepted; a source that starts"
+                f" over has to connect with a higher epoch: lastDurableSequence={verdict.mark_sequence}",
+            ),
         )
     slow_down = backlog.utilization > SLOW_DOWN_UTILIZATION
     new = verdict.changes if verdict is not None else 0
@@ -169,16 +128,6 @@ def ack(
     )
 
 
-def _regression_details(verdict: Duplicate, changes: int, backlog: Backlog) -> AckDetails:
-    return AckDetails(
-        events_processed=0,
-        buffer_utilization=round(backlog.utilization, 4),
-        duplicates=changes,
-        message="all sequences are at or below what is durable, so nothing was accepted; a source that starts over has"
-        f" to connect with a higher epoch: lastDurableSequence={verdict.mark_sequence}",
-    )
-
-
 def receipt(batch: WaitingBatch, *, committed: Position, tables: Mapping[str, int], now: float) -> Ack:
     """Return the receipt: everything up to a batch is committed, in these snapshots."""
     return Ack(
@@ -191,16 +140,6 @@ def receipt(batch: WaitingBatch, *, committed: Position, tables: Mapping[str, in
     )
 
 
-def pong(message: Heartbeat, *, now: float) -> Pong:
-    """Return the reply to a heartbeat."""
-    return Pong(timestamp=message.timestamp, server_time=_ms(now), correlation_id=message.correlation_id)
-
-
-def flush_response(message: FlushRequest, result: Mapping[str, Any], *, now: float) -> FlushResponse:
-    """Return the reply to a flush request, after the commits."""
-    return FlushResponse(timestamp=_ms(now), result=result, correlation_id=message.correlation_id)
-
-
 def add_allowance(reply: Ack | Nack, allowance: Allowance) -> None:
     """Add to a reply what is left of the limit on messages."""
     reply.rate_limit = RateLimit(limit=allowance.limit, remaining=allowance.remaining, reset_at=int(allowance.reset_at))
@@ -209,8 +148,8 @@ def add_allowance(reply: Ack | Nack, allowance: Allowance) -> None:
         reply.details.bucket_capacity = allowance.limit
 
 
-def refusal_nack(refused: Refused, number: int, correlation_id: str | None, *, now: float) -> Nack:
-    """Return the nack of a batch that was refused."""
+def nack(refused: Refused, number: int, correlation_id: str | None, *, now: float) -> Nack:
+    """Return the nack of a refused message."""
     return Nack(
         timestamp=_ms(now),
         sequence_number=number,
@@ -225,23 +164,8 @@ def refusal_nack(refused: Refused, number: int, correlation_id: str | None, *, n
     )
 
 
-def protocol_nack(error: ProtocolError, *, now: float) -> Nack:
-    """Return the nack of a message that breaks the protocol; only one that came too early may be sent again."""
-    return Nack(
-        timestamp=_ms(now),
-        sequence_number=error.sequence_number or 0,
-        reason=error.reason,
-        error_message=str(error),
-        should_retry=error.retry,
-        max_size=error.max_size,
-        actual_size=error.actual_size,
-        received_size=error.actual_size,
-        correlation_id=error.correlation_id,
-    )
-
-
-def _sequence_in(position: Position | None, epoch: int) -> int | None:
-    """Return the sequence; None if it is of another epoch or before the first."""
+def sequence_in(position: Position | None, epoch: int) -> int | None:
+    """Return the sequence of a position; None if it is of another epoch or before the first."""
     if position is None or position.epoch != epoch or position.sequence < 0:
         return None
     return position.sequence

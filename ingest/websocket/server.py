@@ -16,12 +16,19 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from lakefeed.contract.changes import Position, SourceId
-from lakefeed.ingest.admission.auth import Auth, choose_subprotocol
-from lakefeed.ingest.admission.limits import FAILED, GOODBYE, SHUTTING_DOWN, SharedLimits
+from lakefeed.ingest.admission.auth import Auth, Unauthenticated, choose_subprotocol
+from lakefeed.ingest.admission.limits import (
+    FAILED,
+    GOODBYE,
+    SHUTTING_DOWN,
+    TOO_MANY_SIZE_VIOLATIONS,
+    SharedLimits,
+    not_authenticated,
+)
 from lakefeed.ingest.config import IngestConfig
 from lakefeed.ingest.debezium.events import DebeziumMalformed
 from lakefeed.ingest.errors import ProtocolError
@@ -35,10 +42,13 @@ from lakefeed.ingest.protocol.messages import (
     DebeziumBatch,
     Disconnect,
     FlushRequest,
+    FlushResponse,
     Heartbeat,
     Limits,
     Nack,
+    Pong,
     ServerMessage,
+    Status,
     decode_message,
     encode_message,
     open_arrow_frame,
@@ -47,7 +57,7 @@ from lakefeed.ingest.protocol.offers import Duplicate, Durable, NackReason, Refu
 from lakefeed.ingest.protocol.session import Session, State
 from lakefeed.ingest.websocket import replies
 from lakefeed.ingest.websocket.client import BacklogMonitor, BatchReplies, ClientConnection, PendingAck, SequenceHistory
-from lakefeed.ingest.websocket.handshake import CLOSE_TIMEOUT_S, AdmissionControl, AnyMessage, Handshake
+from lakefeed.ingest.websocket.handshake import CLOSE_TIMEOUT_S, AdmissionControl, AnyMessage
 from lakefeed.ingest.websocket.socket import BudgetedConnection, connection_factory, raise_open_files_limit
 from lakefeed.writer.tables.feed import Feed
 from lakefeed.writer.wire.arrow_frame import ArrowFrame, is_arrow_frame
@@ -96,8 +106,7 @@ class DataPlane:
         self._config = config
         self._metrics = metrics
         self._budget = limits.budget
-        self._handshake = Handshake(limits.slots, auth=auth, trusted_proxies=config.proxy_networks(), metrics=metrics)
-        self.admission = AdmissionControl(config, limits=limits, metrics=metrics)
+        self.admission = AdmissionControl(config, limits=limits, auth=auth, metrics=metrics)
         self.backlog = BacklogMonitor(feed, intake)
         self._batches = BatchReplies(feed, self.backlog, in_flight_max=config.in_flight_max_batches, metrics=metrics)
         self._connections: set[ClientConnection] = set()
@@ -112,11 +121,6 @@ class DataPlane:
             return "recovering"
         return "receiving" if self._connections else "idle"
 
-    @property
-    def last_flush_time_ms(self) -> int | None:
-        """Return the time of the last commit; None if there was none since the start."""
-        return self._batches.last_flush_time_ms
-
     def connections(self) -> list[ClientConnection]:
         """Return the open connections."""
         return list(self._connections)
@@ -128,8 +132,8 @@ class DataPlane:
         async with serve(
             self._serve,
             sock=listener,
-            process_request=self._handshake.on_request,
-            process_response=self._handshake.on_response,
+            process_request=self.admission.on_request,
+            process_response=self.admission.on_response,
             select_subprotocol=lambda _, offered: choose_subprotocol(offered),
             create_connection=connection_factory(
                 self._budget,
@@ -146,17 +150,13 @@ class DataPlane:
         ) as server:
             yield
             server.close(code=SHUTTING_DOWN.code, reason=SHUTTING_DOWN.reason)
-            await self._wait_closed(server)
-
-    async def _wait_closed(self, server: Server) -> None:
-        """Wait for the close frames of clients; abort those that do not read ours."""
-        try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S + MONITOR_INTERVAL_S):
+            try:
+                async with asyncio.timeout(CLOSE_TIMEOUT_S + MONITOR_INTERVAL_S):
+                    await server.wait_closed()
+            except TimeoutError:  # some clients do not read our close frame
+                for connection in self._connections:
+                    connection.socket.transport.abort()
                 await server.wait_closed()
-        except TimeoutError:
-            for connection in self._connections:
-                connection.gate.socket.transport.abort()
-            await server.wait_closed()
 
     async def run_monitor(self) -> None:
         """Measure load, and close connections that exceed a timeout."""
@@ -166,15 +166,15 @@ class DataPlane:
                 self.admission.measure_load(
                     longest_wait_s=self._intake.longest_wait_s(time.time()), log_utilization=self.backlog.utilization()
                 )
-                for gate in self.admission.find_timeouts([connection.gate for connection in self._connections]):
-                    closings.create_task(self.admission.close(gate), name="ws-close")
+                for connection in self.admission.find_timeouts(self._connections):
+                    closings.create_task(self.admission.close(connection), name="ws-close")
 
     async def run_receipts(self) -> None:
         """Send receipts to connected clients after every commit."""
         seen = 0
         while True:
             seen = await self._feed.wait_for_commit(seen)
-            self._batches.note_commit()
+            self.backlog.note_commit()
             for connection in self._connections:
                 self._maybe_send_receipt(connection)
 
@@ -186,36 +186,39 @@ class DataPlane:
 
     async def _serve(self, client: ServerConnection) -> None:
         assert isinstance(client, BudgetedConnection)
+        assert client.slot is not None, "a client without a slot is rejected in the handshake"
         now = time.time()
-        gate = self.admission.gate_of(client)
         connection = ClientConnection(
-            session=Session(event_max_bytes=self._config.event_max_bytes, default_source=gate.slot.source),
-            gate=gate,
+            session=Session(event_max_bytes=self._config.event_max_bytes, default_source=client.slot.source),
+            socket=client,
+            slot=client.slot,
+            limiter=self.admission.new_limiter(now),
+            replies=asyncio.Queue(self._config.in_flight_max_batches),
             connected_at=now,
             last_activity_at=now,
-            replies=asyncio.Queue(self._config.in_flight_max_batches),
         )
+        if isinstance(client.principal, Unauthenticated):
+            connection.closing = not_authenticated(client.principal.message)
         self._connections.add(connection)
         self._metrics.connections.inc()
         try:
             async with asyncio.TaskGroup() as tasks:
                 sender = tasks.create_task(self._send_replies(connection), name="ws-sender")
-                reader = tasks.create_task(self._read_frames(client, connection, tasks), name="ws-reader")
+                reader = tasks.create_task(self._read_frames(connection, tasks), name="ws-reader")
                 # Without the sender nothing drains the queue that the reader may be waiting for.
                 sender.add_done_callback(lambda _: reader.cancel())
         except ExceptionGroup:
             logger.exception("connection_failed", extra={"source": connection.session.source})
-            gate.closing = FAILED
-            await self.admission.close(gate)
+            connection.closing = FAILED
+            await self.admission.close(connection)
         finally:
             self._connections.discard(connection)
             self._metrics.connections.dec()
 
-    async def _read_frames(
-        self, client: BudgetedConnection, connection: ClientConnection, tasks: asyncio.TaskGroup
-    ) -> None:
+    async def _read_frames(self, connection: ClientConnection, tasks: asyncio.TaskGroup) -> None:
+        client = connection.socket
         try:
-            while connection.session.state is not State.ENDED and connection.gate.closing is None:
+            while connection.session.state is not State.ENDED and connection.closing is None:
                 frame = await client.recv(decode=False)
                 connection.charged_bytes = client.take_charge()
                 try:
@@ -228,7 +231,7 @@ class DataPlane:
             if connection.flushes:  # requested before the goodbye, so answered before it
                 await asyncio.wait(connection.flushes)
         except ConnectionClosed as end:
-            self.admission.count_ended(connection.gate, end)
+            self.admission.count_ended(connection, end)
             logger.debug("client_disconnected", extra={"source": connection.session.source})
         finally:
             connection.session.end()
@@ -240,7 +243,7 @@ class DataPlane:
     async def _on_frame(self, frame: bytes, connection: ClientConnection, tasks: asyncio.TaskGroup) -> None:
         connection.last_activity_at = time.time()
         self._metrics.received_bytes.inc(len(frame))
-        if len(frame) > ROOM_FIRST_BYTES and not self.admission.sheds(connection.gate):
+        if len(frame) > ROOM_FIRST_BYTES and not self.admission.sheds(connection):
             await self._intake.wait_for_room()
         message: AnyMessage | None = None
         try:
@@ -261,19 +264,19 @@ class DataPlane:
     ) -> PendingAck | ServerMessage | None:
         """Handle a message; return its reply, unless that comes out of order or not at all."""
         received_at = connection.last_activity_at
-        refusal = self.admission.admit(message, connection.gate, size_bytes=len(frame), now=received_at)
+        refusal = self.admission.admit(message, connection, size_bytes=len(frame), now=received_at)
         match message:
             case _ if refusal is not None:
                 return self._refuse(message, refusal, connection, frame)
             case BatchHead() | ArrowFrame():
-                return await self._on_batch(message, frame, connection, received_at)
+                return await self._on_batch(message, frame, connection)
             case DebeziumBatch():
-                return await self._on_debezium(message, connection, received_at)
+                return await self._on_debezium(message, connection)
             case Connect():
                 return await self._on_connect(message, connection)
             case Heartbeat():
                 connection.pending_events = message.pending_events
-                return replies.pong(message, now=received_at)
+                return Pong(message.timestamp, int(received_at * 1_000), message.correlation_id)
             case FlushRequest():
                 self._start_flush(message, connection, tasks)
             case Disconnect():
@@ -283,18 +286,24 @@ class DataPlane:
     def _on_protocol_error(
         self, error: ProtocolError, message: AnyMessage | None, connection: ClientConnection
     ) -> ServerMessage:
-        if message is not None:
-            error.correlation_id = _correlation_of(message)
         if error.sequence_number is not None:
             connection.session.on_malformed(error.sequence_number)
-        connection.gate.on_protocol_error(error)
-        self._metrics.counts.nacks[error.reason] += 1
-        return replies.protocol_nack(error, now=time.time())
+        refused = Refused(
+            NackReason(error.reason),
+            str(error),
+            retry=error.retry,
+            max_size=error.max_size,
+            actual_size=error.actual_size,
+        )
+        if refused.reason is NackReason.EVENT_TOO_LARGE and connection.limiter.count_too_large():
+            connection.closing = TOO_MANY_SIZE_VIOLATIONS
+        correlation_id = _correlation_of(message) if message is not None else error.correlation_id
+        return self._batches.nack(refused, error.sequence_number or 0, correlation_id)
 
     async def _on_ping(self, connection: ClientConnection) -> None:
-        refusal = self.admission.admit(Heartbeat(), connection.gate, size_bytes=0, now=time.time())
+        refusal = self.admission.admit(Heartbeat(), connection, size_bytes=0, now=time.time())
         if refusal is None:
-            await connection.gate.socket.send("pong")
+            await connection.socket.send("pong")
         else:
             await connection.replies.put(self._refuse(Heartbeat(), refusal, connection, b""))
 
@@ -302,24 +311,20 @@ class DataPlane:
         self, message: AnyMessage, refusal: Refused, connection: ClientConnection, frame: bytes
     ) -> ServerMessage:
         """Refuse a message over a limit. A batch is expected again, and nothing of its source may overtake it."""
-        now = time.time()
         number = 0
         if isinstance(message, BatchHead | ArrowFrame):
             number = connection.session.number_of(head_of(message))
-            offer = connection.session.on_batch(message, frame, received_at_us=int(now * 1_000_000))
+            offer = connection.session.on_batch(message, frame, received_at_us=int(time.time() * 1_000_000))
             if offer is not None:
                 self._intake.block_behind(offer)
             connection.session.on_refused(number)
         elif isinstance(message, DebeziumBatch):
             number = connection.session.on_debezium(message)
             connection.session.on_refused(number)
-        self._metrics.counts.nacks[refusal.reason.value] += 1
-        return replies.refusal_nack(refusal, number, _correlation_of(message), now=now)
+        return self._batches.nack(refusal, number, _correlation_of(message))
 
-    async def _on_batch(
-        self, batch: AnyBatch, frame: bytes, connection: ClientConnection, received_at: float
-    ) -> PendingAck:
-        head = head_of(batch)
+    async def _on_batch(self, batch: AnyBatch, frame: bytes, connection: ClientConnection) -> PendingAck:
+        head, received_at = head_of(batch), connection.last_activity_at
         number = connection.session.number_of(head)
         offer = connection.session.on_batch(batch, frame, received_at_us=int(received_at * 1_000_000))
         changes = len(offer.sequences) if offer is not None else 0
@@ -331,15 +336,13 @@ class DataPlane:
             connection.newest_verdict = verdict
             # The bytes count against the budget until the batch is durable or refused.
             charged_bytes, connection.charged_bytes = connection.charged_bytes, 0
-            verdict.add_done_callback(lambda _: connection.gate.socket.release(charged_bytes))
+            verdict.add_done_callback(lambda _: connection.socket.release(charged_bytes))
             if offer is not None and offer.declared:
                 _forget_declared_after(verdict, offer.declared, connection.session)
         position = Position(offer.epoch, offer.last_sequence) if offer is not None else None
         return PendingAck(number, changes, head.correlation_id, received_at, verdict, position)
 
-    async def _on_debezium(
-        self, batch: DebeziumBatch, connection: ClientConnection, received_at: float
-    ) -> ServerMessage | None:
+    async def _on_debezium(self, batch: DebeziumBatch, connection: ClientConnection) -> ServerMessage | None:
         """Accept Debezium's events. The next frame is read after that, because a source's requests are serialized."""
         number = connection.session.on_debezium(batch)
         source = connection.session.source
@@ -353,14 +356,14 @@ class DataPlane:
         verdict = receipt.verdict if receipt.verdict is not None else Duplicate(0)
         if isinstance(verdict, Durable):
             verdict = Durable(verdict.offset, receipt.fresh)
-        pending = PendingAck(number, receipt.fresh + receipt.repeated, batch.correlation_id, received_at, None)
-        return self._batches.reply(verdict, pending, connection, position=self._intake.durable_position(source))
+        changes, position = receipt.fresh + receipt.repeated, self._intake.durable_position(source)
+        pending = PendingAck(number, changes, batch.correlation_id, connection.last_activity_at, None, position)
+        return self._batches.reply(verdict, pending, connection)
 
     async def _on_connect(self, message: Connect, connection: ClientConnection) -> ServerMessage:
         refused = await self._intake.look_up_source(SourceId(message.source_do_id))
         if refused is not None:
-            self._metrics.counts.nacks[refused.reason.value] += 1
-            return replies.refusal_nack(refused, 0, message.correlation_id, now=time.time())
+            return self._batches.nack(refused, 0, message.correlation_id)
         known = self._intake.durable_position(SourceId(message.source_do_id))
         if known is not None and message.epoch < known.epoch:
             rule = f"epoch: expected at least {known.epoch}, got {message.epoch}"
@@ -372,19 +375,20 @@ class DataPlane:
         durable = self._intake.resume(source)
         connection.receipts.clear()
         connection.history = SequenceHistory()
-        return replies.status(
-            message,
-            durable=durable,
-            committed=self._feed.status.committed_position(source),
-            service=replies.Service(
-                state=self.state,
-                buffer=self.backlog.stats(),
-                connected_sources=len({c.session.source for c in self._connections if c.session.source}),
-                last_flush_ms=self.last_flush_time_ms,
-                next_flush_ms=self.backlog.next_flush_time_ms(),
-            ),
+        committed = self._feed.status.committed_position(source)
+        return Status(
+            timestamp=int(time.time() * 1_000),
+            state=self.state,
+            buffer=self.backlog.stats(),
+            connected_sources=len({c.session.source for c in self._connections if c.session.source}),
             limits=Limits(max_message_size=self._config.frame_max_bytes, max_event_size=self._config.event_max_bytes),
-            now=time.time(),
+            encodings=["json", "arrow"],
+            epoch=message.epoch,
+            last_durable_sequence=replies.sequence_in(durable, message.epoch),
+            last_committed_sequence=replies.sequence_in(committed, message.epoch),
+            last_flush_time=self.backlog.last_flush_time_ms,
+            next_flush_time=self.backlog.next_flush_time_ms(),
+            correlation_id=message.correlation_id,
         )
 
     def _start_flush(self, message: FlushRequest, connection: ClientConnection, tasks: asyncio.TaskGroup) -> None:
@@ -399,31 +403,35 @@ class DataPlane:
             if connection.newest_verdict is not None:  # a flush covers what the client sent before it
                 await asyncio.wait([connection.newest_verdict])
             report = await self._feed.flush()
-            reply = replies.flush_response(message, report.to_json(), now=time.time())
-            await connection.gate.socket.send(encode_message(reply), text=True)
+            reply = FlushResponse(int(time.time() * 1_000), report.to_json(), message.correlation_id)
+            await connection.socket.send(encode_message(reply), text=True)
         except ConnectionClosed:
             logger.debug("client_disconnected_during_flush", extra={"source": connection.session.source})
 
     async def _send_replies(self, connection: ClientConnection) -> None:
         try:
             while (item := await connection.replies.get()) is not None:
-                message = await self._batches.resolve(item, connection) if isinstance(item, PendingAck) else item
-                await self._send(message, connection)
+                if isinstance(item, PendingAck):
+                    # Cancelling the wait leaves the batch as it is.
+                    verdict = await item.verdict if item.verdict is not None else None
+                    await self._send(self._batches.reply(verdict, item, connection), connection)
+                else:
+                    await self._send(item, connection)
                 if connection.owes_receipt:
                     await self._send(self._batches.take_receipt(connection), connection)
-                if connection.gate.closes_at_once:
+                if connection.closes_at_once:
                     break
-            connection.gate.closing = connection.gate.closing or GOODBYE
-            await self.admission.close(connection.gate)
+            connection.closing = connection.closing or GOODBYE
+            await self.admission.close(connection)
         except ConnectionClosed:
             logger.debug("client_disconnected_with_pending_replies", extra={"source": connection.session.source})
 
     async def _send(self, message: ServerMessage | None, connection: ClientConnection) -> None:
-        allowance = connection.gate.limiter.allowance(time.time())
+        allowance = connection.limiter.allowance(time.time())
         if allowance is not None and isinstance(message, Ack | Nack):
             replies.add_allowance(message, allowance)
         if message is not None:
-            await connection.gate.socket.send(encode_message(message), text=True)
+            await connection.socket.send(encode_message(message), text=True)
 
 
 def _correlation_of(message: AnyMessage) -> str | None:

@@ -27,8 +27,9 @@ from websockets.frames import DATA_OPCODES, Frame
 from websockets.http11 import Request
 
 from lakefeed.ingest.admission.auth import ANONYMOUS, Principal, Unauthenticated
-from lakefeed.ingest.admission.budget import ALLOWANCE_BYTES, FRAME_OVERHEAD_BYTES, RESERVED_READ_BYTES, ReadBudget
+from lakefeed.ingest.admission.budget import ALLOWANCE_BYTES, RESERVED_READ_BYTES, ReadBudget
 from lakefeed.ingest.admission.limits import ConnectionSlot, Liveness
+from lakefeed.ingest.config import FRAME_OVERHEAD_BYTES
 
 logger = logging.getLogger(__name__)
 

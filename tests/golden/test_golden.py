@@ -122,7 +122,7 @@ async def test_metrics_are_unchanged(tmp_path, monkeypatch):
 
 
 def _metrics_of(collector: Any) -> Iterator[str]:
-    for metric in collector.describe():
+    for metric in getattr(collector, "describe", collector.collect)():
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name
         described = collector if hasattr(collector, "_labelnames") else metric
         labels = ",".join(described._labelnames)

@@ -15,7 +15,7 @@ from lakefeed.contract.errors import WriterError
 from lakefeed.ingest.config import Config
 from lakefeed.ingest.errors import IngestError
 from lakefeed.ingest.intake.intake import Intake
-from lakefeed.ingest.service import listen, load_node_id, serving, warehouse_location
+from lakefeed.ingest.service import listen, load_node_id, own_storage, serving
 from lakefeed.settings import SettingsError
 from lakefeed.storage.config import StorageConfig
 from tests.ingest.conftest import small_config
@@ -72,7 +72,7 @@ def test_node_keeps_its_name(tmp_path):
 )
 def test_warehouse_is_named_as_a_uri(given, location):
     config = Config(storage=StorageConfig(warehouse=given))
-    assert warehouse_location(config, Path("/data")) == location
+    assert own_storage(config, Path("/data")).warehouse == location
 
 
 async def test_part_that_fails_while_a_client_waits_ends_the_service(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import random
 
 from lakefeed.ingest.admission.addresses import parse_address
 from lakefeed.ingest.admission.budget import RequestSlots
+from lakefeed.ingest.config import IngestConfig
 
 
 class Request:
@@ -20,9 +21,14 @@ class Request:
         self.granted.append(self.name)
 
 
+def slots_of(total: int, *, per_ip: int = 0, limit_private_ips: bool = False) -> RequestSlots:
+    limits = {"http_requests_max": total, "http_requests_per_ip_max": per_ip, "limit_private_ips": limit_private_ips}
+    return RequestSlots(IngestConfig(**limits))
+
+
 def test_requests_beyond_the_limit_get_a_slot_in_order_of_arrival():
     granted: list[str] = []
-    slots = RequestSlots(total=2)
+    slots = slots_of(2)
     requests = [Request(str(number), None, granted) for number in range(5)]
     assert [slots.acquire(request) for request in requests] == [True, True, False, False, False]
     assert (slots.used, slots.waiting) == (2, 3)
@@ -34,7 +40,7 @@ def test_requests_beyond_the_limit_get_a_slot_in_order_of_arrival():
 
 def test_request_of_an_address_at_its_limit_does_not_block_those_behind_it():
     granted: list[str] = []
-    slots = RequestSlots(total=3, per_address=1)
+    slots = slots_of(3, per_ip=1)
     first, twin, other = (
         Request(name, ip, granted) for name, ip in (("a", "8.8.8.8"), ("b", "8.8.8.8"), ("c", "9.9.9.9"))
     )
@@ -47,14 +53,14 @@ def test_request_of_an_address_at_its_limit_does_not_block_those_behind_it():
 
 def test_private_addresses_are_not_limited_unless_configured():
     for counts, entered in ((False, True), (True, False)):
-        slots = RequestSlots(total=9, per_address=1, private_addresses_count=counts)
+        slots = slots_of(9, per_ip=1, limit_private_ips=counts)
         assert slots.acquire(Request("a", "10.0.0.1", []))
         assert slots.acquire(Request("b", "10.0.0.1", [])) is entered
 
 
 def test_request_that_is_gone_gets_no_slot():
     granted: list[str] = []
-    slots = RequestSlots(total=1)
+    slots = slots_of(1)
     served, gone, last = (Request(name, None, granted) for name in "abc")
     for request in (served, gone, last):
         slots.acquire(request)
@@ -67,7 +73,7 @@ def test_random_requests_exceed_no_limit_and_none_waits_that_could_be_served():
     seed = random.randrange(2**32)
     chance = random.Random(seed)
     granted: list[str] = []
-    slots = RequestSlots(total=5, per_address=2)
+    slots = slots_of(5, per_ip=2)
     served: dict[str, Request] = {}
     waiting: dict[str, Request] = {}
     for step in range(5_000):

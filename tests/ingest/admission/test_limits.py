@@ -10,20 +10,18 @@ from lakefeed.ingest.admission.addresses import parse_address
 from lakefeed.ingest.admission.limits import (
     BACKOFF,
     SOURCE_BUCKETS_MAX,
-    ConnectionLimits,
     ConnectionSlot,
     ConnectionSlots,
-    IdleTimeouts,
     Liveness,
     LoadLevel,
     MessageLimiter,
-    MessageLimits,
     RequestRates,
     SourceRates,
     TokenBucket,
     find_timeout,
     load_level,
 )
+from lakefeed.ingest.config import IngestConfig
 from lakefeed.ingest.protocol.offers import Durable, NackReason, Refused
 
 NOW = 1_763_251_200.0
@@ -33,16 +31,42 @@ def slot(address: str = "127.0.0.1", source: str = "") -> ConnectionSlot:
     return ConnectionSlot(parse_address(address), source)
 
 
-def connections(**limits: object) -> ConnectionSlots:
-    return ConnectionSlots(ConnectionLimits(**{"total": 1_000, **limits}), NOW)
+def connections(
+    *,
+    total: int = 1_000,
+    per_source: int = 0,
+    per_address: int = 0,
+    per_subnet: int = 0,
+    per_s: float = 0,
+    burst: int = 1,
+    limit_private_ips: bool = False,
+) -> ConnectionSlots:
+    config = IngestConfig(
+        connections_max=total,
+        connections_per_source_max=per_source,
+        connections_per_ip_max=per_address,
+        connections_per_subnet_max=per_subnet,
+        connection_rate_per_s=per_s,
+        connection_burst=burst,
+        limit_private_ips=limit_private_ips,
+    )
+    return ConnectionSlots(config, NOW)
 
 
 def reason_of(refusal) -> str | None:
     return refusal.reason.value if refusal is not None else None
 
 
-def messages(*, jitter: float = 1.0, high: bool = False, **limits: object) -> MessageLimiter:
-    return MessageLimiter(MessageLimits(**limits), high, lambda: jitter, NOW)
+def messages(
+    *, jitter: float = 1.0, per_s: float = 0, burst: int = 1, heartbeats_per_s: float = 0, refusals_max: int = 0
+) -> MessageLimiter:
+    config = IngestConfig(
+        message_rate_per_s=per_s,
+        message_burst=burst,
+        heartbeat_rate_per_s=heartbeats_per_s,
+        refusals_max=refusals_max,
+    )
+    return MessageLimiter(config, lambda: jitter, NOW)
 
 
 # -- token buckets
@@ -56,7 +80,7 @@ def spend(bucket: TokenBucket, cost: float, now: float) -> bool:
 
 
 def test_burst_passes_at_once_and_then_the_rate():
-    bucket = TokenBucket.full(10, 5, now=100.0)
+    bucket = TokenBucket(10, 5, 100.0)
     assert [spend(bucket, 1, 100.0) for _ in range(6)] == [True] * 5 + [False]
     assert bucket.wait_s(1) == pytest.approx(0.1)
     assert not spend(bucket, 1, 100.09)
@@ -64,17 +88,17 @@ def test_burst_passes_at_once_and_then_the_rate():
 
 
 def test_bucket_never_holds_more_than_the_burst():
-    bucket = TokenBucket.full(10, 5, now=0.0)
+    bucket = TokenBucket(10, 5, 0.0)
     assert [spend(bucket, 1, 1_000.0) for _ in range(6)] == [True] * 5 + [False]
 
 
 def test_rate_of_zero_never_refuses():
-    bucket = TokenBucket.full(0, 1, now=0.0)
+    bucket = TokenBucket(0, 1, 0.0)
     assert all(spend(bucket, 1_000, 0.0) for _ in range(10))
 
 
 def test_cost_above_the_burst_passes_a_full_bucket_and_leaves_a_debt():
-    bucket = TokenBucket.full(100, 100, now=0.0)
+    bucket = TokenBucket(100, 100, 0.0)
     assert spend(bucket, 350, 0.0)
     assert not spend(bucket, 350, 3.4)
     assert bucket.wait_s(350) == pytest.approx(0.1)
@@ -82,7 +106,7 @@ def test_cost_above_the_burst_passes_a_full_bucket_and_leaves_a_debt():
 
 
 def test_clock_that_is_set_back_gives_nothing_and_takes_nothing():
-    bucket = TokenBucket.full(10, 5, now=1_000.0)
+    bucket = TokenBucket(10, 5, 1_000.0)
     assert spend(bucket, 5, 1_000.0)
     assert not spend(bucket, 1, 500.0)
     assert spend(bucket, 1, 500.2)
@@ -93,7 +117,7 @@ def test_over_any_time_no_more_than_burst_and_rate_allow_passes():
     chance = random.Random(seed)
     for _ in range(200):
         rate, burst = chance.uniform(0.5, 100), chance.randint(1, 50)
-        bucket = TokenBucket.full(rate, burst, now=0.0)
+        bucket = TokenBucket(rate, burst, 0.0)
         now = passed = 0.0
         for _ in range(200):
             now += chance.expovariate(rate)
@@ -103,7 +127,7 @@ def test_over_any_time_no_more_than_burst_and_rate_allow_passes():
 
 
 def test_allowance_says_what_is_left_and_when_it_is_whole():
-    bucket = TokenBucket.full(2, 10, now=50.0)
+    bucket = TokenBucket(2, 10, 50.0)
     for _ in range(4):
         spend(bucket, 1, 50.0)
     allowance = bucket.allowance(50.0)
@@ -162,7 +186,7 @@ def test_ipv6_subnet_is_a_64():
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.1.2.3", "::1"])
 def test_private_addresses_are_not_limited_unless_configured(address):
-    lenient, strict = connections(per_address=1), connections(per_address=1, private_addresses_count=True)
+    lenient, strict = connections(per_address=1), connections(per_address=1, limit_private_ips=True)
     assert [lenient.acquire(slot(address), NOW) for _ in range(3)] == [None] * 3
     assert [reason_of(strict.acquire(slot(address), NOW)) for _ in range(2)] == [None, "ip_limit"]
 
@@ -225,7 +249,7 @@ def test_delay_doubles_each_time_a_client_returns_too_early_up_to_a_cap():
     limiter = messages()
     now, delays = NOW, []
     for _ in range(12):
-        delays.append(limiter.shed(LoadLevel.CRITICAL, now).retry_delay_ms)
+        delays.append(limiter.shed(now).retry_delay_ms)
         now += (delays[-1] + 1) / 1_000
     assert delays[:4] == [100, 200, 400, 800]
     assert delays[-2:] == [1_000 * BACKOFF.max_s] * 2
@@ -253,11 +277,11 @@ def test_message_that_passes_starts_the_backoff_over():
 
 def test_jitter_spreads_the_delay():
     limiters = [messages(jitter=jitter) for jitter in (0.5, 1.0, 1.5)]
-    assert [limiter.shed(LoadLevel.CRITICAL, NOW).retry_delay_ms for limiter in limiters] == [50, 100, 150]
+    assert [limiter.shed(NOW).retry_delay_ms for limiter in limiters] == [50, 100, 150]
 
 
 def test_source_is_limited_by_its_bytes_over_all_connections():
-    rates = SourceRates(1_000)
+    rates = SourceRates(1_000, 1_000)
     limiters = [messages(), messages()]
     assert limiters[0].admit(NOW, size_bytes=900, source=rates.bucket("shop", NOW)) is None
     refusal = limiters[1].admit(NOW, size_bytes=900, source=rates.bucket("shop", NOW))
@@ -266,7 +290,7 @@ def test_source_is_limited_by_its_bytes_over_all_connections():
 
 
 def test_refused_bytes_cost_no_message_and_refused_messages_no_bytes():
-    rates = SourceRates(1_000)
+    rates = SourceRates(1_000, 1_000)
     limiter = messages(per_s=1, burst=2)
     source = rates.bucket("shop", NOW)
     assert limiter.admit(NOW, size_bytes=1_000, source=source) is None
@@ -277,7 +301,7 @@ def test_refused_bytes_cost_no_message_and_refused_messages_no_bytes():
 
 
 def test_reconnecting_gives_a_source_no_new_bucket_and_full_ones_are_dropped():
-    rates = SourceRates(1_000)
+    rates = SourceRates(1_000, 1_000)
     rates.bucket("greedy", NOW).take(1_000_000)
     for number in range(SOURCE_BUCKETS_MAX + 1):
         rates.bucket(f"source-{number}", NOW)
@@ -286,14 +310,14 @@ def test_reconnecting_gives_a_source_no_new_bucket_and_full_ones_are_dropped():
 
 
 def test_source_buckets_are_bounded_even_if_none_is_full():
-    rates = SourceRates(1_000)
+    rates = SourceRates(1_000, 1_000)
     for number in range(SOURCE_BUCKETS_MAX + 100):
         rates.bucket(f"source-{number}", NOW).take(1)
     assert len(rates._buckets) <= SOURCE_BUCKETS_MAX
 
 
 def test_request_is_admitted_by_count_and_bytes_of_its_source_and_one_that_is_not_costs_nothing():
-    rates = RequestRates(SourceRates(1, 2), SourceRates(1_000))
+    rates = RequestRates(SourceRates(1, 2), SourceRates(1_000, 1_000))
     assert rates.admit("shop", 900, NOW) == 0
     assert rates.admit("shop", 900, NOW) == pytest.approx(0.8), "for its bytes"
     assert rates.admit("shop", 100, NOW) == 0, "what was not admitted has cost neither"
@@ -302,12 +326,13 @@ def test_request_is_admitted_by_count_and_bytes_of_its_source_and_one_that_is_no
 
 
 def test_bytes_that_a_request_turned_out_to_have_are_paid_by_the_next():
-    rates = RequestRates(None, SourceRates(1_000))
+    rates = RequestRates(SourceRates(0, 1), SourceRates(1_000, 1_000))
     assert rates.admit("shop", 0, NOW) == 0
     rates.correct("shop", 3_000, NOW)
     assert rates.admit("shop", 500, NOW) == pytest.approx(2.5)
-    RequestRates().correct("shop", 3_000, NOW)
-    assert RequestRates().admit("shop", 10**9, NOW) == 0, "where there is no limit"
+    unlimited = RequestRates(SourceRates(0, 1), SourceRates(0, 0))
+    unlimited.correct("shop", 3_000, NOW)
+    assert unlimited.admit("shop", 10**9, NOW) == 0
 
 
 def test_heartbeats_have_a_bucket_of_their_own():
@@ -376,13 +401,11 @@ def test_third_message_with_an_event_that_is_too_large_is_one_too_many():
     assert [limiter.count_too_large() for _ in range(3)] == [False, False, True]
 
 
-def test_critical_load_refuses_batches_of_connections_without_priority():
-    normal, high = messages(refusals_max=1), messages(high=True)
-    refusal = normal.shed(LoadLevel.CRITICAL, NOW)
+def test_batch_that_is_shed_is_to_be_retried_and_does_not_count_against_the_client():
+    limiter = messages(refusals_max=1)
+    refusal = limiter.shed(NOW)
     assert (refusal.reason, refusal.retry, refusal.retry_delay_ms) == (NackReason.LOAD_SHEDDING, True, 100)
-    assert not normal.ignores_refusals, "the client is not to blame"
-    assert high.shed(LoadLevel.CRITICAL, NOW) is None
-    assert normal.shed(LoadLevel.HIGH, NOW) is None
+    assert not limiter.ignores_refusals
 
 
 # -- load
@@ -410,11 +433,11 @@ def test_high_and_critical_load_is_degraded():
 # -- timeouts
 
 
-TIMEOUTS = IdleTimeouts(heartbeat_s=60, message_s=30, replies_s=20)
+TIMEOUTS = IngestConfig(heartbeat_timeout_s=60, message_timeout_s=30, reply_timeout_s=20)
 LIVELY = {"silent_since": 100.0, "arriving_since": None, "unread_since": None}
 
 
-def timeout_code(now: float, timeouts: IdleTimeouts = TIMEOUTS, **signs: float | None) -> int | None:
+def timeout_code(now: float, timeouts: IngestConfig = TIMEOUTS, **signs: float | None) -> int | None:
     closing = find_timeout(Liveness(**{**LIVELY, **signs}), timeouts, now)
     return closing.code.value if closing is not None else None
 
@@ -437,5 +460,5 @@ def test_client_that_we_do_not_read_is_not_silent():
 
 @pytest.mark.parametrize("sign", ["silent_since", "arriving_since", "unread_since"])
 def test_timeout_of_zero_waits_for_ever(sign):
-    endless = IdleTimeouts(heartbeat_s=0, message_s=0, replies_s=0)
+    endless = IngestConfig(heartbeat_timeout_s=0, message_timeout_s=0, reply_timeout_s=0)
     assert timeout_code(1e9, endless, **{sign: 0.0}) is None

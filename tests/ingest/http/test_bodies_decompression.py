@@ -9,7 +9,7 @@ import zlib
 import pytest
 
 from lakefeed.ingest.errors import ProtocolError
-from lakefeed.ingest.http.bodies import MEMBERS_MAX, open_decompressor
+from lakefeed.ingest.http.bodies import MEMBERS_MAX, Decompressor
 
 TEXT = b"".join(b'{"id": %d, "name": "name of %d"}\n' % (number, number * 7919) for number in range(2_000))
 
@@ -30,7 +30,7 @@ IDS = ["gzip", "x-gzip", "gzip in members", "deflate", "deflate without a header
 
 
 def inflate(coding: str, body: bytes, *, max_bytes: int = len(TEXT), piece_bytes: int = 1_000) -> bytes:
-    decompressor = open_decompressor(coding, max_bytes=max_bytes)
+    decompressor = Decompressor(coding, max_bytes=max_bytes)
     pieces = [body[place : place + piece_bytes] for place in range(0, len(body), piece_bytes)]
     unpacked = b"".join(decompressor.feed(piece) for piece in pieces)
     decompressor.finish()
@@ -46,7 +46,7 @@ def test_body_comes_out_as_it_went_in_however_it_arrives(coding, body, piece_byt
 @pytest.mark.parametrize("coding", ["", "identity", " Identity "])
 def test_body_that_is_not_compressed_is_only_counted(coding):
     assert inflate(coding, TEXT) == TEXT
-    assert not open_decompressor(coding, max_bytes=10).expands
+    assert not Decompressor(coding, max_bytes=10).expands
     with pytest.raises(ProtocolError, match="body: expected at most 10 bytes") as caught:
         inflate(coding, TEXT, max_bytes=10)
     assert caught.value.reason == "payload_too_large"
@@ -55,7 +55,7 @@ def test_body_that_is_not_compressed_is_only_counted(coding):
 @pytest.mark.parametrize("coding", ["br", "zstd", "gzip, deflate", "gzip;q=1", "x"])
 def test_coding_that_nobody_knows_is_refused_by_the_name_of_its_header(coding):
     with pytest.raises(ProtocolError, match="Content-Encoding: expected gzip, deflate or identity"):
-        open_decompressor(coding, max_bytes=10)
+        Decompressor(coding, max_bytes=10)
 
 
 @pytest.mark.parametrize(("coding", "body"), CODINGS, ids=IDS)

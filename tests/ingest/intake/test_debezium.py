@@ -97,7 +97,7 @@ async def test_state_becomes_durable_in_the_record_of_its_changes(tmp_path):
     async with posting(tmp_path, debezium=KEYED) as at_work:
         await take(at_work.debezium_intake, mark("BEGIN", "5:100"), in_transaction(1))
         (frame,) = at_work.at_work.frames()
-        assert frame.origin == at_work.at_work.intake.adapter_state(SHOP)
+        assert frame.origin == at_work.at_work.intake.adapter_states.get(SHOP)
         state = json.loads(frame.origin)
         assert state["positions"]["taken"] == frame.last_sequence
         assert state["tally"]["unended"]["5"]["arrived"] == 1
@@ -128,7 +128,7 @@ async def test_refused_request_is_remembered_by_nobody_and_new_when_it_returns(t
         request["after"]["padding"] = "x" * LARGE
         refused = await take(at_work.debezium_intake, request)
         assert isinstance(refused.verdict, Refused)
-        assert at_work.at_work.intake.adapter_state(SHOP) == ""
+        assert at_work.at_work.intake.adapter_states.get(SHOP) == ""
         await at_work.at_work.log.trim(at_work.at_work.log.durable_end)
         assert isinstance((await take(at_work.debezium_intake, request)).verdict, Durable)
         assert ids(at_work) == [1]

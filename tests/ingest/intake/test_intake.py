@@ -359,7 +359,7 @@ async def test_nobody_else_takes_the_numbers_of_an_adapters_source(tmp_path):
         assert not refused.retry
         (adapter,) = await work.offer(replace(offer_of(2), adapter_state="next state"))
         assert isinstance(await adapter, Durable)
-        assert work.intake.adapter_state(SHOP) == "next state"
+        assert work.intake.adapter_states.get(SHOP) == "next state"
 
 
 # -- connections that their source has left

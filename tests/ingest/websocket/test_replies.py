@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lakefeed.contract.changes import Position
-from lakefeed.ingest.errors import ProtocolError
-from lakefeed.ingest.protocol.messages import Ack, BufferStats, Connect, FlushRequest, Heartbeat, Limits, Status
+from lakefeed.ingest.protocol.messages import Ack
 from lakefeed.ingest.protocol.offers import Duplicate, Durable, NackReason, Refused
 from lakefeed.ingest.websocket import replies
 
@@ -33,23 +32,6 @@ def ack(
     )
 
 
-def status(*, epoch: int = 0, durable: Position | None = None, committed: Position | None = None) -> Status:
-    return replies.status(
-        Connect(source_do_id="shop", epoch=epoch, correlation_id="c"),
-        durable=durable,
-        committed=committed,
-        service=replies.Service(
-            state="receiving",
-            buffer=BufferStats(total_size_bytes=50, utilization=0.25, batch_count=0, event_count=0),
-            connected_sources=3,
-            last_flush_ms=7,
-            next_flush_ms=9,
-        ),
-        limits=Limits(max_message_size=10, max_event_size=5),
-        now=NOW,
-    )
-
-
 def test_durable_batch_is_ok_with_its_place_in_the_log():
     answer = ack(Durable(42, 3))
     assert (answer.status, answer.sequence_number, answer.batch_id, answer.correlation_id) == ("ok", 7, "42", "c")
@@ -69,7 +51,7 @@ def test_circuit_breaker_is_open_while_commits_fail(commits_fail, state):
 
 def test_refusal_for_its_size_tells_both_sizes_under_all_their_names():
     refused = Refused(NackReason.PAYLOAD_TOO_LARGE, "too large", retry=False, max_size=10, actual_size=12)
-    answer = replies.refusal_nack(refused, 7, None, now=NOW)
+    answer = replies.nack(refused, 7, None, now=NOW)
     assert (answer.max_size, answer.actual_size, answer.received_size) == (10, 12, 12)
 
 
@@ -109,45 +91,15 @@ def test_filling_log_asks_clients_to_slow_down(utilization, expected, delay_ms):
     assert (answer.status, answer.details.suggested_delay_ms) == (expected, delay_ms)
 
 
-def test_status_tells_the_resume_point_the_limits_and_the_log():
-    answer = status(durable=Position(0, 9), committed=Position(0, 4))
-    assert (answer.last_durable_sequence, answer.last_committed_sequence) == (9, 4)
-    assert (answer.buffer.total_size_bytes, answer.buffer.utilization) == (50, 0.25)
-    assert (answer.last_flush_time, answer.next_flush_time) == (7, 9)
-    assert (answer.connected_sources, answer.limits.max_message_size, answer.correlation_id) == (3, 10, "c")
-
-
-def test_positions_of_another_epoch_are_no_resume_point():
-    answer = status(epoch=2, durable=Position(1, 9), committed=Position(1, 4))
-    assert (answer.last_durable_sequence, answer.last_committed_sequence) == (None, None)
-
-
-def test_nothing_committed_is_no_sequence():
-    assert status(committed=Position(0, -1)).last_committed_sequence is None
+@pytest.mark.parametrize(
+    ("position", "sequence"), [(Position(2, 9), 9), (Position(1, 9), None), (Position(2, -1), None), (None, None)]
+)
+def test_only_a_position_of_the_same_epoch_is_a_resume_point(position, sequence):
+    assert replies.sequence_in(position, 2) == sequence
 
 
 def test_refused_batch_says_whether_and_when_to_try_again():
     refused = Refused(NackReason.BUFFER_FULL, "log has used up its budget", retry=True, retry_delay_ms=1000)
-    answer = replies.refusal_nack(refused, 7, "c", now=NOW)
+    answer = replies.nack(refused, 7, "c", now=NOW)
     assert (answer.reason, answer.should_retry, answer.retry_delay_ms) == ("buffer_full", True, 1000)
     assert (answer.sequence_number, answer.correlation_id) == (7, "c")
-
-
-@pytest.mark.parametrize(
-    ("reason", "retry"), [("invalid_format", False), ("event_too_large", False), ("invalid_sequence", True)]
-)
-def test_broken_message_is_worth_sending_again_only_if_it_came_too_early(reason, retry):
-    error = ProtocolError(reason, "events: expected array", sequence_number=7, retry=retry)
-    answer = replies.protocol_nack(error, now=NOW)
-    assert (answer.should_retry, answer.sequence_number, answer.error_message) == (retry, 7, "events: expected array")
-
-
-def test_broken_message_without_a_number_is_answered_with_zero():
-    assert replies.protocol_nack(ProtocolError("invalid_format", "x"), now=NOW).sequence_number == 0
-
-
-def test_pong_and_flush_response_carry_what_was_asked():
-    pong = replies.pong(Heartbeat(timestamp=5, correlation_id="h"), now=NOW)
-    assert (pong.timestamp, pong.server_time, pong.correlation_id) == (5, NOW_MS, "h")
-    response = replies.flush_response(FlushRequest(correlation_id="f"), {"success": True}, now=NOW)
-    assert (response.result, response.correlation_id) == ({"success": True}, "f")

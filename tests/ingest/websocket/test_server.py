@@ -12,7 +12,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from lakefeed.ingest.service import serving
-from lakefeed.ingest.websocket import replies
+from lakefeed.ingest.websocket import server
 from tests.ingest.conftest import small_config
 from tests.ingest.looking import get, metrics_of, read_rows, until
 from tests.ingest.talking import DEADLINE_S, Talker, insert, talking
@@ -246,7 +246,7 @@ async def test_handler_that_fails_closes_its_connection_with_1011_and_harms_nobo
 
     async with talking(service.ws_url) as client, talking(service.ws_url, source="neighbour") as neighbour:
         await client.batch(1)
-        monkeypatch.setattr(replies, "pong", fail)
+        monkeypatch.setattr(server, "Pong", fail)
         await client.say("heartbeat")
         assert await client.closed() == 1011
         monkeypatch.undo()

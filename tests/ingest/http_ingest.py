@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,14 +14,14 @@ from typing import Any, NamedTuple
 import aiohttp
 from aiohttp import web
 
+from lakefeed.ingest.admission.limits import SharedLimits
 from lakefeed.ingest.config import IngestConfig
 from lakefeed.ingest.debezium.events import DebeziumConfig
-from lakefeed.ingest.http.changes import ROUTES, HttpIngest, add_http_ingest
+from lakefeed.ingest.http.changes import ROUTES, HttpIngest
 from lakefeed.ingest.http.gate import RequestGate
-from lakefeed.ingest.http.listener import HttpLimits, serve_http
+from lakefeed.ingest.http.listener import serve_http
 from lakefeed.ingest.intake.debezium import DebeziumIntake
 from lakefeed.ingest.metrics import IngestMetrics
-from lakefeed.ingest.service import build_limits, build_request_gate
 from lakefeed.settings import MIB
 from lakefeed.writer.config import LogConfig
 from lakefeed.writer.wal.directory import Filesystem
@@ -125,9 +126,10 @@ async def posting(
         debezium_intake = DebeziumIntake(
             at_work.intake, config=debezium or DebeziumConfig(), metrics=metrics, clock=lambda: NOW_S
         )
-        gate = build_request_gate(config, build_limits(config))
+        gate = RequestGate(config, SharedLimits(config, time.time()))
         app = web.Application()
-        add_http_ingest(app, HttpIngest(config, at_work.intake, debezium_intake, gate, metrics))
+        ingest = HttpIngest(config, intake=at_work.intake, debezium=debezium_intake, gate=gate, metrics=metrics)
+        ingest.add_routes(app)
         async with serving_http(app, config, send_buffer_bytes=send_buffer_bytes) as url, _client() as client:
             yield Posting(client, url, at_work=at_work, debezium=debezium_intake, gate=gate)
 
@@ -142,10 +144,16 @@ async def serving_http(
     app: web.Application, config: IngestConfig, *, send_buffer_bytes: int | None = None
 ) -> AsyncIterator[str]:
     """Serve an application as the service does, on a free port."""
-    limits = HttpLimits(connections_max=config.http_connections_max, body_max_bytes=MIB, shutdown_s=0.1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
         if send_buffer_bytes is not None:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
-        async with serve_http(app, listener, limits=limits, own_body_routes=ROUTES):
+        async with serve_http(
+            app,
+            listener,
+            connections_max=config.http_connections_max,
+            body_max_bytes=MIB,
+            own_body_routes=ROUTES,
+            shutdown_s=0.1,
+        ):
             yield f"http://{host}:{port}"
