@@ -49,7 +49,7 @@ class RawClient:
         self.writer.write(data)
         await self.writer.drain()
 
-    async def hear(self) -> tuple[int, bytes]:
+    async def receive(self) -> tuple[int, bytes]:
         """Read one frame: its opcode and payload."""
         async with asyncio.timeout(DEADLINE_S):
             first, size = struct.unpack("!BB", await self.reader.readexactly(2))
@@ -61,7 +61,7 @@ class RawClient:
     async def answer(self) -> dict[str, Any]:
         """Read the next message."""
         while True:
-            opcode, payload = await self.hear()
+            opcode, payload = await self.receive()
             if opcode == TEXT:
                 return json.loads(payload)
             assert opcode == PING
@@ -69,11 +69,11 @@ class RawClient:
     async def closed(self) -> tuple[int, str]:
         """Read up to the server's goodbye: code and reason."""
         while True:
-            opcode, payload = await self.hear()
+            opcode, payload = await self.receive()
             if opcode == CLOSE:
                 return struct.unpack("!H", payload[:2])[0], payload[2:].decode()
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Go without a goodbye."""
         self.writer.transport.abort()
 

@@ -10,13 +10,13 @@ Keys never fall while a server runs, even where transactions overlap and lsn alo
 (a COPY, the halves of a key change, a TRUNCATE of many tables): the *place* counts them. A run of equal keys is sent
 again from its start or not at all, so places agree.
 
-    mark     the highest (key, place) that was taken
-    cursor   the (key, place) that came last; behind the mark while a resend goes on
+    mark     the highest (key, place) that was accepted
+    cursor   the (key, place) that came last; behind the mark during a resend
 
              key > mark: new                    key < mark: repeat
              key = mark: new if place is above the mark's
 
-             committed later than all that was taken: new, whatever its key, and the mark starts over from it
+             committed later than all accepted changes: new, whatever its key, and the mark starts over from it
 
     a new run of the server, or a BEGIN, clears the cursor: an equal key then starts to be counted anew, if the change
     is the one that the run began with; if not, the run goes on where it was
@@ -28,10 +28,10 @@ still open transaction fall behind theirs: they have a mark of their own, and ea
 A resent change has the time of commit that it had, so one that is later than all others was never here: the database
 was restored, or replaced by another, and its log counts from elsewhere.
 
-What it can not tell, so that these are always new unless retried: reads of snapshots (they are never resent, but read
-anew, and replace their rows whatever happened before), and changes without a `sequence` (unwrapped rows without
-`source.sequence` in `add.fields`, other databases). Nor can it tell a retry from two equal requests in a row, which
-needs rows without key, time and order in them.
+Some changes have no key and are always new, unless their request is a retry: reads of snapshots (never resent,
+but read anew, and replace their rows), and changes without a `sequence` (unwrapped rows without `source.sequence` in
+`add.fields`, other databases). Two equal requests in a row look like a retry; that needs rows without key, time and
+order in them.
 
 Deciding changes nothing: `plan` gives the state to keep once the changes are durable. Keep it also when none was new,
 or a crash during a resend inside a run of equal keys loses count.
@@ -85,7 +85,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """How far a source has come. `taken` counts the changes that were new: the last one's sequence number.
+    """How far a source has come. `taken` is the sequence number of the last change that was new.
 
     `latest_ms` is the latest time of commit among them.
     """
@@ -122,7 +122,7 @@ class Positions:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do with a request: indexes of the changes that are new and of those taken before, and what to remember.
+    """What to do with a request: indexes of new changes and of those accepted before, and what to remember.
 
     The new changes have the sequence numbers up to `after.taken`, in order. A retry repeats everything.
     """

@@ -1,8 +1,8 @@
 """Completeness of source transactions: the changes that arrived, against the counts that END reports.
 
 With `provide.transaction.metadata` a source sends BEGIN, the changes, then END with the number of changes, in all and
-per table. Debezium can lose changes that share one position (the rows of a COPY) if it ends between them: nothing
-else would tell.
+per table. Debezium can lose changes that share one position (the rows of a COPY) if it ends between them, and
+only the counts reveal it.
 
     BEGIN ----> open ---- END: counts agree ----------------------------------------> forgotten
                  |  |---- END: fewer arrived ---------------------------------------> Report MISSING

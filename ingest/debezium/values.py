@@ -86,7 +86,7 @@ BITS_MAX_LENGTH = 64 * 1024
 # Zeros are free for a sender: written out, a value has at most this many characters, or this many per one received.
 WRITTEN_MAX_CHARS = 256
 GROWTH_MAX = 8
-# Placeholders are a setting, of which a service has few.
+# A placeholder is a setting, so a service has few of them.
 PLACEHOLDERS_MAX = 16
 # White space and decimals that a sender may put between character codes.
 _CODE_MAX_BYTES = 8

@@ -236,7 +236,7 @@ class Intake:
         return None
 
     async def run(self) -> None:
-        """Admit groups until closed and empty. Cancelling it may leave a group durable that was told to come again."""
+        """Admit groups until closed and empty. If it is cancelled, offers that were refused for now may be durable."""
         try:
             while self._queue or not self._closing:
                 if not self._queue:

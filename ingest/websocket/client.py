@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lakefeed.contract.changes import Position
@@ -102,20 +101,11 @@ class ClientConnection:
 class BacklogMonitor:
     """What is durable and not committed, in the wire protocol's terms; times are ms since 1970."""
 
-    def __init__(
-        self,
-        feed: Feed,
-        intake: Intake,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, feed: Feed, intake: Intake) -> None:
+        self.last_commit_at = 0.0
         self._feed = feed
         self._intake = intake
-        self._clock = clock
-        self._wall_clock = wall_clock
         self._seen: tuple[float, PendingTotals] | None = None
-        self.last_commit_at = 0.0
 
     @property
     def last_flush_time_ms(self) -> int | None:
@@ -124,7 +114,7 @@ class BacklogMonitor:
 
     def note_commit(self) -> None:
         """Remember the time of a commit, for /status and for batches that are acked after it."""
-        self.last_commit_at = self._wall_clock()
+        self.last_commit_at = time.time()
 
     def utilization(self) -> float:
         """Return the used share of the log's budget."""
@@ -132,43 +122,43 @@ class BacklogMonitor:
 
     def backlog(self) -> Backlog:
         """Return what is in front of a batch that is durable now."""
-        looked_at, facts = self._look()
+        measured_at, totals = self._totals()
         longest_s = self._feed.status.flush_max_age_s()
-        in_s = facts.next_flush_in_s if facts.next_flush_in_s is not None else longest_s
+        in_s = totals.next_flush_in_s if totals.next_flush_in_s is not None else longest_s
         return Backlog(
             utilization=self.utilization(),
-            time_until_flush_ms=round(max(0.0, min(in_s, longest_s) - (self._clock() - looked_at)) * 1_000),
-            commits_fail=facts.paused_tables > 0,
+            time_until_flush_ms=round(max(0.0, min(in_s, longest_s) - (time.monotonic() - measured_at)) * 1_000),
+            commits_fail=totals.paused_tables > 0,
         )
 
     def next_flush_time_ms(self) -> int | None:
         """Return the time of the next flush; None while nothing is buffered."""
-        looked_at, facts = self._look()
-        if facts.next_flush_in_s is None:
+        measured_at, totals = self._totals()
+        if totals.next_flush_in_s is None:
             return None
-        return self._ms_at(looked_at + min(facts.next_flush_in_s, self._feed.status.flush_max_age_s()))
+        return self._ms_at(measured_at + min(totals.next_flush_in_s, self._feed.status.flush_max_age_s()))
 
     def stats(self) -> BufferStats:
         """Return how full the log is, and how much of it is not committed."""
-        looked_at, facts = self._look()
+        measured_at, totals = self._totals()
         newest_us = self._intake.newest_received_at_us
         return BufferStats(
             total_size_bytes=self._feed.status.log_bytes(),
             utilization=self.utilization(),
-            batch_count=facts.batches,
-            event_count=facts.changes,
-            oldest_batch_time=None if facts.oldest_age_s is None else self._ms_at(looked_at - facts.oldest_age_s),
-            newest_batch_time=newest_us // 1_000 if facts.batches and newest_us is not None else None,
+            batch_count=totals.batches,
+            event_count=totals.changes,
+            oldest_batch_time=None if totals.oldest_age_s is None else self._ms_at(measured_at - totals.oldest_age_s),
+            newest_batch_time=newest_us // 1_000 if totals.batches and newest_us is not None else None,
         )
 
-    def _look(self) -> tuple[float, PendingTotals]:
-        now = self._clock()
+    def _totals(self) -> tuple[float, PendingTotals]:
+        now = time.monotonic()
         if self._seen is None or now - self._seen[0] > BACKLOG_MAX_AGE_S:
             self._seen = (now, self._feed.status.pending_totals(now=now))
         return self._seen
 
     def _ms_at(self, moment: float) -> int:
-        return int((self._wall_clock() + moment - self._clock()) * 1_000)
+        return int((time.time() + moment - time.monotonic()) * 1_000)
 
 
 class BatchReplies:

@@ -41,7 +41,7 @@ from lakefeed.writer.wire.json_batch import Batch
 from tests.golden.log_events import UNRESOLVED, log_events, source_files
 from tests.golden.type_texts import path_text, record_in, type_text, value_text
 from tests.ingest.conftest import small_config
-from tests.ingest.talking import DEADLINE_S, talking
+from tests.ingest.ws_client import DEADLINE_S, connected
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -197,7 +197,7 @@ async def test_http_answers_are_unchanged(tmp_path):
     async with (
         serving(small_config(tmp_path / "data")) as service,
         aiohttp.ClientSession(service.http_url) as http,
-        talking(service.ws_url, SOURCE) as client,
+        connected(service.ws_url, SOURCE) as client,
     ):
 
         async def note(method: str, path: str, **params: str) -> None:
@@ -207,13 +207,13 @@ async def test_http_answers_are_unchanged(tmp_path):
         await note("GET", "/status")
         assert (await client.batch(1, 2, table=TABLE))["status"] == "ok"
         await note("POST", "/flush")
-        await client.hear_receipt(0)
+        await client.receive_receipt(0)
         assert (await client.batch(3, table=TABLE))["status"] == "ok"
         await _until_buffered(http)
         await note("GET", "/status")
         await note("GET", "/explain/flush", table=f"default.{TABLE}")
         await note("POST", "/flush", table=f"default.{TABLE}")
-        await client.hear_receipt(1)
+        await client.receive_receipt(1)
         for path in ("/", "/status", "/health", "/health/live", "/health/ready"):
             await note("GET", path)
         await note("GET", "/explain/flush", table=f"default.{TABLE}")

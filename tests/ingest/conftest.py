@@ -1,4 +1,4 @@
-"""The whole service in the test's own event loop, on free ports, with its files in the test's directory."""
+"""The whole service in the test's event loop, on free ports, with its files in the test's directory."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from lakefeed.ingest.service import Addresses, serving
 from lakefeed.ingest.websocket.socket import BudgetedConnection
 from lakefeed.settings import MIB
 from lakefeed.writer.config import LogConfig, WriterConfig
-from tests.ingest.talking import DEADLINE_S
+from tests.ingest.ws_client import DEADLINE_S
 
 
 def small_config(data_dir: Path, **writer: object) -> Config:
-    """Settings for tests: any port, small segments, and no flush unless it is asked for."""
+    """Return settings for tests: free ports, small segments, and no flush unless requested."""
     return Config(
         server=ServerConfig(http_port=0, ws_port=0, data_dir=str(data_dir)),
         ingest=IngestConfig(frame_max_bytes=MIB // 4, event_max_bytes=MIB // 8),
@@ -63,7 +63,7 @@ def stuck_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 @pytest.fixture
 def stuck_socket(monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Event]:
-    """A network that takes the service's answers only while the event is set; it is at first. Goodbyes get through."""
+    """A network that carries replies only while the event is set, which it is at first; close frames always pass."""
     works = asyncio.Event()
     works.set()
     really_send = BudgetedConnection.send

@@ -1,4 +1,4 @@
-"""Looks at a service from outside: the control plane, and the tables as DuckDB reads them."""
+"""A client of the control plane, and the tables as DuckDB reads them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import aiohttp
 
 from lakefeed.ingest.service import Addresses
 from tests.clients import open_duckdb
-from tests.ingest.talking import DEADLINE_S
+from tests.ingest.ws_client import DEADLINE_S
 
 
 async def get(http: aiohttp.ClientSession, path: str) -> dict:
@@ -25,17 +25,17 @@ async def post(http: aiohttp.ClientSession, path: str, *, status: int = 200) -> 
 
 
 async def metrics_of(http: aiohttp.ClientSession) -> dict[str, float]:
-    """The samples of /metrics, by name and labels."""
+    """Return the samples of /metrics, by name and labels."""
     async with http.get("/metrics") as answer:
         assert answer.status == 200
         lines = (await answer.text()).splitlines()
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
 
-async def until(look: Callable[[], Awaitable[dict]], condition: Callable[[dict], object]) -> dict:
-    """Look until what is seen meets the condition."""
+async def until(read: Callable[[], Awaitable[dict]], condition: Callable[[dict], object]) -> dict:
+    """Read until the result meets the condition."""
     async with asyncio.timeout(DEADLINE_S):
-        while not condition(seen := await look()):  # noqa: ASYNC110 - over the network there is only looking
+        while not condition(seen := await read()):  # noqa: ASYNC110 - the network offers polling only
             await asyncio.sleep(0.01)
     return seen
 

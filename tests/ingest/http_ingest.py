@@ -26,7 +26,7 @@ from lakefeed.settings import MIB
 from lakefeed.writer.config import LogConfig
 from lakefeed.writer.wal.directory import Filesystem
 from lakefeed.writer.wire.json_batch import Event, decode_batch
-from tests.ingest.intake_at_work import SMALL_LOG, Running, running
+from tests.ingest.running_intake import SMALL_LOG, RunningIntake, running_intake
 
 DEADLINE_S = 60.0
 NDJSON = {"Content-Type": "application/x-ndjson"}
@@ -40,7 +40,7 @@ class Answer(NamedTuple):
     document: dict[str, Any]
 
 
-class Poster:
+class HttpClient:
     """A client of the two routes."""
 
     def __init__(self, client: aiohttp.ClientSession, url: str) -> None:
@@ -67,7 +67,7 @@ class Poster:
         return await self.post("/cdc/debezium", body, headers=headers, params={"source": source})
 
 
-class Posting(Poster):
+class HttpIngestClient(HttpClient):
     """The client, and what is behind the routes."""
 
     def __init__(
@@ -75,12 +75,12 @@ class Posting(Poster):
         client: aiohttp.ClientSession,
         url: str,
         *,
-        at_work: Running,
+        running: RunningIntake,
         debezium: DebeziumIntake,
         gate: RequestGate,
     ) -> None:
         super().__init__(client, url)
-        self.at_work = at_work
+        self.running = running
         self.debezium_intake = debezium
         self.gate = gate
 
@@ -88,7 +88,7 @@ class Posting(Poster):
         """The changes in the log, without those that admission left out."""
         return [
             event
-            for frame in self.at_work.frames()
+            for frame in self.running.frames()
             if frame.source == source
             for event in decode_batch(frame.body).events
             if event.sequence > frame.after_sequence
@@ -98,9 +98,9 @@ class Posting(Poster):
         return [event.sequence for event in self.events(source)]
 
     def metric(self, name: str, **labels: str) -> float:
-        return self.at_work._registry.get_sample_value(name, labels) or 0.0
+        return self.running._registry.get_sample_value(name, labels) or 0.0
 
-    def rows_taken(self, source: str = "shop") -> list[Any]:
+    def accepted_rows(self, source: str = "shop") -> list[Any]:
         return [json.loads(bytes(event.after)) for event in self.events(source)]
 
 
@@ -110,7 +110,7 @@ def insert(sequence: int, **fields: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def posting(
+async def serving_routes(
     directory: Path,
     *,
     log_config: LogConfig = SMALL_LOG,
@@ -118,20 +118,20 @@ async def posting(
     debezium: DebeziumConfig | None = None,
     files: Filesystem | None = None,
     send_buffer_bytes: int | None = None,
-) -> AsyncIterator[Posting]:
+) -> AsyncIterator[HttpIngestClient]:
     """Serve the two routes on a free port. `send_buffer_bytes` bounds what the system keeps of unread answers."""
     config = config or IngestConfig()
-    async with running(directory, log_config=log_config, config=config, files=files) as at_work:
-        metrics: IngestMetrics = at_work.intake._metrics
+    async with running_intake(directory, log_config=log_config, config=config, files=files) as running:
+        metrics: IngestMetrics = running.intake._metrics
         debezium_intake = DebeziumIntake(
-            at_work.intake, config=debezium or DebeziumConfig(), metrics=metrics, clock=lambda: NOW_S
+            running.intake, config=debezium or DebeziumConfig(), metrics=metrics, clock=lambda: NOW_S
         )
         gate = RequestGate(config, SharedLimits(config, time.time()))
         app = web.Application()
-        ingest = HttpIngest(config, intake=at_work.intake, debezium=debezium_intake, gate=gate, metrics=metrics)
+        ingest = HttpIngest(config, intake=running.intake, debezium=debezium_intake, gate=gate, metrics=metrics)
         ingest.add_routes(app)
         async with serving_http(app, config, send_buffer_bytes=send_buffer_bytes) as url, _client() as client:
-            yield Posting(client, url, at_work=at_work, debezium=debezium_intake, gate=gate)
+            yield HttpIngestClient(client, url, running=running, debezium=debezium_intake, gate=gate)
 
 
 def _client() -> aiohttp.ClientSession:

@@ -1,4 +1,4 @@
-"""The whole service with some limits changed, and what its status says of them."""
+"""The whole service with some limits changed, and its /status."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import aiohttp
 from lakefeed.ingest.service import Addresses, serving
 from lakefeed.ingest.websocket.server import MONITOR_INTERVAL_S
 from tests.ingest.conftest import small_config
-from tests.ingest.talking import DEADLINE_S
+from tests.ingest.ws_client import DEADLINE_S
 
-# Short, but with room for a slow machine to do what is not to be punished.
+# Short, but long enough for a slow machine to do what must not time out.
 TIMEOUT_S = 2 * MONITOR_INTERVAL_S
 
 
 @asynccontextmanager
-async def limited(directory: Path, **ingest: Any) -> AsyncIterator[Addresses]:
-    """The service with some limits changed."""
+async def serving_with(directory: Path, **ingest: Any) -> AsyncIterator[Addresses]:
+    """Serve with some settings of [ingest] changed."""
     config = small_config(directory)
     async with serving(replace(config, ingest=replace(config.ingest, **ingest))) as addresses:
         yield addresses
@@ -36,10 +36,10 @@ async def status_of(addresses: Addresses) -> dict[str, Any]:
         return await answer.json()
 
 
-async def until_status(addresses: Addresses, condition: Callable[[dict], object]) -> dict[str, Any]:
-    """Look until the status meets a condition."""
+async def wait_for_status(addresses: Addresses, condition: Callable[[dict], object]) -> dict[str, Any]:
+    """Poll until the status meets a condition."""
     async with asyncio.timeout(DEADLINE_S):
-        while not condition(status := await status_of(addresses)):  # noqa: ASYNC110 - over the network there is only looking
+        while not condition(status := await status_of(addresses)):  # noqa: ASYNC110 - the network offers polling only
             await asyncio.sleep(0.02)
     return status
 
@@ -48,7 +48,7 @@ def refused_count(status: dict[str, Any], name: str) -> int:
     return status["rateLimitMetrics"][name]
 
 
-def dial(addresses: Addresses) -> socket.socket:
-    """Connect and say nothing."""
+def open_socket(addresses: Addresses) -> socket.socket:
+    """Open a TCP connection and send nothing."""
     target = urlsplit(addresses.ws_url)
     return socket.create_connection((target.hostname, target.port))

@@ -1,4 +1,4 @@
-"""HTTP at the level of bytes, for what well-behaved libraries do not do: odd heads, broken bodies, silence."""
+"""HTTP at the level of bytes, for what HTTP libraries do not send: odd heads, broken bodies, silence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 DEADLINE_S = 60.0
 
 
-async def talk_raw(url: str, *requests: bytes) -> list[tuple[int, dict[str, Any]]]:
+async def send_raw(url: str, *requests: bytes) -> list[tuple[int, dict[str, Any]]]:
     """Send requests as they are over one connection, each after the answer to the one before."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -33,7 +33,7 @@ async def talk_raw(url: str, *requests: bytes) -> list[tuple[int, dict[str, Any]
 
 
 class RawHttp:
-    """One connection, on which anything can be said."""
+    """One connection that sends any bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -52,20 +52,20 @@ class RawHttp:
         return int(head[0].split()[1]), headers, json.loads(body)
 
     async def closed(self) -> bytes:
-        """Read until the server hangs up: what it said before."""
+        """Read until the server closes the connection; return what it sent before."""
         async with asyncio.timeout(DEADLINE_S):
             try:
                 return await self.reader.read()
             except ConnectionError:
                 return b""
 
-    def cut(self) -> None:
-        """Go without a goodbye."""
+    def abort(self) -> None:
+        """Abort the connection."""
         self.writer.transport.abort()
 
 
 @contextlib.asynccontextmanager
-async def speaking(url: str, *, buffer_bytes: int | None = None) -> AsyncIterator[RawHttp]:
+async def raw_connection(url: str, *, buffer_bytes: int | None = None) -> AsyncIterator[RawHttp]:
     """Connect. `buffer_bytes` bounds what the system keeps of what is not read."""
     target = urlsplit(url)
     connection = socket.socket()
@@ -77,7 +77,7 @@ async def speaking(url: str, *, buffer_bytes: int | None = None) -> AsyncIterato
     try:
         yield client
     finally:
-        client.cut()
+        client.abort()
 
 
 def post_head(path: str, **headers: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""An intake at work on a real log, for tests of what it does and of those who offer to it."""
+"""A running intake on a real log, for tests of the intake and of its callers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lakefeed.writer.wal.directory import Filesystem
 from lakefeed.writer.wal.log import FileLog
 from lakefeed.writer.wal.payload import Frame, decode_frame
 from lakefeed.writer.wal.tail import Tail
-from tests.ingest.offered import offer_of
+from tests.ingest.offers import offer_of
 
 DEADLINE_S = 60.0
 SMALL_LOG = LogConfig(segment_max_bytes=MIB, max_bytes=2 * MIB)
@@ -28,8 +28,8 @@ SMALL_LOG = LogConfig(segment_max_bytes=MIB, max_bytes=2 * MIB)
 LARGE = 150_000
 
 
-class Running:
-    """An intake at work on a log in a directory."""
+class RunningIntake:
+    """An intake that runs on a log in a directory."""
 
     def __init__(self, log: FileLog, intake: Intake, registry: CollectorRegistry) -> None:
         self.log = log
@@ -60,14 +60,14 @@ class Running:
 
 
 @asynccontextmanager
-async def running(
+async def running_intake(
     directory: Path,
     *,
     log_config: LogConfig = SMALL_LOG,
     config: IngestConfig | None = None,
     files: Filesystem | None = None,
     tracks_transactions: bool = False,
-) -> AsyncIterator[Running]:
+) -> AsyncIterator[RunningIntake]:
     log = FileLog.open(directory, log_config, files=files)
     registry = CollectorRegistry()
     try:
@@ -79,7 +79,7 @@ async def running(
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(intake.run())
-            yield Running(log, intake, registry)
+            yield RunningIntake(log, intake, registry)
             intake.close()
     finally:
         await log.close()
@@ -91,17 +91,17 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def turns() -> None:
-    """Let every task that can go on do so."""
+async def run_ready_tasks() -> None:
+    """Let every task run that is ready."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
-async def fill(at_work: Running, *, source: str = "filler") -> int:
-    """Offer large batches until the log is full; the number of batches it took."""
+async def fill_log(running: RunningIntake, *, source: str = "filler") -> int:
+    """Offer large batches until the log is full; return the number of batches that fit."""
     taken = 0
     while True:
-        (verdict,) = await at_work.verdicts(offer_of(taken + 1, source=source, padding=LARGE))
+        (verdict,) = await running.verdicts(offer_of(taken + 1, source=source, padding=LARGE))
         if isinstance(verdict, Refused):
             assert verdict.reason is NackReason.BUFFER_FULL
             return taken

@@ -16,7 +16,7 @@ NO_ENVIRONMENT: dict[str, str] = {}
 
 @pytest.fixture(autouse=True)
 def _empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No lakefeed.toml of whoever runs the tests."""
+    """Keep the lakefeed.toml of the current directory out of the tests."""
     monkeypatch.chdir(tmp_path)
 
 

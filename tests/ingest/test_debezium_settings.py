@@ -11,7 +11,7 @@ from lakefeed.writer.config import WriterConfig
 from lakefeed.writer.rows.table_settings import TableSections
 from tests.clients import open_duckdb
 from tests.ingest.conftest import small_config
-from tests.ingest.talking import talking
+from tests.ingest.ws_client import connected
 
 COLUMNS = {"order_id": "long", "line": "int", "note": "string"}
 LINES = TableSections({"public.lines": {"columns": COLUMNS, "identifier": ["order_id", "line"]}})
@@ -43,9 +43,9 @@ async def test_row_id_of_an_event_is_the_declared_key(tmp_path):
         "ts_ms": 1_763_251_200_000,
     }  # fmt: skip
     config = replace(small_config(tmp_path), tables=LINES)
-    async with serving(config) as addresses, talking(addresses.ws_url, "pg") as client:
-        assert (await client.ask("debezium_batch", events=[event]))["status"] == "ok"
-        await client.ask("flush_request")
+    async with serving(config) as addresses, connected(addresses.ws_url, "pg") as client:
+        assert (await client.request("debezium_batch", events=[event]))["status"] == "ok"
+        await client.request("flush_request")
         assert await asyncio.to_thread(row_ids, addresses.http_url) == [("[7,2]",)]
 
 

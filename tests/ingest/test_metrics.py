@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from lakefeed.contract.changes import Position, SourceId
 from lakefeed.ingest.metrics import IngestCounts, SourceCollector
 from lakefeed.ingest.protocol.offers import Fresh
-from tests.ingest.offered import offer_of
+from tests.ingest.offers import offer_of
 
 
 class Watched:

@@ -19,14 +19,14 @@ from lakefeed.ingest.service import listen, load_node_id, own_storage, serving
 from lakefeed.settings import SettingsError
 from lakefeed.storage.config import StorageConfig
 from tests.ingest.conftest import small_config
-from tests.ingest.talking import talking
+from tests.ingest.ws_client import connected
 
 
 async def test_two_services_in_one_process_do_not_mix(tmp_path):
     first, second = small_config(tmp_path / "one"), small_config(tmp_path / "two")
     async with serving(first) as one, serving(second) as two:
         for addresses in (one, two):
-            async with talking(addresses.ws_url) as client:
+            async with connected(addresses.ws_url) as client:
                 assert (await client.batch(1))["details"]["eventsProcessed"] == 1
 
 

@@ -1,4 +1,4 @@
-"""A client that names a table for every id: it is told, whichever way it comes, and nobody else notices."""
+"""A client that names a table for every id is refused over WebSocket and HTTP, and no other client is affected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lakefeed.ingest.service import serving
 from lakefeed.writer.tables.feed import Feed
 from tests.clients import open_duckdb
 from tests.ingest.conftest import small_config
-from tests.ingest.talking import DEADLINE_S, insert, talking
+from tests.ingest.ws_client import DEADLINE_S, connected, insert
 
 WORDS = "table: no room for another table"
 
@@ -25,15 +25,15 @@ def config_of(tmp_path: Path, tables_max: int, **writer: object) -> Config:
 
 
 async def test_batch_with_a_table_too_many_is_refused_whole_and_known_tables_go_on(tmp_path: Path) -> None:
-    async with serving(config_of(tmp_path, 2)) as service, talking(service.ws_url) as client:
+    async with serving(config_of(tmp_path, 2)) as service, connected(service.ws_url) as client:
         assert (await client.batch(1, table="a"))["status"] == "ok"
         assert (await client.batch(2, table="default.b"))["status"] == "ok"
-        nack = await client.ask("cdc_batch", events=[insert(3, table="b"), insert(4, table="b_4711")])
+        nack = await client.request("cdc_batch", events=[insert(3, table="b"), insert(4, table="b_4711")])
         assert (nack["type"], nack["reason"], nack["shouldRetry"]) == ("nack", "invalid_format", True)
         assert nack["errorMessage"].startswith(WORDS)
         assert nack["errorMessage"].endswith("writer.tables_max: table=b_4711 known=2 tables_max=2")
         assert (await client.batch(3, table="b"))["status"] == "ok"
-        flushed = await client.ask("flush_request")
+        flushed = await client.request("flush_request")
         assert {table: each["rows"] for table, each in flushed["result"]["tables"].items()} == {
             "default.a": 1,
             "default.b": 2,
@@ -43,14 +43,14 @@ async def test_batch_with_a_table_too_many_is_refused_whole_and_known_tables_go_
 async def test_what_was_refused_is_taken_once_there_is_room_and_nothing_of_its_source_overtakes_it(
     tmp_path: Path,
 ) -> None:
-    async with serving(config_of(tmp_path, 1)) as service, talking(service.ws_url) as client:
+    async with serving(config_of(tmp_path, 1)) as service, connected(service.ws_url) as client:
         assert (await client.batch(3, table="a"))["status"] == "ok"
         assert (await client.batch(4, table="b"))["shouldRetry"]
         assert (await client.batch(5, table="a"))["type"] == "nack"
-    async with serving(config_of(tmp_path, 2)) as service, talking(service.ws_url) as client:
+    async with serving(config_of(tmp_path, 2)) as service, connected(service.ws_url) as client:
         assert (await client.batch(4, table="b"))["status"] == "ok"
         assert (await client.batch(5, table="a"))["status"] == "ok"
-        assert (await client.ask("flush_request"))["result"]["success"]
+        assert (await client.request("flush_request"))["result"]["success"]
         assert [await asyncio.to_thread(sequences, service.http_url, table) for table in "ab"] == [[3, 5], [4]]
 
 
@@ -80,15 +80,15 @@ async def test_tables_that_the_log_already_holds_are_written_though_the_limit_is
     config = config_of(tmp_path, 3)
     with monkeypatch.context() as patched:
         patched.setattr(Feed, "flush", flush_nothing)  # however fast the machine is, the rows stay in the log
-        async with serving(config) as service, talking(service.ws_url) as client:
+        async with serving(config) as service, connected(service.ws_url) as client:
             for sequence, table in enumerate(("a", "b", "c")):
                 await client.batch(sequence, table=table)
     async with serving(replace(config, writer=replace(config.writer, tables_max=1))) as service:
-        async with talking(service.ws_url) as client:
-            assert (await client.ask("flush_request"))["result"]["success"]
+        async with connected(service.ws_url) as client:
+            assert (await client.request("flush_request"))["result"]["success"]
             assert (await client.batch(3, table="d"))["errorMessage"].endswith("table=d known=3 tables_max=1")
             assert (await client.batch(3, table="c"))["status"] == "ok"
-            await client.ask("flush_request")
+            await client.request("flush_request")
         assert [await asyncio.to_thread(sequences, service.http_url, table) for table in "abc"] == [[0], [1], [2, 3]]
 
 

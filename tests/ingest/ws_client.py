@@ -1,4 +1,4 @@
-"""A client for tests of the data plane: says one thing, hears one thing, with a deadline on everything."""
+"""A WebSocket client for tests of the data plane, with a deadline on every wait."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from websockets.asyncio.client import ClientConnection, connect
 DEADLINE_S = 120.0
 
 
-class Talker:
+class WsClient:
     """One connection to the data plane."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
         self.receipts: list[dict[str, Any]] = []
 
-    async def say(self, kind: str, **fields: Any) -> None:
+    async def send(self, kind: str, **fields: Any) -> None:
         await self.socket.send(json.dumps({"type": kind, **fields}))
 
-    async def hear(self) -> dict[str, Any]:
-        """Hear the next answer; receipts, which come whenever there was a commit, are put aside."""
+    async def receive(self) -> dict[str, Any]:
+        """Return the next reply. Receipts, which come after every commit, are kept in `receipts`."""
         while True:
-            answer = await self._hear()
+            answer = await self._receive()
             if answer.get("status") != "persisted":
                 return answer
             self.receipts.append(answer)
 
-    async def hear_receipt(self, number: int) -> dict[str, Any]:
+    async def receive_receipt(self, number: int) -> dict[str, Any]:
         """Wait for the receipt that covers a batch."""
         while not self.receipts or self.receipts[-1]["sequenceNumber"] < number:
-            self.receipts.append(await self._hear())
+            self.receipts.append(await self._receive())
         return self.receipts[-1]
 
-    async def _hear(self) -> dict[str, Any]:
+    async def _receive(self) -> dict[str, Any]:
         async with asyncio.timeout(DEADLINE_S):
             return json.loads(await self.socket.recv())
 
-    async def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
-        await self.say(kind, **fields)
-        return await self.hear()
+    async def request(self, kind: str, **fields: Any) -> dict[str, Any]:
+        await self.send(kind, **fields)
+        return await self.receive()
 
     async def send_batch(self, *sequences: int, table: str = "users", **fields: Any) -> None:
         events = [insert(sequence, table=table) for sequence in sequences]
-        await self.say("cdc_batch", **{"events": events, **fields})
+        await self.send("cdc_batch", **{"events": events, **fields})
 
     async def batch(self, *sequences: int, table: str = "users", **fields: Any) -> dict[str, Any]:
         await self.send_batch(*sequences, table=table, **fields)
-        return await self.hear()
+        return await self.receive()
 
     async def closed(self) -> int:
-        """Wait for the end; its code."""
+        """Wait until the connection is closed; return the close code."""
         async with asyncio.timeout(DEADLINE_S):
             await self.socket.wait_closed()
         assert self.socket.close_code is not None
@@ -74,11 +74,11 @@ def insert(sequence: int, *, table: str = "users", **fields: Any) -> dict[str, A
 
 
 @asynccontextmanager
-async def talking(url: str, source: str | None = "shop", **options: Any) -> AsyncIterator[Talker]:
-    """Open a connection and, with a source, bind it."""
+async def connected(url: str, source: str | None = "shop", **options: Any) -> AsyncIterator[WsClient]:
+    """Open a connection and, if a source is given, bind it to the source."""
     async with connect(url, compression=None, max_size=None, **options) as socket:
-        talker = Talker(socket)
+        client = WsClient(socket)
         if source is not None:
-            answer = await talker.ask("connect", sourceDoId=source)
+            answer = await client.request("connect", sourceDoId=source)
             assert answer["type"] == "status"
-        yield talker
+        yield client

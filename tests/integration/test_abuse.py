@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.ingest.talking import insert, talking
+from tests.ingest.ws_client import connected, insert
 from tests.integration.stuck_disk import StuckDisk
 from tests.raw_client import RawClient, open_raw, text_frame
 from tests.service_process import ServiceProcess, service_process
@@ -43,7 +43,7 @@ async def many_clients(service: ServiceProcess) -> AsyncIterator[list[RawClient]
         yield clients
     finally:
         for client in clients:
-            client.cut()
+            client.abort()
 
 
 async def until_status(service: ServiceProcess, condition: Callable[[dict], object]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ async def test_a_thousand_idle_connections_cost_little_and_disturb_no_other_clie
     with service_process(tmp_path) as service:
         service.start()
         before_bytes = held_by(service)
-        async with many_clients(service), talking(service.ws_url, source="other_client") as other_client:
+        async with many_clients(service), connected(service.ws_url, source="other_client") as other_client:
             status = await until_status(service, lambda status: status["connections"] == CONNECTIONS + 1)
             assert status["rateLimitMetrics"]["peakConnections"] == CONNECTIONS + 1
             for number in range(100):
@@ -91,16 +91,16 @@ async def test_memory_is_bounded_with_a_thousand_clients_that_push_against_a_stu
     with service_process(tmp_path, settings) as service:
         service.start(disk.serve)
         before_bytes = held_by(service)
-        async with many_clients(service) as clients, talking(service.ws_url, source="other_client") as other_client:
+        async with many_clients(service) as clients, connected(service.ws_url, source="other_client") as other_client:
             disk.stick()
             pushing = [asyncio.ensure_future(push_for_ever(client, frame)) for client in clients]
             peak_bytes = await watch_until_stuck(service)
             assert disk.has_waiting_sync
-            assert (await other_client.ask("heartbeat"))["type"] == "pong", "though nothing can become durable"
+            assert (await other_client.request("heartbeat"))["type"] == "pong", "though nothing can become durable"
             assert peak_bytes - before_bytes < BOUND_BYTES
             await other_client.send_batch(1)
             disk.release()
-            assert (await other_client.hear())["status"] == "ok", "with a thousand others still pushing"
+            assert (await other_client.receive())["status"] == "ok", "with a thousand others still pushing"
             assert (await other_client.batch(2))["status"] == "ok"
             for task in pushing:
                 task.cancel()

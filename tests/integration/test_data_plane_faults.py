@@ -26,7 +26,7 @@ from tests.crash.senders import Sender
 from tests.crash.table_checks import check_tables, load_contents
 from tests.fakes import FaultyFilesystem, HeldFilesystem
 from tests.ingest.conftest import small_config
-from tests.ingest.talking import DEADLINE_S, Talker, insert, talking
+from tests.ingest.ws_client import DEADLINE_S, WsClient, connected, insert
 from tests.integration.mutations import mutated_frame
 from tests.seeds import choose_count, choose_seed
 from tests.service_process import ServiceProcess, service_process
@@ -69,7 +69,7 @@ def _read_sequences(catalog_url: str) -> list[int]:
         return sorted(catalog.load_table("default.users").scan().to_arrow()["_cdc_sequence"].to_pylist())
 
 
-async def push_until_refused(client: Talker, *, first: int) -> tuple[int, dict]:
+async def push_until_refused(client: WsClient, *, first: int) -> tuple[int, dict]:
     """Push large batches of one change each; the first sequence that was refused, and how."""
     for sequence in range(first, first + BATCHES_MAX):
         answer = await client.batch(sequence, events=[insert(sequence, after={"id": sequence, "blob": LARGE})])
@@ -86,8 +86,8 @@ async def test_full_disk_refuses_batches_until_there_is_room_and_loses_no_ack(tm
     files = FaultyFilesystem()
     async with (
         serving_on(files, tmp_path, monkeypatch) as addresses,
-        talking(addresses.ws_url) as client,
-        talking(addresses.ws_url, source="other") as other,
+        connected(addresses.ws_url) as client,
+        connected(addresses.ws_url, source="other") as other,
     ):
         assert (await client.batch(0))["status"] == "ok"
         files.fail(operation, errno.ENOSPC)
@@ -97,7 +97,7 @@ async def test_full_disk_refuses_batches_until_there_is_room_and_loses_no_ack(tm
         status, problems = await readiness(addresses)
         assert (status, len(problems)) == (503, 1)
         assert "disk is full" in problems[0]
-        assert (await other.ask("heartbeat"))["type"] == "pong"
+        assert (await other.request("heartbeat"))["type"] == "pong"
         assert await committed(addresses) == list(range(refused)), "what was acked is committed meanwhile"
 
         files.heal()
@@ -108,7 +108,7 @@ async def test_full_disk_refuses_batches_until_there_is_room_and_loses_no_ack(tm
 
 async def test_failing_disk_refuses_everything_until_a_restart_and_loses_no_ack(tmp_path, monkeypatch):
     files = FaultyFilesystem()
-    async with serving_on(files, tmp_path, monkeypatch) as addresses, talking(addresses.ws_url) as client:
+    async with serving_on(files, tmp_path, monkeypatch) as addresses, connected(addresses.ws_url) as client:
         for sequence in range(5):
             assert (await client.batch(sequence))["status"] == "ok"
         files.fail("sync", errno.EIO)
@@ -121,8 +121,11 @@ async def test_failing_disk_refuses_everything_until_a_restart_and_loses_no_ack(
         assert status == 503
         assert problems[0].startswith("log has failed: ")
         assert await committed(addresses) == list(range(5)), "what was acked is committed nevertheless"
-    async with serving_on(Filesystem(), tmp_path, monkeypatch) as addresses, talking(addresses.ws_url, None) as client:
-        resume_at = (await client.ask("connect", sourceDoId="shop"))["lastDurableSequence"]
+    async with (
+        serving_on(Filesystem(), tmp_path, monkeypatch) as addresses,
+        connected(addresses.ws_url, None) as client,
+    ):
+        resume_at = (await client.request("connect", sourceDoId="shop"))["lastDurableSequence"]
         assert resume_at in (4, 5)
         for sequence in range(resume_at + 1, 8):
             assert (await client.batch(sequence))["status"] == "ok"
@@ -134,33 +137,33 @@ async def test_slow_sync_makes_acks_late_and_disturbs_nothing_else(tmp_path, mon
     files = HeldFilesystem()
     async with (
         serving_on(files, tmp_path, monkeypatch) as addresses,
-        talking(addresses.ws_url) as client,
-        talking(addresses.ws_url, source="other") as other,
+        connected(addresses.ws_url) as client,
+        connected(addresses.ws_url, source="other") as other,
     ):
         for sequence in range(3):
             assert (await client.batch(sequence))["status"] == "ok"
         files.open_gate.clear()
         try:
             await client.send_batch(3)
-            assert (await other.ask("heartbeat"))["type"] == "pong"
-            status = await other.ask("connect", sourceDoId="other")
+            assert (await other.request("heartbeat"))["type"] == "pong"
+            status = await other.request("connect", sourceDoId="other")
             assert status["type"] == "status"
             assert await readiness(addresses) == (200, [])
             assert await committed(addresses) == [0, 1, 2], "what is durable is committed meanwhile"
         finally:
             files.open_gate.set()
-        assert (await client.hear())["status"] == "ok"
+        assert (await client.receive())["status"] == "ok"
         assert await committed(addresses) == [0, 1, 2, 3]
 
 
 async def test_batch_on_a_connection_that_its_source_has_left_does_not_overtake_a_refused_one(tmp_path, monkeypatch):
     files = FaultyFilesystem()
-    async with serving_on(files, tmp_path, monkeypatch) as addresses, talking(addresses.ws_url) as left:
+    async with serving_on(files, tmp_path, monkeypatch) as addresses, connected(addresses.ws_url) as left:
         assert (await left.batch(0))["status"] == "ok"
         files.fail("write", errno.ENOSPC)
         assert (await left.batch(1))["reason"] == "buffer_full"
         files.heal()
-        async with talking(addresses.ws_url) as client:
+        async with connected(addresses.ws_url) as client:
             late = await left.batch(2)
             assert (late["reason"], late["shouldRetry"]) == ("invalid_sequence", False)
             for sequence in (1, 2):
@@ -256,19 +259,19 @@ class HostileClient:
                 self.tally["closed"] += 1
                 return number + 1
         while self._flushes_owed:
-            await self._hear(socket)
+            await self._receive(socket)
         return frames
 
     async def _hear_until_pong(self, socket: ClientConnection, number: int, frame: bytes) -> None:
         """Hear the answer; only that to a flush may come later."""
         answered = False
-        while (answer := await self._hear(socket)).get("correlationId") != f"after {number}":
+        while (answer := await self._receive(socket)).get("correlationId") != f"after {number}":
             answered = answered or answer["type"] != "flush_response"
         if not answered:
             assert b"flush_request" in frame, f"no answer to {frame[:200]!r}"
             self._flushes_owed += 1
 
-    async def _hear(self, socket: ClientConnection) -> dict:
+    async def _receive(self, socket: ClientConnection) -> dict:
         """Hear something that is not a receipt."""
         while True:
             async with asyncio.timeout(DEADLINE_S):

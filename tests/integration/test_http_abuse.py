@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.ingest.debezium.envelopes import streamed
-from tests.ingest.talking import insert, talking
+from tests.ingest.ws_client import connected, insert
 from tests.integration.stuck_disk import StuckDisk
 from tests.service_process import ServiceProcess, service_process
 
@@ -86,7 +86,7 @@ async def test_memory_is_bounded_with_many_large_posts_against_a_stuck_log_and_a
         connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=DEADLINE_S)
         async with (
             aiohttp.ClientSession(service.http_url, connector=connector, timeout=timeout) as client,
-            talking(service.ws_url, source="other_client") as other_client,
+            connected(service.ws_url, source="other_client") as other_client,
         ):
             assert (await other_client.batch(1))["status"] == "ok"
             disk.stick()
@@ -96,11 +96,11 @@ async def test_memory_is_bounded_with_many_large_posts_against_a_stuck_log_and_a
             assert peak_bytes - before_bytes < BOUND_BYTES
             assert status["memory"]["httpHeldBytes"] > MEMORY_MAX_BYTES // 2
             assert sum(status["httpIngest"]["requests"].values()) == CONNECTIONS
-            assert (await other_client.ask("heartbeat"))["type"] == "pong", "though nothing can become durable"
+            assert (await other_client.request("heartbeat"))["type"] == "pong", "though nothing can become durable"
             assert not any(task.done() for task in posts)
             await other_client.send_batch(2)
             disk.release()
-            assert (await other_client.hear())["status"] == "ok", "with all the others still posting"
+            assert (await other_client.receive())["status"] == "ok", "with all the others still posting"
             answers = await asyncio.gather(*posts)
             assert [(status, document["eventsAccepted"]) for status, document in answers] == [(200, 12)] * CONNECTIONS
             _, status = await watch(service, until_held=False)

@@ -19,7 +19,7 @@ from tests.clients import open_pyiceberg
 from tests.fakes import OldCatalog
 from tests.ingest.conftest import small_config
 from tests.ingest.debezium.recordings import load
-from tests.ingest.talking import insert, talking
+from tests.ingest.ws_client import connected, insert
 from tests.integration.debezium_replay import changes_in, in_batches
 from tests.integration.test_debezium_http import service as debezium_service
 
@@ -62,23 +62,23 @@ async def flush(addresses: Addresses) -> dict[str, Any]:
 
 
 async def test_transaction_over_three_batches_is_committed_with_its_last_one(tmp_path):
-    async with serving_together(tmp_path) as addresses, talking(addresses.ws_url) as client:
+    async with serving_together(tmp_path) as addresses, connected(addresses.ws_url) as client:
         await client.batch(events=[insert(1, table=ACCOUNTS)], sequenceNumber=0)
         await client.batch(events=[change(2, ACCOUNTS)], sequenceNumber=1)
         await client.batch(events=[change(3, LEDGER)], sequenceNumber=2)
         assert (await flush(addresses))["success"]
         assert await contents(addresses) == ([1], [])
-        assert (await client.hear_receipt(0))["sequenceNumber"] == 0, "what is open is not called committed"
+        assert (await client.receive_receipt(0))["sequenceNumber"] == 0, "what is open is not called committed"
         await client.batch(events=[change(4, LEDGER, end=True)], sequenceNumber=3)
         assert (await flush(addresses))["success"]
         assert await contents(addresses) == ([1, 2], [3, 4])
-        assert (await client.hear_receipt(3))["lastCommittedSequence"] == 4
+        assert (await client.receive_receipt(3))["lastCommittedSequence"] == 4
 
 
 async def test_stop_leaves_an_open_transaction_in_the_log_for_the_next_start(tmp_path):
-    async with serving_together(tmp_path) as addresses, talking(addresses.ws_url) as client:
+    async with serving_together(tmp_path) as addresses, connected(addresses.ws_url) as client:
         await client.batch(events=[insert(1, table=LEDGER), change(2, ACCOUNTS)])
-    async with serving_together(tmp_path) as addresses, talking(addresses.ws_url) as client:
+    async with serving_together(tmp_path) as addresses, connected(addresses.ws_url) as client:
         assert await contents(addresses) == ([], [])
         await client.batch(events=[change(3, LEDGER, end=True)])
         await flush(addresses)
@@ -104,7 +104,7 @@ async def test_a_catalog_without_transactions_is_reported_at_startup_and_tables_
             own = small_config(tmp_path / "here", transactions=True)
             config = replace(own, iceberg=IcebergConfig(uri=catalog.url))
             with caplog.at_level(logging.WARNING):
-                async with serving(config) as addresses, talking(addresses.ws_url) as client:
+                async with serving(config) as addresses, connected(addresses.ws_url) as client:
                     await client.batch(events=[change(1, ACCOUNTS), change(2, LEDGER)])
                     assert (await flush(addresses))["success"]
         assert await contents(elsewhere) == ([1], [2])

@@ -30,7 +30,7 @@ from lakefeed.ingest.service import Addresses, serving
 from lakefeed.settings import SettingsError
 from tests.clients import open_duckdb, open_pyiceberg
 from tests.ingest.conftest import small_config
-from tests.ingest.talking import DEADLINE_S, talking
+from tests.ingest.ws_client import DEADLINE_S, connected
 
 TOKEN = "the-first-of-two-tokens"
 OTHER = "the-second-of-two/tokens=="
@@ -156,10 +156,10 @@ async def test_socket_without_a_valid_token_is_closed_with_4001_and_takes_nothin
     ids=["header", "sub"],
 )
 async def test_socket_with_a_token_works_from_batch_to_receipt(guarded, options):
-    async with talking(guarded.ws_url, **options) as client:
+    async with connected(guarded.ws_url, **options) as client:
         ack = await client.batch(1, 2)
-        await client.ask("flush_request")
-        assert (await client.hear_receipt(ack["sequenceNumber"]))["tables"].keys() == {"default.users"}
+        await client.request("flush_request")
+        assert (await client.receive_receipt(ack["sequenceNumber"]))["tables"].keys() == {"default.users"}
 
 
 @pytest.mark.parametrize(

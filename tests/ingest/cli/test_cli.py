@@ -26,7 +26,7 @@ from lakefeed.writer.wal.log import FileLog
 from tests.ingest.conftest import small_config
 from tests.serving import serve_in_thread
 
-NOBODY = "http://127.0.0.1:1"
+UNREACHABLE = "http://127.0.0.1:1"
 KEYS = [
     f"{section}.{name}"
     for section, kind in {**SERVICE_SECTIONS, **PIPELINE_SECTIONS}.items()
@@ -161,12 +161,16 @@ def test_missing_settings_file_is_a_usage_error(command):
     assert "cannot read the configuration: file=missing.toml" in result.output
 
 
-# -- nobody there
+# -- no service
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [("status", "--url", NOBODY), ("flush", "--url", NOBODY), ("flush", "--table", "t", "--url", NOBODY)],
+    [
+        ("status", "--url", UNREACHABLE),
+        ("flush", "--url", UNREACHABLE),
+        ("flush", "--table", "t", "--url", UNREACHABLE),
+    ],
 )
 def test_service_that_does_not_run_is_said_to_be_so(arguments):
     result = run(*arguments)
@@ -176,7 +180,7 @@ def test_service_that_does_not_run_is_said_to_be_so(arguments):
 
 
 @pytest.mark.parametrize("url", ["ws://127.0.0.1:1/ws", "nonsense"])
-def test_push_to_nobody_is_an_error_without_a_traceback(url):
+def test_push_without_a_service_is_an_error_without_a_traceback(url):
     result = run("push", "-", "--table", "t", "--url", url, input='{"id": 1}\n')
     assert result.exit_code == 1
     assert f"cannot reach the service: url={url}" in result.output

@@ -53,7 +53,7 @@ def test_body_that_is_not_compressed_is_only_counted(coding):
 
 
 @pytest.mark.parametrize("coding", ["br", "zstd", "gzip, deflate", "gzip;q=1", "x"])
-def test_coding_that_nobody_knows_is_refused_by_the_name_of_its_header(coding):
+def test_unknown_content_encoding_is_refused_with_the_name_of_the_header(coding):
     with pytest.raises(ProtocolError, match="Content-Encoding: expected gzip, deflate or identity"):
         Decompressor(coding, max_bytes=10)
 

@@ -8,9 +8,9 @@ import pytest
 
 from lakefeed.ingest.config import IngestConfig
 from lakefeed.settings import MIB
-from tests.ingest.intake_at_work import LARGE
-from tests.ingest.posting import NDJSON, insert, posting
-from tests.ingest.raw_http import talk_raw
+from tests.ingest.http_ingest import NDJSON, insert, serving_routes
+from tests.ingest.raw_http import send_raw
+from tests.ingest.running_intake import LARGE
 
 SMALL = IngestConfig(frame_max_bytes=4_000, event_max_bytes=1_000)
 
@@ -39,12 +39,12 @@ BAD_BATCHES = [
 
 @pytest.mark.parametrize(("body", "error"), BAD_BATCHES, ids=[error for _, error in BAD_BATCHES])
 async def test_bad_batch_is_a_400_that_names_field_and_rule(tmp_path, body, error):
-    async with posting(tmp_path) as client:
+    async with serving_routes(tmp_path) as client:
         status, document = await client.post("/cdc", body, params={"source": "shop"})
         assert (status, document["success"], document["reason"]) == (400, False, "invalid_format")
         assert error in document["error"]
         assert client.metric("lakefeed_ingest_nacks_total", reason="invalid_format") == 1
-        assert client.at_work.frames() == []
+        assert client.running.frames() == []
         assert (await client.batch(1)).status == 200
 
 
@@ -75,18 +75,18 @@ BAD_ROWS = [
     ("body", "params", "error"), BAD_ROWS, ids=[f"{n} {e}" for n, (_, _, e) in enumerate(BAD_ROWS)]
 )
 async def test_bad_rows_are_a_400_that_names_line_or_parameter_and_rule(tmp_path, body, params, error):
-    async with posting(tmp_path) as client:
+    async with serving_routes(tmp_path) as client:
         known = {"source": "shop", "table": "users"}
         status, document = await client.post("/cdc", body, headers=NDJSON, params={**known, **params})
         assert (status, document["reason"]) == (400, "invalid_format")
         assert error in document["error"]
-        assert client.at_work.frames() == []
+        assert client.running.frames() == []
         assert (await client.rows({"id": 1})).status == 200
 
 
 @pytest.mark.parametrize("epoch", [str(2**63), "9" * 30, "-1", "x"])
 async def test_epoch_that_is_none_is_refused_before_it_reaches_the_log(tmp_path, epoch):
-    async with posting(tmp_path) as client:
+    async with serving_routes(tmp_path) as client:
         body = {"sourceDoId": "shop", "events": [insert(1)]}
         status, document = await client.post("/cdc", body, params={"epoch": epoch})
         assert (status, document["error"][:6]) == (400, "epoch:")
@@ -94,7 +94,7 @@ async def test_epoch_that_is_none_is_refused_before_it_reaches_the_log(tmp_path,
 
 
 async def test_batch_without_a_source_is_told_where_to_name_it(tmp_path):
-    async with posting(tmp_path) as client:
+    async with serving_routes(tmp_path) as client:
         for body in ({"events": [insert(1)]}, {"events": []}):
             status, document = await client.post("/cdc", body)
             assert (status, document["reason"]) == (400, "invalid_format")
@@ -104,7 +104,7 @@ async def test_batch_without_a_source_is_told_where_to_name_it(tmp_path):
 
 async def test_bytes_that_are_no_text_in_the_client_header_are_refused(tmp_path):
     body = json.dumps({"events": [insert(1)]}).encode()
-    async with posting(tmp_path) as client:
+    async with serving_routes(tmp_path) as client:
         for kind in (b"application/json", b"application/x-ndjson"):
             request = (
                 b"POST /cdc?table=users HTTP/1.1\r\nHost: h\r\nX-Client-ID: sh\xffop\r\nContent-Type: "
@@ -112,13 +112,13 @@ async def test_bytes_that_are_no_text_in_the_client_header_are_refused(tmp_path)
                 + b"\r\nContent-Length: %d\r\n\r\n" % len(body)
                 + body
             )
-            ((status, document),) = await talk_raw(client.url, request)
+            ((status, document),) = await send_raw(client.url, request)
             assert (status, document["reason"]) == (400, "invalid_format")
 
 
 @pytest.mark.parametrize("kind", ["batch", "rows"])
 async def test_event_above_the_limit_is_a_413(tmp_path, kind):
-    async with posting(tmp_path, config=SMALL) as client:
+    async with serving_routes(tmp_path, config=SMALL) as client:
         if kind == "batch":
             events = [insert(1), insert(2, after={"name": "x" * 1_500})]
             answer = await client.post("/cdc", {"sourceDoId": "shop", "events": events})
@@ -126,12 +126,12 @@ async def test_event_above_the_limit_is_a_413(tmp_path, kind):
             answer = await client.rows({"id": 1}, {"name": "x" * 1_500})
         assert (answer.status, answer.document["reason"]) == (413, "event_too_large")
         assert {"batch": "events[1]", "rows": "line 2"}[kind] in answer.document["error"]
-        assert client.at_work.frames() == []
+        assert client.running.frames() == []
 
 
 async def test_batch_that_no_segment_could_hold_is_a_413(tmp_path):
-    async with posting(tmp_path) as client:
-        assert client.at_work.log.group_max_bytes < MIB
+    async with serving_routes(tmp_path) as client:
+        assert client.running.log.group_max_bytes < MIB
         events = [insert(number, after={"name": "x" * LARGE}) for number in range(1, 6)]
         status, document = await client.post("/cdc", {"sourceDoId": "shop", "events": events})
         assert (status, document["reason"], document["shouldRetry"]) == (413, "payload_too_large", False)

@@ -14,7 +14,7 @@ from lakefeed.ingest.config import load_config
 from lakefeed.ingest.http import changes
 from lakefeed.ingest.protocol.offers import NackReason
 from tests.ingest.debezium.envelopes import streamed
-from tests.ingest.posting import NDJSON, posting
+from tests.ingest.http_ingest import NDJSON, serving_routes
 
 DOCS = Path(__file__).parents[3] / "docs"
 HTTP = (DOCS / "http.md").read_text(encoding="utf-8")
@@ -57,10 +57,10 @@ async def test_url_shown_for_debezium_server_is_a_route_that_takes_its_events(tm
 
     assert properties["debezium.sink.type"] == "http"
     assert url.port == load_config(None, {}).config.server.http_port
-    async with posting(tmp_path) as client:
+    async with serving_routes(tmp_path) as client:
         answer = await client.post(f"{url.path}?{url.query}", streamed(90, 100, 1))
         assert (answer.status, answer.document["eventsAccepted"]) == (200, 1)
-        assert list(client.at_work.intake.sources()) == ["shop"]
+        assert list(client.running.intake.sources()) == ["shop"]
 
 
 def test_keys_shown_for_lakefeed_are_settings(tmp_path):
@@ -77,7 +77,7 @@ def test_keys_shown_for_lakefeed_are_settings(tmp_path):
 async def test_bodies_shown_are_taken_and_answered_as_shown(tmp_path):
     batch, answer, refusal, consumer = (json.loads(block) for block in blocks(HTTP, "json"))
     (rows,) = blocks(HTTP, "ndjson")
-    async with posting(tmp_path) as client:
+    async with serving_routes(tmp_path) as client:
         assert await client.post("/cdc", batch) == (200, answer)
         taken = await client.post("/cdc", rows.encode(), headers=NDJSON, params={"source": "rows", "table": "users"})
         assert taken.document["eventsAccepted"] == 2

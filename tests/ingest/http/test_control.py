@@ -12,16 +12,16 @@ import aiohttp
 from lakefeed.ingest.service import serving
 from lakefeed.writer.tables.feed import Feed
 from tests.ingest.conftest import small_config
-from tests.ingest.looking import get, metrics_of, post, read_rows, until
-from tests.ingest.talking import talking
+from tests.ingest.control_client import get, metrics_of, post, read_rows, until
+from tests.ingest.ws_client import connected
 
 # -- flushing
 
 
 async def test_flush_request_is_answered_after_the_commit_with_the_snapshot(service):
-    async with talking(service.ws_url) as client:
+    async with connected(service.ws_url) as client:
         await client.batch(1, 2)
-        answer = await client.ask("flush_request", correlationId="f")
+        answer = await client.request("flush_request", correlationId="f")
         assert (answer["type"], answer["correlationId"]) == ("flush_response", "f")
         result = answer["result"]
         assert (result["success"], result["eventsFlushed"], result["batchesFlushed"]) == (True, 2, 1)
@@ -32,17 +32,17 @@ async def test_flush_request_is_answered_after_the_commit_with_the_snapshot(serv
 
 
 async def test_flush_request_covers_batches_sent_before_it_without_waiting_for_their_acks(service):
-    async with talking(service.ws_url) as client:
+    async with connected(service.ws_url) as client:
         for number in range(30):
             await client.send_batch(number, sequenceNumber=number)
-        await client.say("flush_request")
-        answers = [await client.hear() for _ in range(31)]
+        await client.send("flush_request")
+        answers = [await client.receive() for _ in range(31)]
     (flushed,) = [answer for answer in answers if answer["type"] == "flush_response"]
     assert flushed["result"]["eventsFlushed"] == 30
 
 
 async def test_flush_over_http_commits_all_tables_or_one(service, http):
-    async with talking(service.ws_url) as client:
+    async with connected(service.ws_url) as client:
         await client.batch(1, table="users")
         await client.batch(2, table="sales.orders")
         one = await post(http, "/flush?table=users")
@@ -66,7 +66,7 @@ async def test_flush_of_one_table_waits_until_what_was_acked_is_read_from_the_lo
     async with (
         serving(small_config(tmp_path)) as addresses,
         aiohttp.ClientSession(addresses.http_url) as http,
-        talking(addresses.ws_url) as client,
+        connected(addresses.ws_url) as client,
     ):
         await client.batch(1, table="fresh")
         flushing = asyncio.create_task(post(http, "/flush?table=fresh"))
@@ -75,7 +75,7 @@ async def test_flush_of_one_table_waits_until_what_was_acked_is_read_from_the_lo
         assert (await flushing)["eventsFlushed"] == 1
 
 
-async def test_flush_of_a_table_that_nobody_knows_is_answered_404(service, http):
+async def test_flush_of_an_unknown_table_is_answered_404(service, http):
     answer = await post(http, "/flush?table=nowhere", status=404)
     assert answer == {"success": False, "error": "no such table here: table=nowhere"}
 
@@ -87,10 +87,10 @@ async def test_flush_with_nothing_to_do_succeeds(service, http):
 
 async def test_table_flushes_by_age_without_being_asked(tmp_path):
     config = small_config(tmp_path, flush_max_age_s=0.05)
-    async with serving(config) as addresses, talking(addresses.ws_url) as client:
+    async with serving(config) as addresses, connected(addresses.ws_url) as client:
         await client.batch(1)
         status = await until(
-            lambda: client.ask("connect", sourceDoId="shop"), lambda status: status.get("lastCommittedSequence")
+            lambda: client.request("connect", sourceDoId="shop"), lambda status: status.get("lastCommittedSequence")
         )
         assert status["lastCommittedSequence"] == 1
 
@@ -99,9 +99,9 @@ async def test_table_flushes_by_age_without_being_asked(tmp_path):
 
 
 async def test_status_shows_sources_tables_log_and_buffer(service, http):
-    async with talking(service.ws_url) as client:
+    async with connected(service.ws_url) as client:
         await client.batch(1, 2, table="users")
-        await client.ask("flush_request")
+        await client.request("flush_request")
         await client.batch(3, table="users")
         status = await until(lambda: get(http, "/status"), lambda status: status["buffer"]["eventCount"])
     assert (status["state"], status["connections"], status["connectedSources"]) == ("receiving", 1, 1)
@@ -121,9 +121,9 @@ async def test_status_shows_sources_tables_log_and_buffer(service, http):
     assert status["log"]["bytes"] > 0
 
 
-async def test_state_tells_whether_anybody_sends_and_whether_anything_is_taken(service, http, monkeypatch):
+async def test_state_is_idle_receiving_or_error(service, http, monkeypatch):
     assert (await get(http, "/status"))["state"] == "idle"
-    async with talking(service.ws_url) as client:
+    async with connected(service.ws_url) as client:
         assert (await get(http, "/status"))["state"] == "receiving"
 
         def fail(_: int) -> None:
@@ -132,7 +132,7 @@ async def test_state_tells_whether_anybody_sends_and_whether_anything_is_taken(s
         monkeypatch.setattr(os, "fdatasync", fail)
         assert (await client.batch(1))["reason"] == "internal_error"
         assert (await get(http, "/status"))["state"] == "error"
-        assert (await client.ask("connect", sourceDoId="shop"))["state"] == "error"
+        assert (await client.request("connect", sourceDoId="shop"))["state"] == "error"
 
 
 async def test_state_is_recovering_until_what_the_last_service_left_is_read(tmp_path, monkeypatch):
@@ -144,17 +144,17 @@ async def test_state_is_recovering_until_what_the_last_service_left_is_read(tmp_
         await held.wait()
         await read_on(feed)
 
-    async with serving(config) as addresses, talking(addresses.ws_url) as client:
+    async with serving(config) as addresses, connected(addresses.ws_url) as client:
         await client.batch(1)
         monkeypatch.setattr(Feed, "run_reader", hold)
         shutil.copytree(tmp_path, tmp_path.with_name("copy"))
     async with (
         serving(small_config(tmp_path.with_name("copy"))) as addresses,
-        talking(addresses.ws_url, source=None) as client,
+        connected(addresses.ws_url, source=None) as client,
     ):
-        assert (await client.ask("connect", sourceDoId="shop"))["state"] == "recovering"
+        assert (await client.request("connect", sourceDoId="shop"))["state"] == "recovering"
         held.set()
-        await until(lambda: client.ask("connect", sourceDoId="shop"), lambda status: status["state"] == "receiving")
+        await until(lambda: client.request("connect", sourceDoId="shop"), lambda status: status["state"] == "receiving")
 
 
 async def test_health_is_live_and_ready(http):
@@ -179,13 +179,13 @@ def has_gauges(found: dict[str, float]) -> bool:
 
 
 async def test_metrics_tell_the_four_states_apart(service, http):
-    async with talking(service.ws_url) as client:
+    async with connected(service.ws_url) as client:
         await client.batch(1, 2)
         await client.batch(1, 2)
-        await client.ask("flush_request")
+        await client.request("flush_request")
         await client.batch(3)
         await client.socket.send("{")
-        await client.hear()
+        await client.receive()
         found = await until(lambda: metrics_of(http), has_gauges)
     assert found["lakefeed_ingest_received_changes_total"] == 5
     assert found["lakefeed_ingest_durable_changes_total"] == 3
@@ -207,9 +207,9 @@ async def test_metrics_tell_the_four_states_apart(service, http):
 
 
 async def test_connect_tells_when_the_last_flush_was(service):
-    async with talking(service.ws_url) as client:
-        assert "lastFlushTime" not in await client.ask("connect", sourceDoId="shop")
+    async with connected(service.ws_url) as client:
+        assert "lastFlushTime" not in await client.request("connect", sourceDoId="shop")
         await client.batch(1)
-        await client.ask("flush_request")
-        await client.hear_receipt(0)
-        assert (await client.ask("connect", sourceDoId="shop"))["lastFlushTime"] > 0
+        await client.request("flush_request")
+        await client.receive_receipt(0)
+        assert (await client.request("connect", sourceDoId="shop"))["lastFlushTime"] > 0

@@ -9,7 +9,7 @@ import aiohttp
 from lakefeed.ingest.service import serving
 from lakefeed.writer.rows.table_settings import TableSections
 from tests.ingest.conftest import small_config
-from tests.ingest.talking import talking
+from tests.ingest.ws_client import connected
 
 
 async def test_explanation_is_of_the_table_that_is_asked_for(tmp_path):
@@ -17,9 +17,9 @@ async def test_explanation_is_of_the_table_that_is_asked_for(tmp_path):
     async with serving(config) as service, aiohttp.ClientSession(service.http_url) as http:
         async with http.get("/explain/flush", params={"table": "sales.orders"}) as answer:
             assert (answer.status, (await answer.json())["error"]) == (404, "no such table here: table=sales.orders")
-        async with talking(service.ws_url) as client:
+        async with connected(service.ws_url) as client:
             await client.batch(1, 2, table="sales.orders")
-            await client.hear_receipt(0)  # committed without being asked for: two changes are enough here
+            await client.receive_receipt(0)  # committed without being asked for: two changes are enough here
         async with http.get("/explain/flush", params={"table": "sales.orders"}) as answer:
             told = await answer.json()
     assert (told["table"], told["last"]["reason"], told["last"]["rows"]) == ("sales.orders", "changes", 2)

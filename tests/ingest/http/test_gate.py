@@ -24,19 +24,19 @@ from lakefeed.settings import MIB
 from lakefeed.writer.config import LogConfig
 from tests.fakes import FaultyFilesystem, HeldFilesystem
 from tests.ingest.debezium.envelopes import streamed
-from tests.ingest.intake_at_work import DEADLINE_S, LARGE, fill, turns, until
-from tests.ingest.posting import Answer, Posting, insert, posting
-from tests.ingest.raw_http import post_head, speaking
+from tests.ingest.http_ingest import Answer, HttpIngestClient, insert, serving_routes
+from tests.ingest.raw_http import post_head, raw_connection
+from tests.ingest.running_intake import DEADLINE_S, LARGE, fill_log, run_ready_tasks, until
 
 ROOMY_LOG = LogConfig(segment_max_bytes=4 * MIB, max_bytes=256 * MIB)
 DEBEZIUM_INSERT = streamed(90, 100, 1)
 
 
-def large(client: Posting, source: str, *, padding: int = 300_000) -> asyncio.Task[Answer]:
+def large(client: HttpIngestClient, source: str, *, padding: int = 300_000) -> asyncio.Task[Answer]:
     return asyncio.create_task(client.batch(1, source=source, padding="x" * padding))
 
 
-def held(client: Posting) -> int:
+def held(client: HttpIngestClient) -> int:
     return client.gate.budget.used_bytes
 
 
@@ -45,7 +45,7 @@ def held(client: Posting) -> int:
 
 async def test_bodies_are_held_against_the_budget_until_they_are_durable(tmp_path):
     files = HeldFilesystem()
-    async with posting(tmp_path, log_config=ROOMY_LOG, files=files) as client:
+    async with serving_routes(tmp_path, log_config=ROOMY_LOG, files=files) as client:
         await client.batch(1, source="first")
         files.open_gate.clear()
         batch = large(client, "shop")
@@ -54,7 +54,7 @@ async def test_bodies_are_held_against_the_budget_until_they_are_durable(tmp_pat
         debezium = asyncio.create_task(client.debezium(event, source="dbz"))
         await until(lambda: held(client) > 600_000)
         assert held(client) == client.gate.held_bytes
-        await turns()
+        await run_ready_tasks()
         assert not any(task.done() for task in (batch, rows, debezium))
         files.open_gate.set()
         assert [(await task).status for task in (batch, rows, debezium)] == [200] * 3
@@ -64,7 +64,7 @@ async def test_bodies_are_held_against_the_budget_until_they_are_durable(tmp_pat
 async def test_many_large_posts_stay_inside_a_small_budget_and_all_are_taken(tmp_path):
     files = HeldFilesystem()
     config = IngestConfig(frame_max_bytes=MIB, memory_max_bytes=4 * MIB, queue_max_bytes=MIB)
-    async with posting(tmp_path, log_config=ROOMY_LOG, config=config, files=files) as client:
+    async with serving_routes(tmp_path, log_config=ROOMY_LOG, config=config, files=files) as client:
         await client.batch(1, source="first")
         files.open_gate.clear()
         posts = [large(client, f"source-{number}", padding=900_000) for number in range(40)]
@@ -81,10 +81,10 @@ async def test_many_large_posts_stay_inside_a_small_budget_and_all_are_taken(tmp
 
 async def test_client_that_announces_much_and_sends_little_reserves_nothing(tmp_path):
     config = IngestConfig(frame_max_bytes=MIB, memory_max_bytes=4 * MIB)
-    async with posting(tmp_path, config=config) as client, speaking(client.url) as raw:
+    async with serving_routes(tmp_path, config=config) as client, raw_connection(client.url) as raw:
         await raw.send(post_head("/cdc?source=shop", Content_Length=MIB) + b" " * (ALLOWANCE_BYTES - 1))
         await until(lambda: client.gate.slots.used == 1)
-        await turns()
+        await run_ready_tasks()
         assert held(client) == 0
         await raw.send(b"  ")
         await until(lambda: held(client) == MIB)
@@ -92,7 +92,7 @@ async def test_client_that_announces_much_and_sends_little_reserves_nothing(tmp_
 
 async def test_no_room_in_memory_is_a_503_on_cdc_after_its_wait_and_never_for_debezium(tmp_path, monkeypatch):
     monkeypatch.setattr(changes, "WAIT_MAX_S", 0.05)
-    async with posting(tmp_path) as client:
+    async with serving_routes(tmp_path) as client:
         client.gate.budget.charge(client.gate.budget.max_bytes)
         debezium = asyncio.create_task(client.debezium(DEBEZIUM_INSERT))
         answer = await post_for_headers(client, "/cdc?source=shop", {"events": [insert(1)]})
@@ -103,7 +103,7 @@ async def test_no_room_in_memory_is_a_503_on_cdc_after_its_wait_and_never_for_de
         assert (await debezium).status == 200
 
 
-async def post_for_headers(client: Posting, path: str, document: Any) -> tuple[int, Any, dict[str, Any]]:
+async def post_for_headers(client: HttpIngestClient, path: str, document: Any) -> tuple[int, Any, dict[str, Any]]:
     async with asyncio.timeout(DEADLINE_S), client._client.post(client.url + path, data=json.dumps(document)) as answer:
         return answer.status, answer.headers, await answer.json()
 
@@ -111,9 +111,9 @@ async def post_for_headers(client: Posting, path: str, document: Any) -> tuple[i
 # -- requests at a time
 
 
-async def test_request_too_many_waits_for_a_place_and_is_then_taken(tmp_path):
+async def test_request_beyond_the_limit_waits_for_a_slot_and_is_then_accepted(tmp_path):
     files = HeldFilesystem()
-    async with posting(tmp_path, config=IngestConfig(http_requests_max=2), files=files) as client:
+    async with serving_routes(tmp_path, config=IngestConfig(http_requests_max=2), files=files) as client:
         await client.batch(1, source="first")
         files.open_gate.clear()
         posts = [asyncio.create_task(client.batch(1, source=f"source-{number}")) for number in range(5)]
@@ -127,10 +127,10 @@ async def test_request_too_many_waits_for_a_place_and_is_then_taken(tmp_path):
 
 
 @contextlib.asynccontextmanager
-async def full_house(directory: Path) -> AsyncIterator[tuple[Posting, HeldFilesystem, asyncio.Task[Answer]]]:
+async def full_house(directory: Path) -> AsyncIterator[tuple[HttpIngestClient, HeldFilesystem, asyncio.Task[Answer]]]:
     """The one place is taken by a request that waits for a disk."""
     files = HeldFilesystem()
-    async with posting(directory, config=IngestConfig(http_requests_max=1), files=files) as client:
+    async with serving_routes(directory, config=IngestConfig(http_requests_max=1), files=files) as client:
         await client.batch(1)
         files.open_gate.clear()
         inside = asyncio.create_task(client.batch(2))
@@ -151,10 +151,10 @@ async def test_no_place_is_a_503_on_cdc_after_its_wait_and_never_for_debezium(tm
         assert (await debezium).status == 200
 
 
-async def test_client_address_has_its_share_of_places_and_leaves_the_others_theirs(tmp_path):
+async def test_client_address_has_its_share_of_slots_and_leaves_the_others_theirs(tmp_path):
     files = HeldFilesystem()
     config = IngestConfig(http_requests_per_ip_max=1, trusted_proxies="127.0.0.1")
-    async with posting(tmp_path, config=config, files=files) as client:
+    async with serving_routes(tmp_path, config=config, files=files) as client:
         await client.batch(1, source="first")
         files.open_gate.clear()
         headers = [{"X-Forwarded-For": ip} for ip in ("8.8.8.8", "8.8.8.8", "9.9.9.9")]
@@ -181,19 +181,19 @@ async def test_client_that_goes_while_it_waits_is_forgotten(tmp_path, monkeypatc
 
 
 async def test_connection_too_many_is_hung_up_on_and_its_place_is_free_again_later(tmp_path):
-    async with posting(tmp_path, config=IngestConfig(http_connections_max=1)) as client:
-        async with speaking(client.url) as first, speaking(client.url) as second:
+    async with serving_routes(tmp_path, config=IngestConfig(http_connections_max=1)) as client:
+        async with raw_connection(client.url) as first, raw_connection(client.url) as second:
             assert await second.closed() == b""
             body = json.dumps({"sourceDoId": "shop", "events": [insert(1)]}).encode()
             await first.send(post_head("/cdc", Content_Length=len(body)) + body)
-            assert (await first.answer())[0] == 200, "who is in is not disturbed"
+            assert (await first.answer())[0] == 200, "requests with a slot are not disturbed"
         async with asyncio.timeout(DEADLINE_S):
             while not await is_let_in(client):  # noqa: ASYNC110 - over the network there is only looking
                 await asyncio.sleep(0.01)
 
 
-async def is_let_in(client: Posting) -> bool:
-    async with speaking(client.url) as raw:
+async def is_let_in(client: HttpIngestClient) -> bool:
+    async with raw_connection(client.url) as raw:
         try:
             await raw.send(b"GET /nothing HTTP/1.1\r\nHost: h\r\n\r\n")
             return b"404" in await raw.reader.readline()
@@ -228,7 +228,7 @@ def frozen_time(monkeypatch: pytest.MonkeyPatch) -> FrozenTime:
 
 @pytest.mark.parametrize("limit", [{"source_bytes_per_s": 150.0}, {"message_rate_per_s": 0.5, "message_burst": 1}])
 async def test_batch_beyond_the_rate_is_a_429_and_nothing_overtakes_it(tmp_path, limit, frozen_time):
-    async with posting(tmp_path, config=IngestConfig(**limit)) as client:
+    async with serving_routes(tmp_path, config=IngestConfig(**limit)) as client:
         assert (await client.batch(1)).status == 200
         status, headers, document = await post_for_headers(client, "/cdc?source=shop", {"events": [insert(2)]})
         assert (status, document["reason"], document["shouldRetry"]) == (429, "rate_limited", True)
@@ -240,7 +240,7 @@ async def test_batch_beyond_the_rate_is_a_429_and_nothing_overtakes_it(tmp_path,
         assert client.sequences() == [1, 2]
 
 
-async def until_taken(client: Posting, number: int) -> Answer:
+async def until_taken(client: HttpIngestClient, number: int) -> Answer:
     """Send a batch as often as its rate refuses it."""
     async with asyncio.timeout(DEADLINE_S):
         while (answer := await client.batch(number)).status == 429:  # noqa: ASYNC110
@@ -249,18 +249,18 @@ async def until_taken(client: Posting, number: int) -> Answer:
 
 
 async def test_numbered_rows_beyond_the_rate_are_held_for_and_others_are_not(tmp_path):
-    async with posting(tmp_path, config=IngestConfig(message_rate_per_s=0.001, message_burst=1)) as client:
+    async with serving_routes(tmp_path, config=IngestConfig(message_rate_per_s=0.001, message_burst=1)) as client:
         for source, sequence in (("numbered", {"sequence": 10}), ("not", {})):
             assert (await client.rows({"id": 1}, source=source, **sequence)).status == 200
             following = {"sequence": 11} if sequence else {}
             assert (await client.rows({"id": 2}, source=source, **following)).document["reason"] == "rate_limited"
-        assert client.at_work.intake._dedup.is_blocked("numbered")
-        assert not client.at_work.intake._dedup.is_blocked("not")
+        assert client.running.intake._dedup.is_blocked("numbered")
+        assert not client.running.intake._dedup.is_blocked("not")
 
 
 @pytest.mark.parametrize("limit", [{"source_bytes_per_s": 500.0}, {"message_rate_per_s": 1.0, "message_burst": 1}])
 async def test_debezium_beyond_its_rate_is_answered_late_and_holds_no_slot_meanwhile(tmp_path, limit, frozen_time):
-    async with posting(tmp_path, config=IngestConfig(**limit, http_requests_max=1)) as client:
+    async with serving_routes(tmp_path, config=IngestConfig(**limit, http_requests_max=1)) as client:
         events = [streamed(90, 100 + number, number) for number in range(4)]
         assert (await client.debezium(events[0])).status == 200
         late = asyncio.create_task(client.debezium(events[1]))
@@ -270,11 +270,11 @@ async def test_debezium_beyond_its_rate_is_answered_late_and_holds_no_slot_meanw
         frozen_time.release()
         assert (await late).status == 200
         assert [(await client.debezium(event)).status for event in events[2:]] == [200, 200]
-        assert [row["id"] for row in client.rows_taken()] == [0, 1, 2, 3]
+        assert [row["id"] for row in client.accepted_rows()] == [0, 1, 2, 3]
 
 
 async def test_compressed_events_count_as_what_they_unpack_to(tmp_path):
-    async with posting(tmp_path, config=IngestConfig(source_bytes_per_s=1_000.0)) as client:
+    async with serving_routes(tmp_path, config=IngestConfig(source_bytes_per_s=1_000.0)) as client:
         body = json.dumps(streamed(90, 100, 1) | {"padding": "x" * 50_000}).encode()
         packed = gzip.compress(body)
         headers = {"Content-Encoding": "gzip"}
@@ -287,8 +287,8 @@ async def test_compressed_events_count_as_what_they_unpack_to(tmp_path):
 
 async def test_log_that_stays_full_keeps_debezium_waiting_as_long_as_it_does(tmp_path, monkeypatch):
     monkeypatch.setattr(changes, "WAIT_MAX_S", 0.0)
-    async with posting(tmp_path) as client:
-        await fill(client.at_work)
+    async with serving_routes(tmp_path) as client:
+        await fill_log(client.running)
         tries = []
         take = client.debezium_intake.accept
 
@@ -302,9 +302,9 @@ async def test_log_that_stays_full_keeps_debezium_waiting_as_long_as_it_does(tmp
         late = asyncio.create_task(client.debezium(event))
         await until(lambda: len(tries) >= 3)
         assert not late.done()
-        await client.at_work.log.trim(client.at_work.log.durable_end)
+        await client.running.log.trim(client.running.log.durable_end)
         assert (await late).status == 200
-        assert [row["id"] for row in client.rows_taken()] == [1]
+        assert [row["id"] for row in client.accepted_rows()] == [1]
 
 
 class Unreachable:
@@ -323,8 +323,8 @@ class Unreachable:
 
 async def test_catalog_that_cannot_be_asked_about_a_new_source_is_a_503_on_cdc_and_keeps_debezium_waiting(tmp_path):
     tables = Unreachable()
-    async with posting(tmp_path) as client:
-        client.at_work.intake._resume_positions = ResumePositions(tables.load, clock=time.monotonic)
+    async with serving_routes(tmp_path) as client:
+        client.running.intake._resume_positions = ResumePositions(tables.load, clock=time.monotonic)
         refused = await client.batch(1)
         assert (refused.status, refused.document["reason"]) == (503, "internal_error")
         late = asyncio.create_task(client.debezium(DEBEZIUM_INSERT, source="dbz"))
@@ -336,13 +336,13 @@ async def test_catalog_that_cannot_be_asked_about_a_new_source_is_a_503_on_cdc_a
 
 async def test_log_that_has_failed_keeps_debezium_waiting_until_the_service_stops(tmp_path):
     files = FaultyFilesystem()
-    async with posting(tmp_path, files=files) as client:
+    async with serving_routes(tmp_path, files=files) as client:
         files.fail("sync", errno.EIO)
         refused = await client.batch(1)
         assert (refused.status, refused.document["reason"]) == (503, "internal_error")
         late = asyncio.create_task(client.debezium(DEBEZIUM_INSERT, source="dbz"))
-        await until(lambda: client.at_work.intake._dedup.is_blocked(SourceId("dbz")))
-        client.at_work.intake.close()
+        await until(lambda: client.running.intake._dedup.is_blocked(SourceId("dbz")))
+        client.running.intake.close()
         answer = await late
         assert (answer.status, answer.document["reason"]) == (503, "shutting_down")
 
@@ -351,7 +351,7 @@ async def test_log_that_has_failed_keeps_debezium_waiting_until_the_service_stop
 
 
 async def test_requests_are_counted_by_route_status_and_source(tmp_path):
-    async with posting(tmp_path) as client:
+    async with serving_routes(tmp_path) as client:
         await client.batch(1, 2)
         await client.batch(1, 2)
         await client.rows({"id": 1}, source="rows")

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from lakefeed.ingest.config import IngestConfig
 from lakefeed.settings import MIB
-from tests.ingest.posting import serving_http
+from tests.ingest.http_ingest import serving_http
 
 BODY = b'{"id": 1}' * 50_000
 
@@ -50,7 +50,7 @@ async def test_body_that_was_cut_off_is_an_error_where_the_route_reads_it():
     assert (status, text) == (400, b"body: was cut off before the end of the compressed data: gzip")
 
 
-async def test_coding_that_nobody_knows_is_an_error_where_the_route_reads_it():
+async def test_unknown_content_encoding_is_an_error_where_the_route_reads_it():
     status, text = await post(b"?", Content_Encoding="br")
     assert (status, text) == (400, b"Content-Encoding: expected gzip, deflate or identity")
 

@@ -9,7 +9,7 @@ from lakefeed.contract.changes import Position, SourceId
 from lakefeed.ingest.intake.dedup import Dedup
 from lakefeed.ingest.intake.sources import decode_head, encode_head
 from lakefeed.ingest.protocol.offers import Duplicate, Fresh, NackReason, Offer, Refused
-from tests.ingest.offered import offer_of
+from tests.ingest.offers import offer_of
 
 SHOP = SourceId("shop")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lakefeed.contract.changes import Position, SourceId
 from lakefeed.ingest.intake.dedup import RefusedRange, RefusedRanges
 from lakefeed.ingest.protocol.offers import BEFORE_ALL
-from tests.ingest.offered import offer_of
+from tests.ingest.offers import offer_of
 
 SHOP = SourceId("shop")
 

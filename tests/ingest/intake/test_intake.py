@@ -18,8 +18,8 @@ from lakefeed.settings import MIB
 from lakefeed.writer.config import LogConfig
 from lakefeed.writer.wal.log import FileLog
 from tests.fakes import FaultyFilesystem, HeldFilesystem
-from tests.ingest.intake_at_work import DEADLINE_S, LARGE, SMALL_LOG, fill, running, turns, until
-from tests.ingest.offered import offer_of
+from tests.ingest.offers import offer_of
+from tests.ingest.running_intake import DEADLINE_S, LARGE, SMALL_LOG, fill_log, run_ready_tasks, running_intake, until
 
 SHOP = SourceId("shop")
 
@@ -35,35 +35,35 @@ def loop_time() -> float:
 
 
 async def test_offer_becomes_durable_with_what_admission_decided_about_it(tmp_path):
-    async with running(tmp_path) as at_work:
-        assert await at_work.verdicts(offer_of(1, 2, 3)) == [Durable(0, 3)]
-        assert await at_work.verdicts(offer_of(2, 3, 4)) == [Durable(1, 1)]
-        first, second = at_work.frames()
+    async with running_intake(tmp_path) as running:
+        assert await running.verdicts(offer_of(1, 2, 3)) == [Durable(0, 3)]
+        assert await running.verdicts(offer_of(2, 3, 4)) == [Durable(1, 1)]
+        first, second = running.frames()
         assert (first.source, first.epoch, first.after_sequence, first.last_sequence) == ("shop", 0, -1, 3)
         assert (second.after_sequence, second.last_sequence) == (3, 4)
         assert first.body == offer_of(1, 2, 3).body
-        assert at_work.intake.durable_position(SHOP) == Position(0, 4)
+        assert running.intake.durable_position(SHOP) == Position(0, 4)
 
 
 async def test_duplicate_is_not_written_again(tmp_path):
-    async with running(tmp_path) as at_work:
-        await at_work.verdicts(offer_of(1, 2))
-        assert await at_work.verdicts(offer_of(1, 2)) == [Duplicate(2)]
-        assert len(at_work.frames()) == 1
-        assert at_work.metric("lakefeed_ingest_durable_changes_total") == 2
-        assert at_work.metric("lakefeed_ingest_duplicate_changes_total") == 2
+    async with running_intake(tmp_path) as running:
+        await running.verdicts(offer_of(1, 2))
+        assert await running.verdicts(offer_of(1, 2)) == [Duplicate(2)]
+        assert len(running.frames()) == 1
+        assert running.metric("lakefeed_ingest_durable_changes_total") == 2
+        assert running.metric("lakefeed_ingest_duplicate_changes_total") == 2
 
 
 async def test_verdict_comes_after_the_sync_and_never_before(tmp_path):
     files = HeldFilesystem()
-    async with running(tmp_path, files=files) as at_work:
-        await at_work.verdicts(offer_of(1))
+    async with running_intake(tmp_path, files=files) as running:
+        await running.verdicts(offer_of(1))
         files.open_gate.clear()
         begun = files.begun
-        (verdict,) = await at_work.offer(offer_of(2))
+        (verdict,) = await running.offer(offer_of(2))
         await until(lambda: files.begun > begun)
         assert not verdict.done()
-        assert at_work.intake.durable_position(SHOP) == Position(0, 1)
+        assert running.intake.durable_position(SHOP) == Position(0, 1)
         files.open_gate.set()
         async with asyncio.timeout(DEADLINE_S):
             assert await verdict == Durable(1, 1)
@@ -71,11 +71,11 @@ async def test_verdict_comes_after_the_sync_and_never_before(tmp_path):
 
 async def test_offers_that_gather_during_a_sync_share_the_next_one(tmp_path):
     files = HeldFilesystem()
-    async with running(tmp_path, files=files) as at_work:
-        await at_work.verdicts(offer_of(0))
+    async with running_intake(tmp_path, files=files) as running:
+        await running.verdicts(offer_of(0))
         before = files.syncs
         files.open_gate.clear()
-        verdicts = await at_work.offer(*(offer_of(number) for number in range(1, 501)))
+        verdicts = await running.offer(*(offer_of(number) for number in range(1, 501)))
         files.open_gate.set()
         async with asyncio.timeout(DEADLINE_S):
             results = await asyncio.gather(*verdicts)
@@ -85,27 +85,27 @@ async def test_offers_that_gather_during_a_sync_share_the_next_one(tmp_path):
 
 async def test_offers_of_many_sources_share_a_group(tmp_path):
     files = HeldFilesystem()
-    async with running(tmp_path, files=files) as at_work:
-        await at_work.verdicts(offer_of(0))
+    async with running_intake(tmp_path, files=files) as running:
+        await running.verdicts(offer_of(0))
         before = files.syncs
         files.open_gate.clear()
-        verdicts = await at_work.offer(*(offer_of(1, source=f"source-{number}") for number in range(100)))
+        verdicts = await running.offer(*(offer_of(1, source=f"source-{number}") for number in range(100)))
         files.open_gate.set()
         async with asyncio.timeout(DEADLINE_S):
             results = await asyncio.gather(*verdicts)
         assert all(isinstance(result, Durable) for result in results)
         assert files.syncs - before <= GROUP_SYNCS_MAX
-        assert len(at_work.intake.sources()) == 101
+        assert len(running.intake.sources()) == 101
 
 
 async def test_groups_fit_a_log_with_small_segments(tmp_path):
     files = HeldFilesystem()
     log_config = LogConfig(segment_max_bytes=MIB, max_bytes=16 * MIB)
-    async with running(tmp_path, log_config=log_config, files=files) as at_work:
-        assert at_work.log.group_max_bytes < GROUP_MAX_BYTES
-        await at_work.verdicts(offer_of(0))
+    async with running_intake(tmp_path, log_config=log_config, files=files) as running:
+        assert running.log.group_max_bytes < GROUP_MAX_BYTES
+        await running.verdicts(offer_of(0))
         files.open_gate.clear()
-        verdicts = await at_work.offer(*(offer_of(number, padding=LARGE) for number in range(1, 21)))
+        verdicts = await running.offer(*(offer_of(number, padding=LARGE) for number in range(1, 21)))
         files.open_gate.set()
         async with asyncio.timeout(DEADLINE_S):
             assert all(isinstance(verdict, Durable) for verdict in await asyncio.gather(*verdicts))
@@ -113,11 +113,11 @@ async def test_groups_fit_a_log_with_small_segments(tmp_path):
 
 async def test_groups_of_many_small_offers_with_long_names_fit_the_log(tmp_path):
     files = HeldFilesystem()
-    async with running(tmp_path, files=files) as at_work:
-        await at_work.verdicts(offer_of(0))
+    async with running_intake(tmp_path, files=files) as running:
+        await running.verdicts(offer_of(0))
         files.open_gate.clear()
         name = "\N{OLD ITALIC LETTER A}" * 255  # four bytes each
-        verdicts = await at_work.offer(*(offer_of(number, source=name) for number in range(700)))
+        verdicts = await running.offer(*(offer_of(number, source=name) for number in range(700)))
         files.open_gate.set()
         async with asyncio.timeout(DEADLINE_S):
             assert all(isinstance(verdict, Durable) for verdict in await asyncio.gather(*verdicts))
@@ -127,26 +127,26 @@ async def test_groups_of_many_small_offers_with_long_names_fit_the_log(tmp_path)
 
 
 async def test_more_sources_than_a_segments_head_can_name_are_refused_and_the_others_go_on(tmp_path):
-    async with running(tmp_path, log_config=LogConfig(segment_max_bytes=MIB, max_bytes=16 * MIB)) as at_work:
+    async with running_intake(tmp_path, log_config=LogConfig(segment_max_bytes=MIB, max_bytes=16 * MIB)) as running:
         names = [f"{number:03}" + "\N{OLD ITALIC LETTER A}" * 252 for number in range(600)]
-        verdicts = await at_work.verdicts(*(offer_of(1, source=name) for name in names))
+        verdicts = await running.verdicts(*(offer_of(1, source=name) for name in names))
         assert isinstance(verdicts[0], Durable)
         assert isinstance(verdicts[-1], Refused)
         for number in range(2, 12):  # several segments, each with a head
-            assert isinstance(*await at_work.verdicts(offer_of(number, source=names[0], padding=LARGE)), Durable)
+            assert isinstance(*await running.verdicts(offer_of(number, source=names[0], padding=LARGE)), Durable)
 
 
 async def test_full_queue_makes_the_next_offer_wait_until_there_is_room(tmp_path):
     files = HeldFilesystem()
     config = IngestConfig(queue_max_bytes=2_000)
-    async with running(tmp_path, files=files, config=config) as at_work:
-        await at_work.verdicts(offer_of(0))
+    async with running_intake(tmp_path, files=files, config=config) as running:
+        await running.verdicts(offer_of(0))
         files.open_gate.clear()
-        (being_synced,) = await at_work.offer(offer_of(1))
-        await until(lambda: not at_work.intake._queue)
-        queued = await at_work.offer(offer_of(2, padding=2_000))
-        waiting = asyncio.create_task(at_work.intake.offer(offer_of(3)))
-        await turns()
+        (being_synced,) = await running.offer(offer_of(1))
+        await until(lambda: not running.intake._queue)
+        queued = await running.offer(offer_of(2, padding=2_000))
+        waiting = asyncio.create_task(running.intake.offer(offer_of(3)))
+        await run_ready_tasks()
         assert not waiting.done()
         files.open_gate.set()
         async with asyncio.timeout(DEADLINE_S):
@@ -160,17 +160,17 @@ async def test_full_queue_makes_the_next_offer_wait_until_there_is_room(tmp_path
 async def test_room_for_some_lets_in_no_more_than_the_queue_holds(tmp_path):
     files = HeldFilesystem()
     config = IngestConfig(queue_max_bytes=2_000)
-    async with running(tmp_path, files=files, config=config) as at_work:
-        await at_work.verdicts(offer_of(0))
+    async with running_intake(tmp_path, files=files, config=config) as running:
+        await running.verdicts(offer_of(0))
         files.open_gate.clear()
-        await at_work.offer(offer_of(1))
-        await until(lambda: not at_work.intake._queue)
+        await running.offer(offer_of(1))
+        await until(lambda: not running.intake._queue)
         waiting = [
-            asyncio.create_task(at_work.intake.offer(offer_of(number, padding=1_500))) for number in range(2, 30)
+            asyncio.create_task(running.intake.offer(offer_of(number, padding=1_500))) for number in range(2, 30)
         ]
-        await turns()
+        await run_ready_tasks()
         largest = len(offer_of(29, padding=1_500).body)
-        assert at_work.intake._queue_bytes < config.queue_max_bytes + largest
+        assert running.intake._queue_bytes < config.queue_max_bytes + largest
         files.open_gate.set()
         async with asyncio.timeout(DEADLINE_S):
             for task in waiting:
@@ -179,42 +179,42 @@ async def test_room_for_some_lets_in_no_more_than_the_queue_holds(tmp_path):
 
 async def test_cancelled_wait_for_room_queues_nothing(tmp_path):
     files = HeldFilesystem()
-    async with running(tmp_path, files=files, config=IngestConfig(queue_max_bytes=100)) as at_work:
-        await at_work.verdicts(offer_of(0))
+    async with running_intake(tmp_path, files=files, config=IngestConfig(queue_max_bytes=100)) as running:
+        await running.verdicts(offer_of(0))
         files.open_gate.clear()
-        await at_work.offer(offer_of(1))
-        await until(lambda: not at_work.intake._queue)
-        await at_work.offer(offer_of(2))
-        waiting = asyncio.create_task(at_work.intake.offer(offer_of(3)))
-        await turns()
+        await running.offer(offer_of(1))
+        await until(lambda: not running.intake._queue)
+        await running.offer(offer_of(2))
+        waiting = asyncio.create_task(running.intake.offer(offer_of(3)))
+        await run_ready_tasks()
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         files.open_gate.set()
-        assert await at_work.verdicts(offer_of(2)) == [Duplicate(2)]
-        assert [frame.last_sequence for frame in at_work.frames()] == [0, 1, 2]
+        assert await running.verdicts(offer_of(2)) == [Duplicate(2)]
+        assert [frame.last_sequence for frame in running.frames()] == [0, 1, 2]
 
 
-async def test_cancelled_verdict_harms_nobody(tmp_path):
+async def test_cancelled_verdict_affects_no_other_offer(tmp_path):
     files = HeldFilesystem()
-    async with running(tmp_path, files=files) as at_work:
-        await at_work.verdicts(offer_of(0))
+    async with running_intake(tmp_path, files=files) as running:
+        await running.verdicts(offer_of(0))
         files.open_gate.clear()
-        given_up, kept = await at_work.offer(offer_of(1), offer_of(2))
+        given_up, kept = await running.offer(offer_of(1), offer_of(2))
         given_up.cancel()
         files.open_gate.set()
         async with asyncio.timeout(DEADLINE_S):
             assert await kept == Durable(2, 1)
-        assert at_work.intake.durable_position(SHOP) == Position(0, 2)
+        assert running.intake.durable_position(SHOP) == Position(0, 2)
 
 
 async def test_close_drains_what_was_offered(tmp_path):
     files = HeldFilesystem()
-    async with running(tmp_path, files=files) as at_work:
-        await at_work.verdicts(offer_of(0))
+    async with running_intake(tmp_path, files=files) as running:
+        await running.verdicts(offer_of(0))
         files.open_gate.clear()
-        verdicts = await at_work.offer(*(offer_of(number) for number in range(1, 50)))
-        at_work.intake.close()
+        verdicts = await running.offer(*(offer_of(number) for number in range(1, 50)))
+        running.intake.close()
         files.open_gate.set()
     assert [verdict.result() for verdict in verdicts] == [Durable(number, 1) for number in range(1, 50)]
 
@@ -223,113 +223,113 @@ async def test_close_drains_what_was_offered(tmp_path):
 
 
 async def test_full_log_refuses_with_a_delay_and_takes_the_batch_after_a_trim(tmp_path):
-    async with running(tmp_path) as at_work:
-        await fill(at_work)
+    async with running_intake(tmp_path) as running:
+        await fill_log(running)
         refused = offer_of(1, 2, padding=LARGE)
-        (verdict,) = await at_work.verdicts(refused)
+        (verdict,) = await running.verdicts(refused)
         assert isinstance(verdict, Refused)
         assert (verdict.reason, verdict.retry) == (NackReason.BUFFER_FULL, True)
         assert verdict.retry_delay_ms is not None
-        assert at_work.intake.durable_position(SHOP) is None
-        await at_work.log.trim(at_work.log.durable_end)
-        assert isinstance(*await at_work.verdicts(refused), Durable)
+        assert running.intake.durable_position(SHOP) is None
+        await running.log.trim(running.log.durable_end)
+        assert isinstance(*await running.verdicts(refused), Durable)
 
 
 async def test_batches_behind_a_refused_one_are_refused_until_it_returns(tmp_path):
-    async with running(tmp_path) as at_work:
-        await at_work.verdicts(offer_of(1))
-        await fill(at_work)
+    async with running_intake(tmp_path) as running:
+        await running.verdicts(offer_of(1))
+        await fill_log(running)
         large, next_one, one_more = offer_of(2, padding=LARGE), offer_of(3), offer_of(4)
-        assert isinstance(*await at_work.verdicts(large), Refused)
-        await at_work.log.trim(at_work.log.durable_end)
-        for early in await at_work.verdicts(next_one, one_more):
+        assert isinstance(*await running.verdicts(large), Refused)
+        await running.log.trim(running.log.durable_end)
+        for early in await running.verdicts(next_one, one_more):
             assert isinstance(early, Refused)
             assert (early.reason, early.retry) == (NackReason.INVALID_SEQUENCE, True)
-        assert at_work.intake.durable_position(SHOP) == Position(0, 1)
-        verdicts = await at_work.verdicts(large, next_one, one_more)
+        assert running.intake.durable_position(SHOP) == Position(0, 1)
+        verdicts = await running.verdicts(large, next_one, one_more)
         assert [isinstance(verdict, Durable) for verdict in verdicts] == [True, True, True]
 
 
 async def test_copy_of_a_batch_that_the_full_log_refuses_is_no_duplicate(tmp_path):
-    async with running(tmp_path) as at_work:
-        await fill(at_work)
+    async with running_intake(tmp_path) as running:
+        await fill_log(running)
         offer = offer_of(1, padding=LARGE)
-        verdicts = await at_work.verdicts(offer, offer)
+        verdicts = await running.verdicts(offer, offer)
         assert [isinstance(verdict, Refused) for verdict in verdicts] == [True, True]
 
 
 async def test_small_batch_may_still_fit_a_log_that_refused_a_large_one(tmp_path):
-    async with running(tmp_path) as at_work:
-        await fill(at_work)
-        assert isinstance(*await at_work.verdicts(offer_of(1, source="small")), Durable)
+    async with running_intake(tmp_path) as running:
+        await fill_log(running)
+        assert isinstance(*await running.verdicts(offer_of(1, source="small")), Durable)
 
 
 async def test_source_that_connects_anew_resumes_from_what_is_durable(tmp_path):
-    async with running(tmp_path) as at_work:
-        await at_work.verdicts(offer_of(1))
-        await fill(at_work)
-        await at_work.verdicts(offer_of(2, padding=LARGE))
-        assert at_work.intake.resume(SHOP) == Position(0, 1)
-        await at_work.log.trim(at_work.log.durable_end)
-        assert isinstance(*await at_work.verdicts(offer_of(5)), Durable)
+    async with running_intake(tmp_path) as running:
+        await running.verdicts(offer_of(1))
+        await fill_log(running)
+        await running.verdicts(offer_of(2, padding=LARGE))
+        assert running.intake.resume(SHOP) == Position(0, 1)
+        await running.log.trim(running.log.durable_end)
+        assert isinstance(*await running.verdicts(offer_of(5)), Durable)
 
 
 async def test_what_an_old_connection_left_in_the_queue_does_not_overtake_a_refused_batch(tmp_path):
     files = HeldFilesystem()
-    async with running(tmp_path, files=files) as at_work:
-        await at_work.verdicts(offer_of(1))
-        await fill(at_work)
+    async with running_intake(tmp_path, files=files) as running:
+        await running.verdicts(offer_of(1))
+        await fill_log(running)
         refused = offer_of(2, padding=LARGE)
-        assert isinstance(*await at_work.verdicts(refused), Refused)
-        await at_work.log.trim(at_work.log.durable_end)
+        assert isinstance(*await running.verdicts(refused), Refused)
+        await running.log.trim(running.log.durable_end)
         files.open_gate.clear()
-        await at_work.offer(offer_of(1, source="other"))  # is being written while the next one waits
-        await until(lambda: not at_work.intake._queue)
-        (left_behind,) = await at_work.offer(offer_of(3))
-        assert at_work.intake.resume(SHOP) == Position(0, 1)
+        await running.offer(offer_of(1, source="other"))  # is being written while the next one waits
+        await until(lambda: not running.intake._queue)
+        (left_behind,) = await running.offer(offer_of(3))
+        assert running.intake.resume(SHOP) == Position(0, 1)
         files.open_gate.set()
         async with asyncio.timeout(DEADLINE_S):
             assert isinstance(await left_behind, Refused)
-        assert isinstance(*await at_work.verdicts(refused), Durable)
-        assert [frame.last_sequence for frame in at_work.frames() if frame.source == "shop"][-1:] == [2]
+        assert isinstance(*await running.verdicts(refused), Durable)
+        assert [frame.last_sequence for frame in running.frames() if frame.source == "shop"][-1:] == [2]
 
 
 async def test_broken_log_refuses_everything_and_says_so(tmp_path):
     files = FaultyFilesystem()
-    async with running(tmp_path, files=files) as at_work:
-        await at_work.verdicts(offer_of(1))
+    async with running_intake(tmp_path, files=files) as running:
+        await running.verdicts(offer_of(1))
         files.fail("sync", errno.EIO)
         for offer in (offer_of(2), offer_of(2), offer_of(1, source="other")):
-            (verdict,) = await at_work.verdicts(offer)
+            (verdict,) = await running.verdicts(offer)
             assert isinstance(verdict, Refused)
             assert (verdict.reason, verdict.retry) == (NackReason.INTERNAL_ERROR, True)
-        assert await at_work.verdicts(offer_of(1)) == [Duplicate(1)]
-        assert at_work.intake.durable_position(SHOP) == Position(0, 1)
+        assert await running.verdicts(offer_of(1)) == [Duplicate(1)]
+        assert running.intake.durable_position(SHOP) == Position(0, 1)
 
 
 # -- restarts
 
 
 async def test_marks_are_rebuilt_from_the_newest_segments_records(tmp_path):
-    async with running(tmp_path) as at_work:
-        await at_work.verdicts(offer_of(1, 2), offer_of(7, source="b", epoch=3))
-    async with running(tmp_path) as at_work:
-        assert at_work.intake.sources() == {"shop": Position(0, 2), "b": Position(3, 7)}
-        assert await at_work.verdicts(offer_of(1, 2), offer_of(2, 3)) == [Duplicate(2), Durable(2, 1)]
+    async with running_intake(tmp_path) as running:
+        await running.verdicts(offer_of(1, 2), offer_of(7, source="b", epoch=3))
+    async with running_intake(tmp_path) as running:
+        assert running.intake.sources() == {"shop": Position(0, 2), "b": Position(3, 7)}
+        assert await running.verdicts(offer_of(1, 2), offer_of(2, 3)) == [Duplicate(2), Durable(2, 1)]
 
 
 async def test_marks_survive_the_trim_of_every_record_of_their_source(tmp_path):
-    async with running(tmp_path) as at_work:
-        await at_work.verdicts(offer_of(1, 2))
-        await fill(at_work)
-        await at_work.log.trim(at_work.log.durable_end)
-        assert all(frame.source != "shop" for frame in at_work.frames())
-    async with running(tmp_path) as at_work:
-        assert at_work.intake.durable_position(SHOP) == Position(0, 2)
-        assert await at_work.verdicts(offer_of(1, 2)) == [Duplicate(2)]
+    async with running_intake(tmp_path) as running:
+        await running.verdicts(offer_of(1, 2))
+        await fill_log(running)
+        await running.log.trim(running.log.durable_end)
+        assert all(frame.source != "shop" for frame in running.frames())
+    async with running_intake(tmp_path) as running:
+        assert running.intake.durable_position(SHOP) == Position(0, 2)
+        assert await running.verdicts(offer_of(1, 2)) == [Duplicate(2)]
 
 
-async def test_nobody_is_left_waiting_when_the_intake_fails(tmp_path, monkeypatch):
+async def test_every_waiting_offer_gets_a_verdict_when_the_intake_fails(tmp_path, monkeypatch):
     log = FileLog.open(tmp_path, SMALL_LOG)
 
     async def fail(*_: object, **__: object) -> int:
@@ -349,8 +349,8 @@ async def test_nobody_is_left_waiting_when_the_intake_fails(tmp_path, monkeypatc
     assert [(verdict.reason, verdict.retry) for verdict in refused] == [(NackReason.SHUTTING_DOWN, True)] * 3
 
 
-async def test_nobody_else_takes_the_numbers_of_an_adapters_source(tmp_path):
-    async with running(tmp_path) as work:
+async def test_no_other_client_takes_the_numbers_of_an_adapters_source(tmp_path):
+    async with running_intake(tmp_path) as work:
         (adapter,) = await work.offer(replace(offer_of(1), adapter_state="state"))
         assert isinstance(await adapter, Durable)
         (other,) = await work.offer(offer_of(2))
@@ -365,67 +365,67 @@ async def test_nobody_else_takes_the_numbers_of_an_adapters_source(tmp_path):
 # -- connections that their source has left
 
 
-async def test_what_a_cut_line_still_brings_is_refused_and_holds_nobody(tmp_path):
-    async with running(tmp_path) as at_work:
-        await at_work.verdicts(offer_of(1))
+async def test_offers_of_a_revoked_connection_are_refused_and_block_no_other(tmp_path):
+    async with running_intake(tmp_path) as running:
+        await running.verdicts(offer_of(1))
         left = replace(offer_of(3), lease=SourceLease(is_revoked=True))
-        (verdict,) = await at_work.verdicts(left)
+        (verdict,) = await running.verdicts(left)
         assert isinstance(verdict, Refused)
         assert (verdict.reason, verdict.retry) == (NackReason.INVALID_SEQUENCE, False)
-        at_work.intake.block_behind(left)
-        assert isinstance(*await at_work.verdicts(replace(offer_of(5), lease=SourceLease())), Durable)
+        running.intake.block_behind(left)
+        assert isinstance(*await running.verdicts(replace(offer_of(5), lease=SourceLease())), Durable)
 
 
 async def test_connection_whose_refused_batch_finds_no_room_accepts_nothing_until_its_source_connects(tmp_path):
     files = HeldFilesystem()
-    async with running(tmp_path, files=files) as at_work:
-        at_work.intake._dedup._refused.max_total = 0
+    async with running_intake(tmp_path, files=files) as running:
+        running.intake._dedup._refused.max_total = 0
         lease = SourceLease()
         files.open_gate.clear()
         begun = files.begun
-        (writing,) = await at_work.offer(replace(offer_of(1), lease=lease))
+        (writing,) = await running.offer(replace(offer_of(1), lease=lease))
         await until(lambda: files.begun > begun)
-        (waiting,) = await at_work.offer(replace(offer_of(2), lease=lease))
-        at_work.intake.block_behind(replace(offer_of(3), lease=lease))
-        (behind,) = await at_work.offer(replace(offer_of(4), lease=lease))
+        (waiting,) = await running.offer(replace(offer_of(2), lease=lease))
+        running.intake.block_behind(replace(offer_of(3), lease=lease))
+        (behind,) = await running.offer(replace(offer_of(4), lease=lease))
         files.open_gate.set()
         async with asyncio.timeout(DEADLINE_S):
             assert isinstance(await writing, Durable)
             assert isinstance(await waiting, Refused), "what waited could be behind it, for all that is known"
             assert isinstance(await behind, Refused)
-        assert at_work.intake.resume(SHOP) == Position(0, 1)
+        assert running.intake.resume(SHOP) == Position(0, 1)
         lease.is_revoked = False
-        assert isinstance(*await at_work.verdicts(replace(offer_of(2, 3, 4), lease=lease)), Durable)
+        assert isinstance(*await running.verdicts(replace(offer_of(2, 3, 4), lease=lease)), Durable)
 
 
 async def test_nothing_overtakes_a_batch_that_was_shed_while_those_before_it_were_being_written(tmp_path):
     files = HeldFilesystem()
-    async with running(tmp_path, files=files) as at_work:
-        await at_work.verdicts(offer_of(0))
+    async with running_intake(tmp_path, files=files) as running:
+        await running.verdicts(offer_of(0))
         files.open_gate.clear()
-        (before,) = await at_work.offer(offer_of(1))
-        at_work.intake.block_behind(offer_of(1, 2, 3))  # shed at the door: only 2 and 3 will be missing
-        (behind,) = await at_work.offer(offer_of(4))
+        (before,) = await running.offer(offer_of(1))
+        running.intake.block_behind(offer_of(1, 2, 3))  # shed at the door: only 2 and 3 will be missing
+        (behind,) = await running.offer(offer_of(4))
         files.open_gate.set()
         async with asyncio.timeout(DEADLINE_S):
             assert isinstance(await before, Durable)
             assert isinstance(await behind, Refused)
-        assert isinstance(*await at_work.verdicts(offer_of(1, 2, 3)), Durable)
-        assert isinstance(*await at_work.verdicts(offer_of(4)), Durable)
+        assert isinstance(*await running.verdicts(offer_of(1, 2, 3)), Durable)
+        assert isinstance(*await running.verdicts(offer_of(4)), Durable)
 
 
 async def test_what_was_taken_back_does_not_count_as_coming_before_a_batch_that_is_shed(tmp_path):
     files = HeldFilesystem()
-    async with running(tmp_path, files=files) as at_work:
-        at_work.intake.block_behind(offer_of(0))
+    async with running_intake(tmp_path, files=files) as running:
+        running.intake.block_behind(offer_of(0))
         files.open_gate.clear()
         begun = files.begun
-        (writing,) = await at_work.offer(offer_of(0))
+        (writing,) = await running.offer(offer_of(0))
         await until(lambda: files.begun > begun)
-        (taken_back,) = await at_work.offer(offer_of(0, 3))
-        at_work.intake.resume(SHOP)  # it connects anew, so that what waits is refused
-        at_work.intake.block_behind(offer_of(0, 3))  # shed on a third connection
-        (behind,) = await at_work.offer(offer_of(6))
+        (taken_back,) = await running.offer(offer_of(0, 3))
+        running.intake.resume(SHOP)  # it connects anew, so that what waits is refused
+        running.intake.block_behind(offer_of(0, 3))  # shed on a third connection
+        (behind,) = await running.offer(offer_of(6))
         files.open_gate.set()
         async with asyncio.timeout(DEADLINE_S):
             assert isinstance(await writing, Durable)
@@ -433,13 +433,13 @@ async def test_what_was_taken_back_does_not_count_as_coming_before_a_batch_that_
             assert isinstance(await behind, Refused)
 
 
-async def test_full_log_is_a_problem_until_it_takes_a_batch_or_nobody_asks_for_a_while(tmp_path):
-    async with running(tmp_path) as at_work:
-        assert at_work.intake.problems(now=loop_time()) == []
-        await fill(at_work)
-        (problem,) = at_work.intake.problems(now=loop_time())
+async def test_full_log_is_a_problem_until_it_accepts_a_batch_or_no_batch_comes_for_a_while(tmp_path):
+    async with running_intake(tmp_path) as running:
+        assert running.intake.problems(now=loop_time()) == []
+        await fill_log(running)
+        (problem,) = running.intake.problems(now=loop_time())
         assert problem.startswith("batches are refused: log has used up its budget")
-        assert at_work.intake.problems(now=loop_time() + 2 * FULL_SHOWN_S) == []
-        await at_work.log.trim(at_work.log.durable_end)
-        await at_work.verdicts(offer_of(1))
-        assert at_work.intake.problems(now=loop_time()) == []
+        assert running.intake.problems(now=loop_time() + 2 * FULL_SHOWN_S) == []
+        await running.log.trim(running.log.durable_end)
+        await running.verdicts(offer_of(1))
+        assert running.intake.problems(now=loop_time()) == []

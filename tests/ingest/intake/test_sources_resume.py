@@ -15,8 +15,8 @@ from lakefeed.ingest.intake.sources import RESUME_MAX_AGE_S, ResumePositions
 from lakefeed.ingest.metrics import IngestMetrics
 from lakefeed.ingest.protocol.offers import Durable, NackReason, Refused
 from lakefeed.writer.wal.log import FileLog
-from tests.ingest.intake_at_work import DEADLINE_S, SMALL_LOG, Running
-from tests.ingest.offered import offer_of
+from tests.ingest.offers import offer_of
+from tests.ingest.running_intake import DEADLINE_S, SMALL_LOG, RunningIntake
 
 SHOP = SourceId("shop")
 
@@ -51,7 +51,7 @@ async def test_one_look_serves_all_that_come_while_it_is_young():
     assert (await positions.find(SHOP), tables.looks) == (Position(0, 9), 2)
 
 
-async def test_look_that_fails_is_made_again_by_the_next_who_asks():
+async def test_failed_read_of_the_tables_is_repeated_for_the_next_source():
     tables = Tables({SHOP: Position(0, 5)})
     positions, tables.is_down = tables.positions(), True
     for _ in range(2):
@@ -73,11 +73,11 @@ class Node:
         self.intake = Intake(
             self.log, config=IngestConfig(), metrics=IngestMetrics(registry), resume_positions=tables.positions()
         )
-        self.at_work = Running(self.log, self.intake, registry)
+        self.running = RunningIntake(self.log, self.intake, registry)
 
-    async def __aenter__(self) -> Running:
+    async def __aenter__(self) -> RunningIntake:
         self._task = asyncio.create_task(self.intake.run())
-        return self.at_work
+        return self.running
 
     async def __aexit__(self, *_: object) -> None:
         self.intake.close()
@@ -87,35 +87,35 @@ class Node:
 
 
 async def test_source_resumes_where_the_tables_have_it_and_then_from_its_own_log(tmp_path):
-    async with Node(tmp_path, Tables({SHOP: Position(0, 40)})) as at_work:
-        assert await at_work.intake.look_up_source(SHOP) is None
-        assert at_work.intake.resume(SHOP) == Position(0, 40)
-        assert at_work.intake.durable_position(SHOP) is None, "nothing of it is in this log"
-        assert isinstance(*await at_work.verdicts(offer_of(41, 42)), Durable)
-        assert at_work.intake.resume(SHOP) == Position(0, 42)
+    async with Node(tmp_path, Tables({SHOP: Position(0, 40)})) as running:
+        assert await running.intake.look_up_source(SHOP) is None
+        assert running.intake.resume(SHOP) == Position(0, 40)
+        assert running.intake.durable_position(SHOP) is None, "nothing of it is in this log"
+        assert isinstance(*await running.verdicts(offer_of(41, 42)), Durable)
+        assert running.intake.resume(SHOP) == Position(0, 42)
 
 
 async def test_change_below_the_tables_marks_is_logged_because_a_table_may_lack_it(tmp_path):
-    async with Node(tmp_path, Tables({SHOP: Position(0, 40)})) as at_work:
-        assert await at_work.verdicts(offer_of(30, 31)) == [Durable(0, 2)]
+    async with Node(tmp_path, Tables({SHOP: Position(0, 40)})) as running:
+        assert await running.verdicts(offer_of(30, 31)) == [Durable(0, 2)]
 
 
 async def test_epoch_that_is_over_in_the_tables_is_refused_also_of_a_source_that_never_connects(tmp_path):
-    async with Node(tmp_path, Tables({SHOP: Position(3, 40)})) as at_work:
-        (refused,) = await at_work.verdicts(offer_of(41, epoch=2))
+    async with Node(tmp_path, Tables({SHOP: Position(3, 40)})) as running:
+        (refused,) = await running.verdicts(offer_of(41, epoch=2))
         assert refused == Refused(NackReason.INVALID_SEQUENCE, "epoch is over: epoch=2 known=3", retry=False)
-        assert isinstance(*await at_work.verdicts(offer_of(1, epoch=3)), Durable)
+        assert isinstance(*await running.verdicts(offer_of(1, epoch=3)), Durable)
 
 
 async def test_while_the_tables_cannot_be_asked_a_new_source_waits_and_nothing_overtakes_its_batch(tmp_path):
     tables = Tables({})
-    async with Node(tmp_path, tables) as at_work:
-        assert isinstance(*await at_work.verdicts(offer_of(1, source="known")), Durable)
+    async with Node(tmp_path, tables) as running:
+        assert isinstance(*await running.verdicts(offer_of(1, source="known")), Durable)
         tables.is_down, tables.now = True, RESUME_MAX_AGE_S + 1
-        (refused,) = await at_work.verdicts(offer_of(1, 2))
+        (refused,) = await running.verdicts(offer_of(1, 2))
         assert isinstance(refused, Refused)
         assert (refused.reason, refused.retry) == (NackReason.INTERNAL_ERROR, True)
-        assert isinstance(*await at_work.verdicts(offer_of(2, source="known")), Durable), "others go on"
+        assert isinstance(*await running.verdicts(offer_of(2, source="known")), Durable), "others go on"
         tables.is_down = False
-        assert isinstance(*await at_work.verdicts(offer_of(3)), Refused), "it would pass over the one that was refused"
-        assert isinstance(*await at_work.verdicts(offer_of(1, 2)), Durable)
+        assert isinstance(*await running.verdicts(offer_of(3)), Refused), "it would pass over the one that was refused"
+        assert isinstance(*await running.verdicts(offer_of(1, 2)), Durable)

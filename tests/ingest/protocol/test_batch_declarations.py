@@ -21,14 +21,14 @@ from lakefeed.writer.rows.declaration import DECLARATIONS_MAX_BYTES
 from lakefeed.writer.wire.json_batch import BatchHead
 from tests.clients import open_duckdb
 from tests.ingest.conftest import small_config
-from tests.ingest.talking import insert, talking
+from tests.ingest.ws_client import connected, insert
 from tests.writer.wire.arrow_batches import changes, stream_of
 
 ORDERS = {"columns": {"id": "long", "price": "decimal(18, 2)", "day": "date"}, "identifier": ["id"]}
 USERS = {"columns": {"born": "date"}}
 
 
-def connected(tables: Any) -> Session:
+def session_with(tables: Any) -> Session:
     session = Session(event_max_bytes=1024)
     message = decode_message(json.dumps({"type": "connect", "sourceDoId": "shop", "tables": tables}).encode())
     assert isinstance(message, Connect)
@@ -49,7 +49,7 @@ def declared_with(session: Session, number: int, *tables: str) -> dict[str, Any]
 
 
 def test_a_declaration_travels_with_the_batches_of_its_table_until_one_is_durable():
-    session = connected({"orders": ORDERS, "users": USERS})
+    session = session_with({"orders": ORDERS, "users": USERS})
     assert declared_with(session, 0, "orders") == {"orders": ORDERS}
     assert declared_with(session, 1, "orders", "users") == {"orders": ORDERS, "users": USERS}
     session.declarations.on_durable(json.dumps({"orders": ORDERS}))
@@ -59,7 +59,7 @@ def test_a_declaration_travels_with_the_batches_of_its_table_until_one_is_durabl
 
 
 def test_what_was_declared_since_is_not_taken_for_durable():
-    session = connected({"orders": USERS})
+    session = session_with({"orders": USERS})
     session.declarations.on_durable(json.dumps({"orders": ORDERS}))
     assert declared_with(session, 0, "orders") == {"orders": USERS}
 
@@ -74,13 +74,13 @@ def test_what_was_declared_since_is_not_taken_for_durable():
 )
 def test_a_declaration_that_breaks_a_rule_refuses_the_connect_and_binds_nothing(tables, message):
     with pytest.raises(ProtocolError) as error:
-        connected(tables)
+        session_with(tables)
     assert str(error.value).startswith(message)
 
 
 async def test_refused_declaration_is_a_nack_that_names_column_and_rule(service):
-    async with talking(service.ws_url, source=None) as client:
-        answer = await client.ask(
+    async with connected(service.ws_url, source=None) as client:
+        answer = await client.request(
             "connect", sourceDoId="shop", tables={"orders": {"columns": {"price": "decimal(40, 2)"}}}
         )
         assert (answer["type"], answer["reason"]) == ("nack", "invalid_format")
@@ -97,23 +97,23 @@ EXPECTED = [(Decimal("19.90"), dt.date(2026, 11, 16), "BIGINT"), (Decimal("0.10"
 
 async def test_declared_columns_hold_for_rows_in_json_and_in_arrow_after_a_restart(tmp_path):
     config = small_config(tmp_path / "data")
-    async with serving(config) as service, talking(service.ws_url, source=None) as client:
-        assert (await client.ask("connect", sourceDoId="shop", tables={"orders": ORDERS}))["type"] == "status"
+    async with serving(config) as service, connected(service.ws_url, source=None) as client:
+        assert (await client.request("connect", sourceDoId="shop", tables={"orders": ORDERS}))["type"] == "status"
         event = insert(1, table="orders", after={"id": 1, "price": "19.90", "day": "2026-11-16"})
-        assert (await client.ask("cdc_batch", events=[event]))["status"] == "ok"
+        assert (await client.request("cdc_batch", events=[event]))["status"] == "ok"
     async with serving(config) as service:
-        async with talking(service.ws_url, source=None) as client:
-            await client.ask("connect", sourceDoId="shop", tables={"orders": ORDERS})
+        async with connected(service.ws_url, source=None) as client:
+            await client.request("connect", sourceDoId="shop", tables={"orders": ORDERS})
             texts = {"id": pa.array([2]), "price": pa.array(["0.10"]), "day": pa.array(["2026-11-17"])}
             await client.socket.send(stream_of(changes(texts, first=2), table="orders"))
-            assert (await client.hear())["status"] == "ok"
-            await client.ask("flush_request")
+            assert (await client.receive())["status"] == "ok"
+            await client.request("flush_request")
         assert await asyncio.to_thread(read_orders, service.http_url) == EXPECTED
 
 
 async def test_a_declaration_lies_in_the_log_once_if_its_first_batch_is_durable(tmp_path):
-    async with serving(small_config(tmp_path)) as service, talking(service.ws_url, source=None) as client:
-        await client.ask("connect", sourceDoId="shop", tables={"users": USERS})
+    async with serving(small_config(tmp_path)) as service, connected(service.ws_url, source=None) as client:
+        await client.request("connect", sourceDoId="shop", tables={"users": USERS})
         for sequence in range(3):
             assert (await client.batch(sequence))["status"] == "ok"
         logged = b"".join(segment.read_bytes() for segment in (tmp_path / "log").glob("*.wal"))

@@ -17,9 +17,9 @@ from lakefeed.ingest.protocol.batch import TRANSACTION_ID_MAX_CHARS, open_transa
 from lakefeed.ingest.protocol.offers import Durable
 from lakefeed.writer.wal.payload import Encoding
 from tests.ingest.debezium.envelopes import KEYED, mark, streamed
-from tests.ingest.intake_at_work import running
-from tests.ingest.offered import offer_of
-from tests.ingest.posting import NOW_S
+from tests.ingest.http_ingest import NOW_S
+from tests.ingest.offers import offer_of
+from tests.ingest.running_intake import running_intake
 from tests.writer.wire.arrow_batches import changes, stream_of
 
 
@@ -86,24 +86,24 @@ def test_arrow_frame_says_it_in_its_schema():
 
 
 async def test_log_keeps_which_transaction_goes_on(tmp_path):
-    async with running(tmp_path, tracks_transactions=True) as at_work:
-        await at_work.verdicts(batch(inside()), batch(inside(), END, first=2), batch(None, first=4))
-        assert [frame.open_transaction for frame in at_work.frames()] == ["t1", "", ""]
+    async with running_intake(tmp_path, tracks_transactions=True) as client:
+        await client.verdicts(batch(inside()), batch(inside(), END, first=2), batch(None, first=4))
+        assert [frame.open_transaction for frame in client.frames()] == ["t1", "", ""]
 
 
 async def test_log_says_nothing_of_transactions_unless_they_are_heeded(tmp_path):
-    async with running(tmp_path) as at_work:
-        await at_work.verdicts(batch(inside()))
-        await take(at_work, mark("BEGIN", "5:101"), in_transaction(1), source="debezium")
-        assert [frame.open_transaction for frame in at_work.frames()] == ["", ""]
+    async with running_intake(tmp_path) as client:
+        await client.verdicts(batch(inside()))
+        await take(client, mark("BEGIN", "5:101"), in_transaction(1), source="debezium")
+        assert [frame.open_transaction for frame in client.frames()] == ["", ""]
 
 
 async def test_longest_names_fit_the_log(tmp_path):
-    async with running(tmp_path, tracks_transactions=True) as at_work:
+    async with running_intake(tmp_path, tracks_transactions=True) as client:
         name = "\x01" * TRANSACTION_ID_MAX_CHARS
         offers = [batch(inside(name), first=number) for number in range(1, 400)]
-        assert all(isinstance(verdict, Durable) for verdict in await at_work.verdicts(*offers))
-        assert {frame.open_transaction for frame in at_work.frames()} == {name}
+        assert all(isinstance(verdict, Durable) for verdict in await client.verdicts(*offers))
+        assert {frame.open_transaction for frame in client.frames()} == {name}
 
 
 def in_transaction(row: int) -> dict[str, Any]:
@@ -112,16 +112,16 @@ def in_transaction(row: int) -> dict[str, Any]:
     return document
 
 
-async def take(at_work, *documents: Any, source: str = "shop") -> None:
+async def take(client, *documents: Any, source: str = "shop") -> None:
     intake = DebeziumIntake(
-        at_work.intake, config=KEYED, metrics=IngestMetrics(CollectorRegistry()), clock=lambda: NOW_S
+        client.intake, config=KEYED, metrics=IngestMetrics(CollectorRegistry()), clock=lambda: NOW_S
     )
     await intake.accept(SourceId(source), json.dumps(list(documents)).encode(), {})
 
 
 async def test_transaction_of_debezium_is_open_until_its_end_is_in_the_log(tmp_path):
-    async with running(tmp_path, tracks_transactions=True) as at_work:
-        await take(at_work, mark("BEGIN", "5:101"), in_transaction(1))
-        await take(at_work, in_transaction(2))
-        await take(at_work, mark("END", "5:200", 2, t=2))
-        assert [frame.open_transaction for frame in at_work.frames()] == ["5", "5", ""]
+    async with running_intake(tmp_path, tracks_transactions=True) as client:
+        await take(client, mark("BEGIN", "5:101"), in_transaction(1))
+        await take(client, in_transaction(2))
+        await take(client, mark("END", "5:200", 2, t=2))
+        assert [frame.open_transaction for frame in client.frames()] == ["5", "5", ""]

@@ -150,7 +150,7 @@ def test_disconnect_carries_every_field_and_needs_none():
     ) == Disconnect(timestamp=5, source_do_id="shop", reason="bye", correlation_id="c")
 
 
-def test_fields_that_nobody_knows_are_ignored():
+def test_unknown_fields_are_ignored():
     message = decode_message(frame("heartbeat", timestamp=5, novelty={"deep": [1]}))
     assert message == Heartbeat(timestamp=5)
 

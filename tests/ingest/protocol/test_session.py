@@ -150,7 +150,7 @@ def test_resending_an_earlier_batch_does_not_ask_for_those_behind_it_again():
     assert offer(session, batch(13, sequenceNumber=13)) is not None
 
 
-def test_after_a_refused_batch_those_behind_it_are_told_to_wait():
+def test_batches_behind_a_refused_one_are_refused_until_it_came():
     session = bound_session()
     for number in (1, 2, 3):
         offer(session, batch(number, sequenceNumber=number))
@@ -235,7 +235,7 @@ def test_message_beats_the_header():
     assert offer(session, batch(1, sourceDoId="from-message")).source == "from-message"
 
 
-def test_batch_of_nobody_is_refused_and_binds_nothing():
+def test_batch_without_a_source_is_refused_and_binds_nothing():
     session = new_session()
     error = refused(session, batch(1, sourceDoId=""))
     assert str(error).startswith("sourceDoId: expected a non-empty string")

@@ -6,7 +6,7 @@ from lakefeed.contract.changes import Position
 from lakefeed.ingest.service import serving
 from lakefeed.ingest.websocket.client import SequenceHistory
 from tests.ingest.conftest import small_config
-from tests.ingest.talking import Talker, talking
+from tests.ingest.ws_client import WsClient, connected
 
 IN_FLIGHT_MAX = 4
 
@@ -49,11 +49,11 @@ def test_more_duplicates_in_a_row_than_can_be_in_flight_are_a_regression():
 # -- on a connection
 
 
-async def test_client_is_told_why_and_the_operator_is_warned_once(tmp_path, caplog):
+async def test_client_gets_the_reason_and_the_operator_is_warned_once(tmp_path, caplog):
     async with serving(small_config(tmp_path)) as service:
-        async with talking(service.ws_url) as client:
+        async with connected(service.ws_url) as client:
             await client.batch(1, 2, 3)
-        async with talking(service.ws_url) as client:
+        async with connected(service.ws_url) as client:
             resend = await client.batch(2, 3)
             assert (resend["status"], "details" in resend) == ("duplicate", False)
             await client.batch(4)
@@ -65,6 +65,6 @@ async def test_client_is_told_why_and_the_operator_is_warned_once(tmp_path, capl
             await _starts_over(client)
 
 
-async def _starts_over(client: Talker) -> None:
-    assert (await client.ask("connect", sourceDoId="shop", epoch=1))["type"] == "status"
+async def _starts_over(client: WsClient) -> None:
+    assert (await client.request("connect", sourceDoId="shop", epoch=1))["type"] == "status"
     assert (await client.batch(1))["status"] == "ok"

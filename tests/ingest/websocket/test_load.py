@@ -4,38 +4,42 @@ from __future__ import annotations
 
 import json
 
-from tests.ingest.limited import dial, limited, refused_count, status_of, until_status
-from tests.ingest.talking import insert, talking
+from tests.ingest.limited_service import open_socket, refused_count, serving_with, status_of, wait_for_status
+from tests.ingest.ws_client import connected, insert
 from tests.raw_client import CLOSE, TEXT, encode_frame, open_raw, text_frame
 
 # -- load
 
 
 async def test_critical_load_sheds_normal_batches_and_high_priority_passes(tmp_path, stuck_log):
-    async with limited(tmp_path, shed_delay_s=0.2) as addresses:
-        high = talking(addresses.ws_url, source="vip", additional_headers={"X-Priority": "high"})
-        async with talking(addresses.ws_url) as first, talking(addresses.ws_url, source="late") as normal, high as vip:
+    async with serving_with(tmp_path, shed_delay_s=0.2) as addresses:
+        high = connected(addresses.ws_url, source="vip", additional_headers={"X-Priority": "high"})
+        async with (
+            connected(addresses.ws_url) as first,
+            connected(addresses.ws_url, source="late") as normal,
+            high as vip,
+        ):
             stuck_log.clear()
             await first.send_batch(1)
-            status = await until_status(addresses, lambda status: status["loadLevel"] == "critical")
+            status = await wait_for_status(addresses, lambda status: status["loadLevel"] == "critical")
             assert status["degradedMode"] is True
             nack = await normal.batch(1, sequenceNumber=1)
             assert (nack["reason"], nack["shouldRetry"]) == ("load_shedding", True)
             assert 50 <= nack["retryDelayMs"] <= 150
             assert (await normal.batch(2, sequenceNumber=2))["reason"] == "invalid_sequence"
-            assert (await normal.ask("heartbeat"))["type"] == "pong"
+            assert (await normal.request("heartbeat"))["type"] == "pong"
             await vip.send_batch(1)
             stuck_log.set()
-            assert (await vip.hear())["status"] == "ok"
-            assert (await first.hear())["status"] == "ok"
-            status = await until_status(addresses, lambda status: status["loadLevel"] == "normal")
+            assert (await vip.receive())["status"] == "ok"
+            assert (await first.receive())["status"] == "ok"
+            status = await wait_for_status(addresses, lambda status: status["loadLevel"] == "normal")
             assert refused_count(status, "loadSheddingEvents") == 1
             assert (await normal.batch(1, sequenceNumber=1))["details"]["eventsProcessed"] == 1
             assert (await normal.batch(2, sequenceNumber=2))["details"]["eventsProcessed"] == 1
 
 
 async def test_status_tells_limits_load_and_what_was_refused(tmp_path):
-    async with limited(tmp_path) as addresses, talking(addresses.ws_url):
+    async with serving_with(tmp_path) as addresses, connected(addresses.ws_url):
         status = await status_of(addresses)
     assert (status["loadLevel"], status["degradedMode"]) == ("normal", False)
     assert status["rateLimits"] == {
@@ -66,7 +70,7 @@ async def test_status_tells_limits_load_and_what_was_refused(tmp_path):
 
 
 async def test_frames_may_come_byte_by_byte_and_neighbours_are_served_meanwhile(tmp_path):
-    async with limited(tmp_path) as addresses, talking(addresses.ws_url, source="neighbour") as neighbour:
+    async with serving_with(tmp_path) as addresses, connected(addresses.ws_url, source="neighbour") as neighbour:
         client = await open_raw(addresses.ws_url)
         frame = text_frame("cdc_batch", sourceDoId="slow", sequenceNumber=4, events=[insert(1)])
         for place in range(len(frame)):
@@ -75,21 +79,21 @@ async def test_frames_may_come_byte_by_byte_and_neighbours_are_served_meanwhile(
                 assert (await neighbour.batch(place))["status"] == "ok"
         ack = await client.answer()
         assert (ack["status"], ack["sequenceNumber"]) == ("ok", 4)
-        client.cut()
+        client.abort()
 
 
 async def test_batch_that_is_followed_by_goodbye_at_once_is_still_taken(tmp_path):
-    async with limited(tmp_path) as addresses:
+    async with serving_with(tmp_path) as addresses:
         client = await open_raw(addresses.ws_url)
         batch = text_frame("cdc_batch", sourceDoId="hasty", events=[insert(7)])
         await client.send(batch + encode_frame(CLOSE, b"\x03\xe8"))
-        status = await until_status(addresses, lambda status: status["sources"])
+        status = await wait_for_status(addresses, lambda status: status["sources"])
         assert [(source["sourceDoId"], source["lastDurableSequence"]) for source in status["sources"]] == [("hasty", 7)]
-        client.cut()
+        client.abort()
 
 
 async def test_message_in_many_fragments_is_one_message(tmp_path):
-    async with limited(tmp_path) as addresses:
+    async with serving_with(tmp_path) as addresses:
         client = await open_raw(addresses.ws_url)
         body = json.dumps(
             {"type": "cdc_batch", "sourceDoId": "bits", "events": [insert(1, note="y" * 100_000)]}
@@ -99,29 +103,31 @@ async def test_message_in_many_fragments_is_one_message(tmp_path):
             opcode = TEXT if number == 0 else 0
             client.writer.write(encode_frame(opcode, piece, fin=number == len(pieces) - 1))
         assert (await client.answer())["status"] == "ok"
-        await until_status(addresses, lambda status: status["memory"]["heldBytes"] == 0)
-        client.cut()
+        await wait_for_status(addresses, lambda status: status["memory"]["heldBytes"] == 0)
+        client.abort()
 
 
 async def test_connections_that_vanish_leave_no_bytes_behind(tmp_path, stuck_log):
-    async with limited(tmp_path) as addresses, talking(addresses.ws_url, source="neighbour") as neighbour:
+    async with serving_with(tmp_path) as addresses, connected(addresses.ws_url, source="neighbour") as neighbour:
         stuck_log.clear()
         for number in range(10):
             client = await open_raw(addresses.ws_url)
             events = [insert(1, after={"blob": "x" * 90_000})]
             frame = text_frame("cdc_batch", sourceDoId=f"s-{number}", events=events)
             await client.send(frame * 3 + frame[: len(frame) // 2])
-            await until_status(addresses, lambda status, least=number * 250_000: status["memory"]["heldBytes"] > least)
-            client.cut()
+            await wait_for_status(
+                addresses, lambda status, least=number * 250_000: status["memory"]["heldBytes"] > least
+            )
+            client.abort()
         stuck_log.set()
-        await until_status(addresses, lambda status: status["memory"]["heldBytes"] == 0)
+        await wait_for_status(addresses, lambda status: status["memory"]["heldBytes"] == 0)
         assert (await neighbour.batch(1))["status"] == "ok"
 
 
-async def test_half_open_connection_keeps_nobody_waiting(tmp_path):
-    async with limited(tmp_path) as addresses:
-        with dial(addresses) as silent, dial(addresses) as slow:
+async def test_half_open_connection_blocks_no_other(tmp_path):
+    async with serving_with(tmp_path) as addresses:
+        with open_socket(addresses) as silent, open_socket(addresses) as slow:
             slow.sendall(b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgr")
-            async with talking(addresses.ws_url) as client:
+            async with connected(addresses.ws_url) as client:
                 assert (await client.batch(1))["status"] == "ok"
             assert silent.fileno() > 0

@@ -14,8 +14,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from lakefeed.ingest.service import serving
 from lakefeed.ingest.websocket import server
 from tests.ingest.conftest import small_config
-from tests.ingest.looking import get, metrics_of, read_rows, until
-from tests.ingest.talking import DEADLINE_S, Talker, insert, talking
+from tests.ingest.control_client import get, metrics_of, read_rows, until
+from tests.ingest.ws_client import DEADLINE_S, WsClient, connected, insert
 
 LARGE_FRAME_BYTES = 5 * 1024 * 1024
 
@@ -24,8 +24,8 @@ LARGE_FRAME_BYTES = 5 * 1024 * 1024
 
 
 async def test_connect_of_a_new_source_is_answered_with_limits_and_no_resume_point(service):
-    async with talking(service.ws_url, source=None) as client:
-        answer = await client.ask("connect", sourceDoId="shop", timestamp=5, correlationId="c-1")
+    async with connected(service.ws_url, source=None) as client:
+        answer = await client.request("connect", sourceDoId="shop", timestamp=5, correlationId="c-1")
     assert answer["type"] == "status"
     assert answer["state"] == "receiving"
     assert answer["correlationId"] == "c-1"
@@ -39,23 +39,23 @@ async def test_connect_of_a_new_source_is_answered_with_limits_and_no_resume_poi
 
 
 async def test_reconnecting_source_is_told_where_to_resume(service):
-    async with talking(service.ws_url) as client:
+    async with connected(service.ws_url) as client:
         await client.batch(1, 2, 3)
-    async with talking(service.ws_url, source=None) as client:
-        answer = await client.ask("connect", sourceDoId="shop")
+    async with connected(service.ws_url, source=None) as client:
+        answer = await client.request("connect", sourceDoId="shop")
         assert answer["lastDurableSequence"] == 3
-        await client.ask("flush_request")
-        answer = await client.ask("connect", sourceDoId="shop")
+        await client.request("flush_request")
+        answer = await client.request("connect", sourceDoId="shop")
         assert (answer["lastDurableSequence"], answer["lastCommittedSequence"]) == (3, 3)
 
 
 async def test_new_epoch_has_no_resume_point_and_an_epoch_that_is_over_is_refused(service):
-    async with talking(service.ws_url) as client:
+    async with connected(service.ws_url) as client:
         await client.batch(7)
-        answer = await client.ask("connect", sourceDoId="shop", epoch=2)
+        answer = await client.request("connect", sourceDoId="shop", epoch=2)
         assert (answer["epoch"], "lastDurableSequence" in answer) == (2, False)
         assert (await client.batch(1))["status"] == "ok"
-        answer = await client.ask("connect", sourceDoId="shop", epoch=1)
+        answer = await client.request("connect", sourceDoId="shop", epoch=1)
         assert (answer["type"], answer["reason"], answer["shouldRetry"]) == ("nack", "invalid_sequence", False)
         assert answer["errorMessage"] == "epoch: expected at least 2, got 1"
         assert (await client.batch(2))["status"] == "ok", "the refused connect has changed nothing"
@@ -63,14 +63,14 @@ async def test_new_epoch_has_no_resume_point_and_an_epoch_that_is_over_is_refuse
 
 async def test_header_names_the_source_of_a_client_that_never_connects(service, http):
     headers = {"X-Client-ID": "from-header"}
-    async with talking(service.ws_url, source=None, additional_headers=headers) as client:
+    async with connected(service.ws_url, source=None, additional_headers=headers) as client:
         assert (await client.batch(1))["status"] == "ok"
     assert [source["sourceDoId"] for source in (await get(http, "/status"))["sources"]] == ["from-header"]
 
 
-async def test_header_that_is_no_name_is_refused_and_harms_nobody(service):
+async def test_header_that_is_no_source_name_is_refused_and_affects_no_other_client(service):
     headers = {"X-Client-ID": "tab\tinside"}
-    async with talking(service.ws_url, source=None, additional_headers=headers) as client:
+    async with connected(service.ws_url, source=None, additional_headers=headers) as client:
         nack = await client.batch(1)
         assert nack["errorMessage"].startswith("sourceDoId: expected at most 255 characters")
         assert (await client.batch(1, sourceDoId="shop"))["status"] == "ok"
@@ -80,7 +80,7 @@ async def test_header_that_is_no_name_is_refused_and_harms_nobody(service):
 
 
 async def test_ack_names_the_batch_and_counts_its_changes(service):
-    async with talking(service.ws_url) as client:
+    async with connected(service.ws_url) as client:
         ack = await client.batch(1, 2, sequenceNumber=41, correlationId="c-2")
     assert (ack["type"], ack["status"], ack["sequenceNumber"], ack["correlationId"]) == ("ack", "ok", 41, "c-2")
     assert ack["details"]["eventsProcessed"] == 2
@@ -90,47 +90,47 @@ async def test_ack_names_the_batch_and_counts_its_changes(service):
 
 async def test_what_was_acked_is_in_the_log(tmp_path):
     config = small_config(tmp_path)
-    async with serving(config) as addresses, talking(addresses.ws_url) as client:
+    async with serving(config) as addresses, connected(addresses.ws_url) as client:
         await client.batch(1, 2)
         segments = list((tmp_path / "log").glob("*.wal"))
         assert any(b"name 2" in segment.read_bytes() for segment in segments)
 
 
 async def test_acks_keep_the_order_of_their_batches_with_a_hundred_in_flight(service):
-    async with talking(service.ws_url) as client:
+    async with connected(service.ws_url) as client:
         for number in range(100):
             await client.send_batch(number, sequenceNumber=number)
-        acks = [await client.hear() for _ in range(100)]
+        acks = [await client.receive() for _ in range(100)]
     assert [ack["sequenceNumber"] for ack in acks] == list(range(100))
     assert {ack["status"] for ack in acks} == {"ok"}
 
 
 async def test_batch_sent_again_is_a_duplicate_and_a_batch_that_overlaps_is_trimmed(service):
-    async with talking(service.ws_url) as client:
+    async with connected(service.ws_url) as client:
         await client.batch(1, 2, sequenceNumber=1)
         again = await client.batch(1, 2, sequenceNumber=1, isRetry=True)
         assert (again["status"], again["lastDurableSequence"]) == ("duplicate", 2)
         overlapping = await client.batch(2, 3, 4, sequenceNumber=2)
         assert (overlapping["status"], overlapping["details"]["eventsProcessed"]) == ("ok", 2)
         assert overlapping["details"]["duplicates"] == 1
-        await client.ask("flush_request")
+        await client.request("flush_request")
     assert [row[0] for row in await read_rows(service, "users")] == [1, 2, 3, 4]
 
 
 async def test_empty_batch_is_acked(service):
-    async with talking(service.ws_url) as client:
+    async with connected(service.ws_url) as client:
         ack = await client.batch(sequenceNumber=9)
     assert (ack["status"], ack["sequenceNumber"], ack["details"]["eventsProcessed"]) == ("ok", 9, 0)
 
 
 async def test_frames_may_be_binary(service):
-    async with talking(service.ws_url) as client:
+    async with connected(service.ws_url) as client:
         await client.socket.send(json.dumps({"type": "cdc_batch", "events": [insert(1)]}).encode())
-        assert (await client.hear())["status"] == "ok"
+        assert (await client.receive())["status"] == "ok"
 
 
 async def test_hole_in_the_batch_numbers_is_answered_with_the_number_expected(service):
-    async with talking(service.ws_url) as client:
+    async with connected(service.ws_url) as client:
         await client.batch(1, sequenceNumber=1)
         nack = await client.batch(3, sequenceNumber=3)
         assert (nack["type"], nack["reason"], nack["shouldRetry"]) == ("nack", "invalid_sequence", True)
@@ -139,7 +139,7 @@ async def test_hole_in_the_batch_numbers_is_answered_with_the_number_expected(se
         assert (await client.batch(3, sequenceNumber=3))["status"] == "ok"
 
 
-# -- bad input harms nobody else
+# -- bad input affects no other client
 
 BAD_FRAMES = {
     "wrong value": ({"type": "cdc_batch", "events": [insert(1, operation="UPSERT")]}, "events[0].operation: expected"),
@@ -154,33 +154,33 @@ BAD_FRAMES = {
 
 
 @pytest.mark.parametrize("name", BAD_FRAMES)
-async def test_bad_frame_gets_a_nack_that_names_field_and_rule_and_harms_nobody(service, name):
+async def test_bad_frame_gets_a_nack_that_names_field_and_rule_and_affects_no_other_client(service, name):
     document, words = BAD_FRAMES[name]
-    async with talking(service.ws_url) as client, talking(service.ws_url, source="neighbour") as neighbour:
+    async with connected(service.ws_url) as client, connected(service.ws_url, source="neighbour") as neighbour:
         await neighbour.send_batch(1)
         await client.socket.send(json.dumps(document))
-        nack = await client.hear()
+        nack = await client.receive()
         assert (nack["type"], nack["reason"], nack["shouldRetry"]) == ("nack", "invalid_format", False)
         assert nack["errorMessage"].startswith(words)
         assert (await client.batch(1))["status"] == "ok", "the connection goes on"
-        assert (await neighbour.hear())["status"] == "ok"
+        assert (await neighbour.receive())["status"] == "ok"
         assert (await neighbour.batch(2))["status"] == "ok"
 
 
 async def test_broken_json_gets_a_nack(service):
-    async with talking(service.ws_url) as client:
+    async with connected(service.ws_url) as client:
         for frame in ("{", "", "\x00", '{"type":"heartbeat"', b"\xff\xfe"):
             await client.socket.send(frame)
-            nack = await client.hear()
+            nack = await client.receive()
             assert nack["reason"] == "invalid_format"
             assert nack["errorMessage"].startswith("not valid JSON: ")
         assert (await client.batch(1))["status"] == "ok"
 
 
 async def test_too_large_an_event_gets_a_nack_that_does_not_ask_for_it_again(service):
-    async with talking(service.ws_url) as client:
+    async with connected(service.ws_url) as client:
         events = [insert(1), insert(2, after={"blob": "x" * 140_000})]
-        nack = await client.ask("cdc_batch", events=events, sequenceNumber=7, correlationId="c")
+        nack = await client.request("cdc_batch", events=events, sequenceNumber=7, correlationId="c")
         assert (nack["reason"], nack["shouldRetry"]) == ("event_too_large", False)
         assert nack["errorMessage"].startswith("events[1]: expected at most 131072 bytes, got 14")
         assert (nack["maxSize"], nack["actualSize"] > 140_000) == (131_072, True)
@@ -189,8 +189,8 @@ async def test_too_large_an_event_gets_a_nack_that_does_not_ask_for_it_again(ser
 
 
 async def test_too_large_a_frame_closes_only_its_connection_with_1009(service, http):
-    async with talking(service.ws_url, source="neighbour") as neighbour:
-        client = Talker(await connect(service.ws_url, compression=None))
+    async with connected(service.ws_url, source="neighbour") as neighbour:
+        client = WsClient(await connect(service.ws_url, compression=None))
         with contextlib.suppress(ConnectionClosed):
             await client.socket.send("x" * LARGE_FRAME_BYTES)
         assert await client.closed() == 1009
@@ -200,19 +200,19 @@ async def test_too_large_a_frame_closes_only_its_connection_with_1009(service, h
 
 
 async def test_nothing_overtakes_a_malformed_batch_even_if_it_was_the_first(service):
-    async with talking(service.ws_url) as client:
-        await client.say("cdc_batch", sequenceNumber=0, events=[insert(1, operation="UPSERT")])
+    async with connected(service.ws_url) as client:
+        await client.send("cdc_batch", sequenceNumber=0, events=[insert(1, operation="UPSERT")])
         await client.send_batch(2, sequenceNumber=1)
-        first, second = await client.hear(), await client.hear()
+        first, second = await client.receive(), await client.receive()
         assert (first["reason"], first["sequenceNumber"]) == ("invalid_format", 0)
         assert (second["reason"], "expected=0" in second["errorMessage"]) == ("invalid_sequence", True)
         assert (await client.batch(1, sequenceNumber=0))["details"]["eventsProcessed"] == 1
         assert (await client.batch(2, sequenceNumber=1))["details"]["eventsProcessed"] == 1
 
 
-async def test_path_that_nobody_serves_is_answered_404(service):
+async def test_unknown_path_is_answered_404(service):
     with pytest.raises(InvalidStatus) as caught:
-        async with talking(service.ws_url.replace("/ws", "/other")):
+        async with connected(service.ws_url.replace("/ws", "/other")):
             pass
     assert caught.value.response.status_code == 404
     assert b"/ws" in caught.value.response.body
@@ -232,68 +232,68 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 async def test_every_refusal_carries_the_correlation_of_what_it_refuses(service, name):
-    async with talking(service.ws_url, source=None) as client:
-        await client.ask("connect", sourceDoId="shop", epoch=2)
+    async with connected(service.ws_url, source=None) as client:
+        await client.request("connect", sourceDoId="shop", epoch=2)
         await client.batch(1, sequenceNumber=0)
         await client.socket.send(json.dumps({**REFUSED[name], "correlationId": "c-9"}))
-        nack = await client.hear()
+        nack = await client.receive()
         assert (nack["type"], nack["correlationId"]) == ("nack", "c-9")
 
 
-async def test_handler_that_fails_closes_its_connection_with_1011_and_harms_nobody(service, http, monkeypatch, caplog):
+async def test_handler_that_fails_closes_only_its_connection_with_1011(service, http, monkeypatch, caplog):
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("a defect of ours")
 
-    async with talking(service.ws_url) as client, talking(service.ws_url, source="neighbour") as neighbour:
+    async with connected(service.ws_url) as client, connected(service.ws_url, source="neighbour") as neighbour:
         await client.batch(1)
         monkeypatch.setattr(server, "Pong", fail)
-        await client.say("heartbeat")
+        await client.send("heartbeat")
         assert await client.closed() == 1011
         monkeypatch.undo()
-        assert (await neighbour.ask("heartbeat"))["type"] == "pong"
+        assert (await neighbour.request("heartbeat"))["type"] == "pong"
         assert (await neighbour.batch(1))["status"] == "ok"
     failed = [record for record in caplog.records if record.message == "connection_failed"]
     assert [(record.source, record.exc_info is not None) for record in failed] == [("shop", True)]
     assert (await metrics_of(http))['lakefeed_ingest_closed_connections_total{code="1011"}'] == 1
 
 
-# -- heartbeats and goodbyes
+# -- heartbeats and disconnects
 
 
 async def test_ping_gets_a_pong_and_a_heartbeat_its_own_time_back(service):
-    async with talking(service.ws_url, source=None) as client:
+    async with connected(service.ws_url, source=None) as client:
         await client.socket.send("ping")
         async with asyncio.timeout(DEADLINE_S):
             assert await client.socket.recv() == "pong"
-        pong = await client.ask("heartbeat", timestamp=1234, correlationId="h")
+        pong = await client.request("heartbeat", timestamp=1234, correlationId="h")
     assert (pong["type"], pong["timestamp"], pong["correlationId"]) == ("pong", 1234, "h")
     assert pong["serverTime"] > 1_700_000_000_000
 
 
 async def test_disconnect_is_answered_after_everything_before_it_with_1000(service):
-    async with talking(service.ws_url) as client:
+    async with connected(service.ws_url) as client:
         for number in range(20):
             await client.send_batch(number, sequenceNumber=number)
-        await client.say("flush_request")
-        await client.say("disconnect", reason="done")
-        answers = [await client.hear() for _ in range(21)]
+        await client.send("flush_request")
+        await client.send("disconnect", reason="done")
+        answers = [await client.receive() for _ in range(21)]
         assert await client.closed() == 1000
     assert [answer["sequenceNumber"] for answer in answers if answer["type"] == "ack"] == list(range(20))
     assert [answer["result"]["eventsFlushed"] for answer in answers if answer["type"] == "flush_response"] == [20]
 
 
-async def test_client_that_leaves_with_unread_answers_harms_nobody(service, http):
-    async with talking(service.ws_url) as client:
+async def test_client_that_leaves_with_unread_replies_affects_no_other(service, http):
+    async with connected(service.ws_url) as client:
         for number in range(50):
             await client.send_batch(number, sequenceNumber=number)
         client.socket.transport.abort()
-    async with talking(service.ws_url, source="neighbour") as neighbour:
+    async with connected(service.ws_url, source="neighbour") as neighbour:
         assert (await neighbour.batch(1))["status"] == "ok"
         await until(lambda: get(http, "/status"), lambda status: status["connections"] == 1)
-    async with talking(service.ws_url, source=None) as client:
-        durable = (await client.ask("connect", sourceDoId="shop")).get("lastDurableSequence", -1)
+    async with connected(service.ws_url, source=None) as client:
+        durable = (await client.request("connect", sourceDoId="shop")).get("lastDurableSequence", -1)
         assert (await client.batch(*range(durable + 1, 51)))["status"] == "ok"
-        await client.ask("flush_request")
+        await client.request("flush_request")
     assert [row[0] for row in await read_rows(service, "users") if row[1] == "shop"] == list(range(51))
 
 
@@ -302,7 +302,7 @@ async def test_stopping_commits_what_was_acked_and_closes_with_1001(tmp_path):
     client = None
     async with contextlib.AsyncExitStack() as connections:
         async with serving(config) as addresses:
-            client = await connections.enter_async_context(talking(addresses.ws_url))
+            client = await connections.enter_async_context(connected(addresses.ws_url))
             await client.batch(1, 2, 3)
         assert await client.closed() == 1001
     async with serving(config) as addresses:
@@ -313,10 +313,10 @@ async def test_stopping_commits_what_was_acked_and_closes_with_1001(tmp_path):
 
 async def test_restarted_service_knows_its_sources_and_its_tables(tmp_path):
     config = small_config(tmp_path)
-    async with serving(config) as addresses, talking(addresses.ws_url) as client:
+    async with serving(config) as addresses, connected(addresses.ws_url) as client:
         await client.batch(1, 2, 3)
-    async with serving(config) as addresses, talking(addresses.ws_url, source=None) as client:
-        assert (await client.ask("connect", sourceDoId="shop"))["lastDurableSequence"] == 3
+    async with serving(config) as addresses, connected(addresses.ws_url, source=None) as client:
+        assert (await client.request("connect", sourceDoId="shop"))["lastDurableSequence"] == 3
         assert (await client.batch(2, 3, 4))["details"]["eventsProcessed"] == 1
-        await client.ask("flush_request")
+        await client.request("flush_request")
         assert [row[0] for row in await read_rows(addresses, "users")] == [1, 2, 3, 4]

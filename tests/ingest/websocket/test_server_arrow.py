@@ -18,7 +18,7 @@ from lakefeed.ingest.service import Addresses, serving
 from lakefeed.writer.wal.payload import Encoding
 from tests.clients import open_duckdb
 from tests.ingest.conftest import small_config
-from tests.ingest.talking import Talker, talking
+from tests.ingest.ws_client import WsClient, connected
 from tests.writer.wire.arrow_batches import changes, stream_of
 
 FRAME_MAX_BYTES = 1024 * 1024
@@ -100,43 +100,43 @@ def read_users(service: Addresses, columns: str) -> list[tuple]:
         return duckdb.execute(query).fetchall()
 
 
-async def send(talker: Talker, rows: pa.Table, **options) -> dict:
-    await talker.socket.send(stream_of(rows, **options))
-    return await talker.hear()
+async def send(client: WsClient, rows: pa.Table, **options) -> dict:
+    await client.socket.send(stream_of(rows, **options))
+    return await client.receive()
 
 
 async def test_both_encodings_go_to_one_table_each_change_once(service: Addresses):
-    async with talking(service.ws_url) as talker:
-        assert (await send(talker, changes({"id": [1, 2], "name": ["a", "b"]})))["status"] == "ok"
-        assert (await talker.batch(3, 4))["status"] == "ok"
+    async with connected(service.ws_url) as client:
+        assert (await send(client, changes({"id": [1, 2], "name": ["a", "b"]})))["status"] == "ok"
+        assert (await client.batch(3, 4))["status"] == "ok"
         overlapping = changes({"id": [3, 4, 5], "name": ["c", "d", "e"]}, first=3, operation=["UPDATE"] * 3)
-        answer = await send(talker, overlapping, compression="zstd", correlation_id="c-1")
+        answer = await send(client, overlapping, compression="zstd", correlation_id="c-1")
         assert (answer["details"]["eventsProcessed"], answer["correlationId"]) == (1, "c-1")
-        assert (await send(talker, overlapping))["status"] == "duplicate"
-        await talker.ask("flush_request")
+        assert (await send(client, overlapping))["status"] == "duplicate"
+        await client.request("flush_request")
     rows = await users(service, "_cdc_operation, id, name")
     expected = [(1, "INSERT", 1, "a"), (2, "INSERT", 2, "b"), (3, "INSERT", 3, "name 3"), (4, "INSERT", 4, "name 4")]
     assert rows == [*expected, (5, "UPDATE", 5, "e")]
 
 
-async def test_bytes_that_only_begin_like_arrow_are_refused_and_harm_nobody(service: Addresses):
+async def test_bytes_that_only_begin_like_arrow_are_refused_and_affect_no_other_client(service: Addresses):
     rng = random.Random(1)
-    async with talking(service.ws_url) as talker:
+    async with connected(service.ws_url) as client:
         for length in (0, 1, 4, 8, 100, 10_000):
-            await talker.socket.send(b"\xff\xff\xff\xff" + rng.randbytes(length))
-            answer = await talker.hear()
+            await client.socket.send(b"\xff\xff\xff\xff" + rng.randbytes(length))
+            answer = await client.receive()
             assert (answer["type"], answer["reason"]) == ("nack", "invalid_format")
-        assert (await send(talker, changes({"id": [1]})))["status"] == "ok"
+        assert (await send(client, changes({"id": [1]})))["status"] == "ok"
 
 
 async def test_frames_in_the_log_are_written_after_a_restart(tmp_path: Path):
     config = small_config(tmp_path / "data")
     stopped = replace(config, server=replace(config.server, shutdown_deadline_s=0.0))
-    async with serving(stopped) as service, talking(service.ws_url) as talker:
+    async with serving(stopped) as service, connected(service.ws_url) as client:
         for first in (1, 11, 21):
             rows = changes({"id": list(range(first, first + 10))}, first=first)
-            assert (await send(talker, rows, batch_rows=3, compression="lz4"))["status"] == "ok"
+            assert (await send(client, rows, batch_rows=3, compression="lz4"))["status"] == "ok"
     async with serving(config) as service:
-        async with talking(service.ws_url) as talker:
-            await talker.ask("flush_request")
+        async with connected(service.ws_url) as client:
+            await client.request("flush_request")
         assert await users(service, "id") == [(number, number) for number in range(1, 31)]

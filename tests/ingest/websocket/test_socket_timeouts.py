@@ -10,28 +10,28 @@ import pytest
 
 import lakefeed.ingest.websocket.server
 from lakefeed.ingest.admission.limits import SIZE_VIOLATIONS_MAX
-from tests.ingest.limited import TIMEOUT_S, limited, refused_count, until_status
-from tests.ingest.talking import DEADLINE_S, Talker, insert, talking
+from tests.ingest.limited_service import TIMEOUT_S, refused_count, serving_with, wait_for_status
+from tests.ingest.ws_client import DEADLINE_S, WsClient, connected, insert
 from tests.raw_client import PING, TEXT, RawClient, encode_frame, open_raw, text_frame
 
 
-async def test_client_that_is_not_heard_any_more_is_closed_with_4000_and_a_quiet_one_is_not(tmp_path):
+async def test_silent_client_is_closed_with_4000_and_one_that_answers_pings_is_not(tmp_path):
     async with (
-        limited(tmp_path, heartbeat_timeout_s=TIMEOUT_S) as addresses,
-        talking(addresses.ws_url) as quiet,  # says nothing either, but its library answers pings
+        serving_with(tmp_path, heartbeat_timeout_s=TIMEOUT_S) as addresses,
+        connected(addresses.ws_url) as quiet,  # says nothing either, but its library answers pings
     ):
         dead = await open_raw(addresses.ws_url)
         assert await dead.closed() == (4000, "heartbeat timeout")
         assert (await quiet.batch(1))["status"] == "ok"
-        dead.cut()
+        dead.abort()
 
 
 async def test_message_that_does_not_end_is_closed_with_1008(tmp_path):
-    async with limited(tmp_path, message_timeout_s=TIMEOUT_S) as addresses:
+    async with serving_with(tmp_path, message_timeout_s=TIMEOUT_S) as addresses:
         client = await open_raw(addresses.ws_url)
         await client.send(encode_frame(TEXT, b"x" * 1_000, length=10_000))
         assert await client.closed() == (1008, "message did not arrive in time")
-        client.cut()
+        client.abort()
 
 
 async def send_without_reading(client: RawClient, frame: bytes, sent: list[int] | None = None) -> None:
@@ -59,18 +59,18 @@ async def until_not_read(sent: list[int]) -> None:
 )
 async def test_client_that_does_not_read_its_answers_is_not_read_and_closed_with_1008(tmp_path, frame):
     limits = {"reply_timeout_s": TIMEOUT_S, "heartbeat_rate_per_s": 0.0}
-    async with limited(tmp_path, **limits) as addresses, talking(addresses.ws_url) as neighbour:
+    async with serving_with(tmp_path, **limits) as addresses, connected(addresses.ws_url) as neighbour:
         client = await open_raw(addresses.ws_url, buffer_bytes=8_192)
         sending = asyncio.ensure_future(send_without_reading(client, frame))
-        await until_status(addresses, lambda status: refused_count(status, "connectionsClosed") == 1)
+        await wait_for_status(addresses, lambda status: refused_count(status, "connectionsClosed") == 1)
         assert (await neighbour.batch(1))["status"] == "ok"
         sending.cancel()
         assert await client.closed() == (1008, "does not read its answers")
-        client.cut()
+        client.abort()
 
 
 async def test_client_that_is_to_be_closed_but_takes_no_answer_is_closed_all_the_same(tmp_path, stuck_socket):
-    async with limited(tmp_path, heartbeat_timeout_s=TIMEOUT_S) as addresses:
+    async with serving_with(tmp_path, heartbeat_timeout_s=TIMEOUT_S) as addresses:
         client = await open_raw(addresses.ws_url)
         stuck_socket.clear()
         for _ in range(SIZE_VIOLATIONS_MAX):
@@ -78,19 +78,19 @@ async def test_client_that_is_to_be_closed_but_takes_no_answer_is_closed_all_the
             await client.send(text_frame("cdc_batch", sourceDoId="shop", sequenceNumber=0, events=events))
         assert await client.closed() == (1008, "too many size violations")
         stuck_socket.set()
-        client.cut()
+        client.abort()
 
 
 async def test_stopping_does_not_wait_for_a_client_that_does_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(lakefeed.ingest.websocket.server, "CLOSE_TIMEOUT_S", 0.5)
-    async with limited(tmp_path, heartbeat_rate_per_s=0.0, reply_timeout_s=0.0) as addresses:
+    async with serving_with(tmp_path, heartbeat_rate_per_s=0.0, reply_timeout_s=0.0) as addresses:
         client = await open_raw(addresses.ws_url, buffer_bytes=8_192)
         sent: list[int] = []
         sending = asyncio.ensure_future(send_without_reading(client, encode_frame(PING, b"x" * 125), sent))
         await until_not_read(sent)
         assert not sending.done()
     sending.cancel()
-    client.cut()
+    client.abort()
 
 
 async def test_client_that_waits_because_of_us_is_not_called_silent(tmp_path, stuck_log):
@@ -101,20 +101,20 @@ async def test_client_that_waits_because_of_us_is_not_called_silent(tmp_path, st
         "queue_max_bytes": 100_000,
         "load_shedding": False,
     }
-    async with limited(tmp_path, **limits) as addresses, talking(addresses.ws_url) as client:
+    async with serving_with(tmp_path, **limits) as addresses, connected(addresses.ws_url) as client:
         stuck_log.clear()
         events = [[insert(number, after={"blob": "x" * 100_000})] for number in range(60)]
         sending = asyncio.ensure_future(send_all(client, events))
-        await until_status(addresses, lambda status: status["memory"]["heldBytes"] > 300_000)
+        await wait_for_status(addresses, lambda status: status["memory"]["heldBytes"] > 300_000)
         dead = await open_raw(addresses.ws_url)
         assert (await dead.closed())[0] == 4000, "time enough has gone by"
         stuck_log.set()
-        answers = [await client.hear() for _ in events]
+        answers = [await client.receive() for _ in events]
         await sending
         assert [answer["status"] for answer in answers] == ["ok"] * len(events)
-        dead.cut()
+        dead.abort()
 
 
-async def send_all(client: Talker, batches: list[list[dict[str, Any]]]) -> None:
+async def send_all(client: WsClient, batches: list[list[dict[str, Any]]]) -> None:
     for number, events in enumerate(batches):
-        await client.say("cdc_batch", events=events, sequenceNumber=number)
+        await client.send("cdc_batch", events=events, sequenceNumber=number)
