@@ -22,7 +22,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,7 +55,7 @@ from lakefeed.storage.config import CLOUD_SCHEMES, StorageConfig
 from lakefeed.storage.store import open_store
 from lakefeed.writer.commit.committer import Committer
 from lakefeed.writer.commit.fencing import Fence, join_catalog
-from lakefeed.writer.commit.rest_catalog import CatalogClient, open_catalog, open_foreign_catalog
+from lakefeed.writer.commit.rest_catalog import open_catalog, open_foreign_catalog
 from lakefeed.writer.commit.sources import ConsumerWatch, load_resume_positions
 from lakefeed.writer.config import LogConfig, WriterConfig
 from lakefeed.writer.metrics import WriterMetrics
@@ -132,10 +132,15 @@ async def serving(config: Config) -> AsyncIterator[Addresses]:
     ):
         http_url = url_of("http", listener)
         registry = CollectorRegistry()
+        if config.iceberg.uri:  # the writer commits to a foreign catalog, if one is configured
+            opening = open_foreign_catalog(config.iceberg)
+        else:
+            token = own_token if auth.is_on else ""
+            opening = open_catalog(http_url, token=token, timeout_s=config.iceberg.request_timeout_s)
         async with (
             _open_log(data_dir / "log", config.log) as log,
             open_store(storage) as store,
-            _open_catalog_client(config, http_url, token=own_token if auth.is_on else "") as catalog_client,
+            opening as catalog_client,
             asyncio.TaskGroup() as tasks,
         ):
             node = config.server.node_id or load_node_id(data_dir)
@@ -181,13 +186,6 @@ async def serving(config: Config) -> AsyncIterator[Addresses]:
                 async with _working(config, parts, tasks=tasks, ws_listener=ws_listener) as ws_url:
                     yield Addresses(ws_url=ws_url, http_url=http_url)
                 watch.cancel()
-
-
-def _open_catalog_client(config: Config, own_url: str, *, token: str) -> AbstractAsyncContextManager[CatalogClient]:
-    """Connect the writer to the catalog that it commits to: a foreign one if configured, else our own."""
-    if config.iceberg.uri:
-        return open_foreign_catalog(config.iceberg)
-    return open_catalog(own_url, token=token, timeout_s=config.iceberg.request_timeout_s)
 
 
 def _open_auth(config: Config, *, own_token: str = "") -> Auth:

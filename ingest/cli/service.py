@@ -1,4 +1,7 @@
-"""Commands `lakefeed serve`, `status`, `flush` and `config`: the service, and requests to a running one."""
+"""Commands `lakefeed serve`, `status`, `flush` and `config`: the service, and requests to a running one.
+
+The settings and the service are imported by the commands that need them, because importing them is slow.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 import enum
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from http import HTTPStatus
 from importlib.metadata import version
@@ -29,7 +32,6 @@ from lakefeed.command_line import (
     with_options,
 )
 from lakefeed.ingest.admission.auth import bearer_headers
-from lakefeed.ingest.config import TABLES, LoadedConfig, load_config
 from lakefeed.ingest.errors import IngestError
 from lakefeed.logs import set_up_logging
 
@@ -58,7 +60,8 @@ def serve(config_path: Path | None, log_level: str, **flags: Any) -> None:
     lists them all. SIGTERM or Ctrl-C commits what is buffered and stops. Changes that could not be committed in time
     stay in the log and are committed after the next start.
     """
-    from lakefeed.ingest.service import run_service  # noqa: PLC0415 - slow to import; the other commands do not need it
+    from lakefeed.ingest.config import load_config  # noqa: PLC0415 - see above
+    from lakefeed.ingest.service import run_service  # noqa: PLC0415
 
     set_up_logging(log_level)
     with readable_errors():
@@ -162,30 +165,27 @@ def config(config_path: Path | None, *, as_json: bool) -> None:
 
     The origin is the settings file, an environment variable, or the default. Secrets are shown as (set).
     """
+    from lakefeed.ingest.config import TABLES, load_config  # noqa: PLC0415 - see above
+
     with readable_errors():
         loaded = load_config(config_path, os.environ)
-    rows = list(_settings(loaded))
-    if as_json:
-        print_json({row["setting"]: row["value"] for row in rows})
-    else:
-        print_table(rows, ("setting", "value", "from", "what it does"))
-
-
-def _settings(loaded: LoadedConfig) -> Iterator[dict[str, Any]]:
+    rows = []
     for name, section in loaded.sections.items():
-        if name == TABLES:
-            continue
-        for item in fields(section):
+        for item in fields(section) if name != TABLES else ():
             key = f"{name}.{item.name}"
             value = _shown(getattr(section, item.name))
             shown = "(set)" if item.metadata.get("secret") and value else value
             origin = loaded.origins.get(key, "default")
-            yield {"setting": key, "value": shown, "from": origin, "what it does": item.metadata["help"]}
+            rows.append({"setting": key, "value": shown, "from": origin, "what it does": item.metadata["help"]})
     for pattern, values in loaded.sections[TABLES].items():
         for name, value in values.items():
             key = f'tables."{pattern}".{name}'
             what = f"{name} of the tables that match this pattern"
-            yield {"setting": key, "value": value, "from": loaded.origins[key], "what it does": what}
+            rows.append({"setting": key, "value": value, "from": loaded.origins[key], "what it does": what})
+    if as_json:
+        print_json({row["setting"]: row["value"] for row in rows})
+    else:
+        print_table(rows, ("setting", "value", "from", "what it does"))
 
 
 def _shown(value: Any) -> Any:

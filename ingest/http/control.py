@@ -15,7 +15,6 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from lakefeed.contract.changes import SourceId
 from lakefeed.ingest.admission.auth import Auth
 from lakefeed.ingest.admission.limits import CloseCode, SharedLimits
 from lakefeed.ingest.config import IngestConfig, ServerConfig
@@ -151,7 +150,7 @@ async def _status(request: web.Request) -> web.Response:
             "log": parts.feed.status.log_status(),
             "lastFlushTime": parts.data_plane.backlog.last_flush_time_ms,
             "nextFlushTime": parts.data_plane.backlog.next_flush_time_ms(),
-            "sources": _sources(parts, connections),
+            "sources": list(_sources(parts, connections)),
             "sourceStates": list(_source_states(parts, connections)),
             "dedupStats": {
                 "totalChecks": counts.received_changes,
@@ -210,34 +209,26 @@ def _admission(parts: Parts) -> dict[str, Any]:
     }
 
 
-def _sources(parts: Parts, connections: list[ClientConnection]) -> list[dict[str, Any]]:
+def _sources(parts: Parts, connections: list[ClientConnection]) -> Iterator[dict[str, Any]]:
     by_source = {c.session.source: c for c in connections}
-    return [
-        {
+    for source, durable in sorted(parts.intake.sources().items()):
+        committed = parts.feed.status.committed_position(source)
+        document = {
             "sourceDoId": source,
             "epoch": durable.epoch,
             "lastDurableSequence": durable.sequence,
-            "lastCommittedSequence": committed.sequence
-            if (committed := parts.feed.status.committed_position(source))
-            else None,
+            "lastCommittedSequence": committed.sequence if committed else None,
             "connected": source in by_source,
-            **(_connection(by_source[source]) if source in by_source else {}),
-            **_requests(parts, source),
         }
-        for source, durable in sorted(parts.intake.sources().items())
-    ]
-
-
-def _requests(parts: Parts, source: SourceId) -> dict[str, Any]:
-    """Return what a source has sent over HTTP since the start, if anything."""
-    known = parts.request_gate.sources.get(source)
-    if known is None:
-        return {}
-    return {
-        "httpRequests": known.requests,
-        "httpEventsAccepted": known.changes,
-        "lastHttpRequestAt": int(known.last_at * 1_000),
-    }
+        if source in by_source:
+            document |= _connection(by_source[source])
+        if (requests := parts.request_gate.sources.get(source)) is not None:
+            document |= {
+                "httpRequests": requests.requests,
+                "httpEventsAccepted": requests.changes,
+                "lastHttpRequestAt": int(requests.last_at * 1_000),
+            }
+        yield document
 
 
 def _source_states(parts: Parts, connections: list[ClientConnection]) -> Iterator[dict[str, Any]]:

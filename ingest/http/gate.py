@@ -47,23 +47,19 @@ def require_token(auth: Auth) -> Middleware:
     @web.middleware
     async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
         admitted = auth.admit(request.path, request.headers.get("Authorization"))
-        if isinstance(admitted, Unauthenticated):
-            return _unauthorized(request, admitted)
-        request[PRINCIPAL] = admitted
-        return await handler(request)
+        if not isinstance(admitted, Unauthenticated):
+            request[PRINCIPAL] = admitted
+            return await handler(request)
+        document: dict[str, Any] = {"success": False, "reason": "unauthorized", "error": admitted.message}
+        if request.path.startswith(CATALOG_PREFIX):  # in Iceberg's form
+            document = {"error": {"message": admitted.message, "type": "NotAuthorizedException", "code": 401}}
+        response = json_response(document, 401)
+        # RFC 6750, section 3: the challenge to a request without a token has no error code.
+        error_code = ', error="invalid_token"' if admitted is TOKEN_INVALID else ""
+        response.headers["WWW-Authenticate"] = f'Bearer realm="lakefeed"{error_code}'
+        return response
 
     return authenticate
-
-
-def _unauthorized(request: web.Request, refusal: Unauthenticated) -> web.Response:
-    document: dict[str, Any] = {"success": False, "reason": "unauthorized", "error": refusal.message}
-    if request.path.startswith(CATALOG_PREFIX):  # in Iceberg's form
-        document = {"error": {"message": refusal.message, "type": "NotAuthorizedException", "code": 401}}
-    response = json_response(document, 401)
-    # RFC 6750, section 3: the challenge to a request without a token has no error code.
-    challenge = 'Bearer realm="lakefeed"' + (', error="invalid_token"' if refusal is TOKEN_INVALID else "")
-    response.headers["WWW-Authenticate"] = challenge
-    return response
 
 
 def json_response(document: Mapping[str, Any], status: int = 200) -> web.Response:
