@@ -186,7 +186,7 @@ async def test_request_that_was_abandoned_is_waited_for_by_the_next_one(tmp_path
 async def test_positions_of_too_many_sources_are_refused_and_harm_nobody(tmp_path):
     async with serving_routes(tmp_path, debezium=KEYED) as client:
         await take(client.debezium_intake, streamed(90, 100, 1))
-        client.running.intake._adapter_states.max_bytes = client.running.intake._adapter_states._bytes + 10
+        client.running.intake.adapter_states.max_bytes = client.running.intake.adapter_states._bytes + 10
         status, document = await client.debezium(streamed(90, 100, 1), source="one too many")
         assert (status, document["reason"], document["shouldRetry"]) == (503, "buffer_full", False)
         assert (await client.debezium(streamed(90, 105, 2))).status == 200
