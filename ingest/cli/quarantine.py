@@ -232,12 +232,10 @@ def _split(options: Mapping[str, Any]) -> tuple[Lake, dict[str, Any]]:
 
 
 def _filter(name: TableName | None, *, ids: tuple[str, ...] = (), **wanted: Any) -> Filter:
-    since, until = (_with_zone(wanted.pop(key)) for key in ("since", "until"))
-    return Filter(table=str(name) if name else None, since=since, until=until, ids=ids, **wanted)
-
-
-def _with_zone(time_: dt.datetime | None) -> dt.datetime | None:
-    return time_ if time_ is None or time_.tzinfo else time_.replace(tzinfo=dt.UTC)
+    for key in ("since", "until"):
+        if wanted[key] is not None and wanted[key].tzinfo is None:
+            wanted[key] = wanted[key].replace(tzinfo=dt.UTC)
+    return Filter(table=str(name) if name else None, ids=ids, **wanted)
 
 
 def _now_us() -> int:
@@ -280,7 +278,7 @@ async def _open(lake: Lake, table: TableName | None) -> AsyncIterator[list[tuple
 
 
 def _print_summaries(entries: pa.Table, *, as_json: bool) -> None:
-    rows = [asdict(each) for each in summarise(entries)]
+    rows = summarise(entries)
     if as_json:
         print_json(rows)
     elif not rows:

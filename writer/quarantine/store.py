@@ -6,7 +6,7 @@ harmless, so a command that was killed is simply run again. A change that two no
 
 Entries are an Arrow table of all that is open, in the order of commits, without images, which stay in their files:
 
-    id  kind  table_name  source  mark  epoch  sequence  reason  reason_text  recorded_at  file
+    id  kind  table_name  source  reason  reason_text  epoch  sequence  recorded_at  file
 
 Commands go through the REST catalog, so they run beside a service, on another machine, or on another catalog.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -50,41 +50,13 @@ ATTEMPTS_MAX = 10
 SHOWN_COLUMNS = (cdc.ROW_ID, cdc.TIMESTAMP, cdc.INGESTED_AT, *COLUMNS.names)
 
 ID = "id"
-MARK = "mark"
 FILE = "file"
 
-# What is read of each file of the quarantine, and what it is called here.
-READ_COLUMNS = {
-    cdc.ROW_ID: ID,
-    properties.KIND: properties.KIND,
-    properties.TABLE_NAME: properties.TABLE_NAME,
-    properties.SOURCE: properties.SOURCE,
-    cdc.SOURCE: MARK,
-    properties.EPOCH: properties.EPOCH,
-    properties.SEQUENCE: properties.SEQUENCE,
-    properties.REASON: properties.REASON,
-    properties.REASON_TEXT: properties.REASON_TEXT,
-    properties.RECORDED_AT: properties.RECORDED_AT,
-}
-
-# Few values in many rows.
-_REPEATING = (
-    properties.KIND,
-    properties.TABLE_NAME,
-    properties.SOURCE,
-    MARK,
-    properties.REASON,
-    properties.REASON_TEXT,
-)
-
-
-_TYPES = {
-    properties.EPOCH: pa.int64(),
-    properties.SEQUENCE: pa.int64(),
-    properties.RECORDED_AT: pa.timestamp("us", "UTC"),
-}
+# The columns of entries beside these two; of the first ones, many rows share few values.
+_REPEATING = (properties.KIND, properties.TABLE_NAME, properties.SOURCE, properties.REASON, properties.REASON_TEXT)
+ENTRY_COLUMNS = (*_REPEATING, properties.EPOCH, properties.SEQUENCE, properties.RECORDED_AT)
 NO_ENTRIES = pa.schema(
-    [(name, _TYPES.get(name, pa.string())) for name in READ_COLUMNS.values()] + [(FILE, pa.int32())]
+    [(ID, pa.string()), *(COLUMNS.field(name) for name in ENTRY_COLUMNS), (FILE, pa.int32())]
 ).empty_table()
 
 
@@ -104,27 +76,13 @@ class Filter:
     ids: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """The open changes of one table that were refused for one reason; `text` is the newest one's."""
-
-    table: str
-    reason: str
-    changes: int
-    sources: int
-    oldest: dt.datetime
-    newest: dt.datetime
-    text: str
-
-
 def entries_of(parts: Sequence[pa.Table]) -> pa.Table:
     """Join what was read of each file, in the order of files."""
     joined = []
     for number, part in enumerate(parts):
-        entries = part.rename_columns([READ_COLUMNS[name] for name in part.column_names])
-        for name in _REPEATING:
-            encoded = entries.column(name).dictionary_encode()
-            entries = entries.set_column(entries.column_names.index(name), name, encoded)
+        entries = part.select([cdc.ROW_ID, *ENTRY_COLUMNS]).rename_columns([ID, *ENTRY_COLUMNS])
+        for index, name in enumerate(_REPEATING, start=1):
+            entries = entries.set_column(index, name, entries.column(name).dictionary_encode())
         joined.append(entries.append_column(FILE, pa.repeat(pa.scalar(number, pa.int32()), part.num_rows)))
     return pa.concat_tables(joined).unify_dictionaries()
 
@@ -188,33 +146,24 @@ def once(rows: pa.Table, column: str) -> pa.Table:
     return rows.take(pc.index_in(pc.unique(ids), ids))
 
 
-def summarise(entries: pa.Table) -> list[Summary]:
-    """Summarise entries by table and reason."""
-    names_only = pa.table(
-        {
-            "table": entries.column(properties.TABLE_NAME).cast(pa.string()),
-            "reason": entries.column(properties.REASON).cast(pa.string()),
-            "id": entries.column(ID),
-            "source": entries.column(properties.SOURCE).cast(pa.string()),
-            "at": entries.column(properties.RECORDED_AT),
-            "text": entries.column(properties.REASON_TEXT).cast(pa.string()),
-        }
-    )
-    grouped = names_only.sort_by("at").group_by(["table", "reason"], use_threads=False)
-    wanted = [("id", "count_distinct"), ("source", "count_distinct"), ("at", "min"), ("at", "max"), ("text", "last")]
-    rows = grouped.aggregate(wanted).sort_by([("table", "ascending"), ("reason", "ascending")])
-    return [
-        Summary(
-            table=row["table"],
-            reason=row["reason"],
-            changes=row["id_count_distinct"],
-            sources=row["source_count_distinct"],
-            oldest=row["at_min"],
-            newest=row["at_max"],
-            text=row["text_last"] or "",
-        )
-        for row in rows.to_pylist()
-    ]
+def summarise(entries: pa.Table) -> list[dict[str, Any]]:
+    """Summarise entries by table and reason: `changes`, `sources`, `oldest`, `newest`, and the newest one's `text`."""
+    renamed = {"table": properties.TABLE_NAME, "reason": properties.REASON, "source": properties.SOURCE}
+    columns = {name: entries.column(column).cast(pa.string()) for name, column in renamed.items()}
+    columns["text"] = entries.column(properties.REASON_TEXT).cast(pa.string()).fill_null("")
+    rows = pa.table({**columns, "id": entries.column(ID), "at": entries.column(properties.RECORDED_AT)})
+    aggregates = {
+        "changes": ("id", "count_distinct"),
+        "sources": ("source", "count_distinct"),
+        "oldest": ("at", "min"),
+        "newest": ("at", "max"),
+        "text": ("text", "last"),
+    }
+    grouped = rows.sort_by("at").group_by(["table", "reason"], use_threads=False).aggregate([*aggregates.values()])
+    grouped = grouped.select(["table", "reason", *("_".join(each) for each in aggregates.values())])
+    summed = grouped.rename_columns(["table", "reason", *aggregates])
+    found: list[dict[str, Any]] = summed.sort_by([("table", "ascending"), ("reason", "ascending")]).to_pylist()
+    return found
 
 
 def files_with(entries: pa.Table) -> list[int]:
@@ -278,7 +227,7 @@ class Quarantine:
             return None
         parts = []
         for file in files:
-            parts.append(await read_columns(file, state, self.context.store, names=list(READ_COLUMNS)))
+            parts.append(await read_columns(file, state, self.context.store, names=[cdc.ROW_ID, *ENTRY_COLUMNS]))
             on_rows(file.record_count)
         return Contents(state, files, open_entries(entries_of(parts)))
 

@@ -105,10 +105,10 @@ async def test_filters_and_sums_go_by_table_reason_source_and_time(local_lake):
         await bench.quarantine(changes_of({1: {"id": 1}}), changes_of({1: {"id": 1}}, source="bank"))
         await bench.quarantine(changes_of({2: {"id": 2}}), table=ORDERS, refusal=Refusal.LOG_SHARE)
         entries = (await bench.contents()).entries
-        sums = [(each.table, each.reason, each.changes, each.sources) for each in summarise(entries)]
+        sums = [(each["table"], each["reason"], each["changes"], each["sources"]) for each in summarise(entries)]
         assert sums == [("default.orders", "log_share", 1, 1), ("default.users", "undecodable", 2, 2)]
         at = dt.datetime.fromtimestamp(NOW_US / 1e6, dt.UTC)
-        assert {(each.oldest, each.newest, each.text) for each in summarise(entries)} == {
+        assert {(each["oldest"], each["newest"], each["text"]) for each in summarise(entries)} == {
             (at, at, "ValueError: field=id")
         }
 
