@@ -25,7 +25,7 @@ import functools
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -103,14 +103,9 @@ class TableColumns:
             logger.info("table_is_new", extra={"table": str(self.name)})
         # Nothing is buffered; rows that were decoded before and are still to come are checked by `takes_rows_of`.
         self._must_decode_again = False
-        self._declare()
-
-    def _declare(self) -> None:
-        """Add the columns that the configuration declares."""
         update = SchemaUpdate(self.expected.columns, self._last_field_id)
         declare_columns(update, self.settings.declared, nanoseconds=self.expected.nanoseconds)
-        self._note_changes(update.changes)
-        self._note_refusals(update.refusals)
+        self._report(update.changes, update.refusals)
         self.expected = replace(self.expected, columns=update.columns)
         self._last_field_id = update.last_field_id
 
@@ -170,8 +165,7 @@ class TableColumns:
                 fit_or_bisect, group, self.expected, last_field_id=self._last_field_id, refused_for=refused_for
             )
             fitted = await asyncio.get_running_loop().run_in_executor(self._context.decoders, fit)
-            self._note_changes(fitted.changes)
-            self._note_refusals(fitted.refusals)
+            self._report(fitted.changes, fitted.refusals)
             self.expected = fitted.expected
             self._last_field_id = fitted.last_field_id
         return fitted
@@ -181,14 +175,12 @@ class TableColumns:
         now = self.expected.columns
         return columns is now or (columns is not None and not has_other_meaning(columns, now))
 
-    def _note_changes(self, changes: Sequence[str]) -> None:
+    def _report(self, changes: Sequence[str], refusals: Sequence[str]) -> None:
+        """Report new columns, and declarations that cannot be followed; values that do not fit are rescued."""
         if changes:
             logger.info("columns_changed", extra={"table": str(self.name), "changes": list(changes)})
             self._context.metrics.schema_changes.labels(str(self.name)).inc(len(changes))
             self.changes.extend(changes)
-
-    def _note_refusals(self, refusals: Sequence[str]) -> None:
-        """Report declarations of columns that cannot be followed; values that do not fit are rescued."""
         if refusals:
             logger.warning("declaration_not_followed", extra={"table": str(self.name), "refusals": list(refusals)})
             self.refusals = tuple(refusals)
@@ -264,14 +256,6 @@ class TableColumns:
         return dropped_ids(seen, state.schema.columns)
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """Chunks for the buffer, and the next changes, which cannot be decoded; what follows is fitted after them."""
-
-    chunks: list[Chunk]
-    refused: tuple[Group, Reason] | None = None
-
-
 class RowFitter:
     """Fits one table's changes into its columns. The fitter of a quarantine table has no quarantine itself."""
 
@@ -292,18 +276,18 @@ class RowFitter:
             self._quarantined = await self._quarantine.quarantined_marks(self._columns.name)
         await self._columns.open()
 
-    async def fit(self, decoded: Decoded) -> Fit:
-        """Turn changes into chunks for the buffer, up to the first that cannot be decoded."""
+    async def fit(self, decoded: Decoded) -> tuple[list[Chunk], tuple[Group, Reason] | None]:
+        """Return chunks for the buffer, and the first changes that cannot be decoded; others are fitted after them."""
         group = self._fresh_part(decoded.group)
         if not len(group):
-            return Fit([])
+            return [], None
         if decoded.rows is not None and group is decoded.group and self._columns.takes_rows_of(decoded.columns):
-            return Fit([_chunk(group, decoded.rows)])
+            return [_chunk(group, decoded.rows)], None
         self._metrics.slow_groups.labels(str(self._columns.name)).inc()
         fitted = await self._columns.decode(group, refused_for=decoded.columns if decoded.rows is None else None)
         first = fitted.refused[0] if fitted.refused else None
         kept = [(part, rows) for part, rows in fitted.kept if first is None or _start(part) < _start(first[0])]
-        return Fit([_chunk(part, rows) for part, rows in kept], first)
+        return [_chunk(part, rows) for part, rows in kept], first
 
     async def drain(self, decoded: Decoded, *, problem: str | None) -> None:
         """Write changes to quarantine that fit the table, because the table cannot be written."""

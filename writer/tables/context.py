@@ -69,26 +69,16 @@ class Signal:
         return self.count
 
 
-class FlushRequest:
-    """A flush that is wanted; requests that come meanwhile join it."""
+class FlushRequest(asyncio.Event):
+    """A flush that is wanted while it is set. Requests that come meanwhile join it; `clear` accepts it."""
 
-    def __init__(self) -> None:
-        self.reason = FlushReason.REQUEST
-        self._wanted = asyncio.Event()
+    reason = FlushReason.REQUEST
 
     def request(self, reason: FlushReason) -> None:
         """Ask for a flush. Does nothing while one is wanted already."""
-        if not self._wanted.is_set():
+        if not self.is_set():
             self.reason = reason
-            self._wanted.set()
-
-    async def wait(self) -> None:
-        """Wait until a flush is wanted."""
-        await self._wanted.wait()
-
-    def clear(self) -> None:
-        """Accept the request: later ones ask for another flush."""
-        self._wanted.clear()
+            self.set()
 
 
 class Attempts:

@@ -32,7 +32,6 @@ from lakefeed.writer.rows.runs import (
     Open,
     OpenTransactions,
     Part,
-    SplitReason,
     TransactionGate,
     cut_run,
     cut_whole,
@@ -181,9 +180,8 @@ class Feed:
             self.applier.met_offset = run.next_offset
             self.applier.moved_at = now
         why = self._gate.limit_reached(now=now)
-        return released if why is None else self._give_up_transactions(why)
-
-    def _give_up_transactions(self, why: SplitReason) -> list[DecodedRun]:
+        if why is None:
+            return released
         given_up = dict(self._gate.awaited)
         self._context.metrics.split_transactions.labels(why.value).inc(len(given_up))
         shown = dict(itertools.islice(given_up.items(), TRANSACTIONS_SHOWN))

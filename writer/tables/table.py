@@ -21,10 +21,10 @@ from lakefeed.contract.changes import SourceId, Span, TableName
 from lakefeed.contract.errors import WriterError
 from lakefeed.contract.properties import is_quarantine
 from lakefeed.writer.rows.runs import Decoded
-from lakefeed.writer.tables.columns import Fit, RowFitter, TableColumns
+from lakefeed.writer.tables.columns import RowFitter, TableColumns
 from lakefeed.writer.tables.context import Attempts, FeedSignals, Flushed, FlushRequest, FlushWaiters, TableContext
 from lakefeed.writer.tables.flush_policy import FlushPolicy, FlushRecord
-from lakefeed.writer.tables.pending import Flushing, FlushReason, Pending, PendingRun, Waiter
+from lakefeed.writer.tables.pending import Chunk, Flushing, FlushReason, Pending, PendingRun, Waiter
 from lakefeed.writer.tables.quarantine import QuarantineSink
 from lakefeed.writer.tables.state import Event, FlushPhase, Health, Lifecycle, Reading, RetryState
 
@@ -150,25 +150,26 @@ class TableWriter:
 
     async def _take_in(self, run: PendingRun) -> None:
         pending, generation = self.pending, self.pending.generation
-        fit = Fit([])
+        chunks: list[Chunk] = []
+        refused = None
         if self.is_draining:
             await self.fitter.drain(run.decoded, problem=self.retry.reason)
         else:
-            fit = await self.fitter.fit(run.decoded)
+            chunks, refused = await self.fitter.fit(run.decoded)
             # A flush holds one epoch of each source.
-            while generation == pending.generation and any(pending.buffer.begins_epoch(chunk) for chunk in fit.chunks):
+            while generation == pending.generation and any(pending.buffer.begins_epoch(chunk) for chunk in chunks):
                 await self._wait_for_flush(FlushReason.EPOCH)
         if generation != pending.generation:
             return  # the run was evicted with everything else, and will be read again
-        for chunk in fit.chunks:
+        for chunk in chunks:
             pending.buffer.add(chunk, now=self._clock())
-        if fit.refused is not None:
+        if refused is not None:
             # What lies before rows that go to quarantine is committed first.
             while generation == pending.generation and (pending.buffer.rows or pending.flushing is not None):
                 await self._wait_for_flush(FlushReason.REQUEST)
             # Rows that do not fit the table's columns may fit since another writer has changed them.
             if generation == pending.generation and not await self.columns.refresh():
-                await self.fitter.quarantine(*fit.refused)
+                await self.fitter.quarantine(*refused)
             return  # the run is taken in again, for what lies behind
         pending.buffer_first()
         self._signals.changed.notify()
