@@ -169,7 +169,7 @@ async def test_only_what_came_after_a_snapshot_is_read(bench: Bench) -> None:
 # -- losses
 
 
-async def test_a_data_file_that_a_doctored_commit_left_out_is_a_loss(bench: Bench) -> None:
+async def test_a_data_file_that_an_edited_commit_left_out_is_a_loss(bench: Bench) -> None:
     await write_two(bench)
     await lakes.leave_out_a_manifest(bench)
     report = await verify(bench)
@@ -305,7 +305,7 @@ async def test_a_flipped_value_is_a_difference_after_a_rewrite_and_expiry_too(be
 
 
 @pytest.mark.parametrize("change", [('"first":4', '"first":5'), ('"INSERT":2', '"UPDATE":2')])
-async def test_a_ledger_that_says_more_than_checksums_is_held_to_it(bench: Bench, change: tuple[str, str]) -> None:
+async def test_all_counts_of_a_ledger_are_compared(bench: Bench, change: tuple[str, str]) -> None:
     await write_two(bench)
     document = await load_document(bench)
     last = document["snapshots"][-1]["summary"]

@@ -91,7 +91,7 @@ async def test_replay_appends_to_the_table_and_empties_the_list(local_lake):
         assert (await json_of(bench, "replay", "users"))["replayed"] == 0
 
 
-async def test_replay_tells_what_is_still_refused_and_ends_with_3(local_lake):
+async def test_replay_lists_what_is_still_refused_and_exits_with_3(local_lake):
     async with lake_bench(local_lake) as bench:
         await bench.quarantine(replace(changes_of({1: {"id": 1}}), declared=("no declaration",)))
         result = await run(bench, "replay", "users")

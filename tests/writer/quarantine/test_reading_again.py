@@ -1,4 +1,4 @@
-"""Rows that were set aside, replayed or dropped, and then come again with the log: they stay what they are."""
+"""Rows that were quarantined, replayed or dropped, and then come again with the log: they stay what they are."""
 
 from __future__ import annotations
 

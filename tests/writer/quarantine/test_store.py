@@ -1,4 +1,4 @@
-"""The quarantine as a table: each change once whatever is repeated, and what is open told from what is not."""
+"""The quarantine as a table: each change once whatever is repeated, and which changes are open."""
 
 from __future__ import annotations
 

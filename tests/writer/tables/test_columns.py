@@ -1,4 +1,4 @@
-"""A table whose columns somebody else changes while the writer runs, and what is told of columns."""
+"""A table whose columns another writer changes while this one runs, and what /status shows of columns."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ async def test_rows_go_to_a_table_again_as_soon_as_its_columns_are_mended(tmp_pa
     assert column_names(local_lake) == ["id", "score"]
 
 
-async def test_a_column_that_somebody_dropped_does_not_come_back_by_itself(tmp_path: Path, local_lake: Lake) -> None:
+async def test_a_column_that_another_writer_dropped_does_not_come_back_by_itself(
+    tmp_path: Path, local_lake: Lake
+) -> None:
     async with running_feed(tmp_path, local_lake) as running:
         await running.append(range(1, 2), row=lambda n: {"id": n, "note": "a", "home": {"zip": 1, "city": "b"}})
         await running.flush()
@@ -66,7 +68,9 @@ async def test_a_column_that_somebody_dropped_does_not_come_back_by_itself(tmp_p
     assert read_columns(local_lake, "id", "note") == [(1, None), (2, None), (3, "c")]
 
 
-async def test_buffered_values_of_a_column_that_somebody_drops_are_not_lost(tmp_path: Path, local_lake: Lake) -> None:
+async def test_buffered_values_of_a_column_that_another_writer_drops_are_not_lost(
+    tmp_path: Path, local_lake: Lake
+) -> None:
     async with running_feed(tmp_path, local_lake) as running:
         await running.append(range(1, 2), row=lambda n: {"id": n, "note": "a", "home": {"zip": 1, "city": "b"}})
         await running.flush()
@@ -91,7 +95,7 @@ async def test_each_row_that_comes_after_a_column_was_dropped_brings_it_back(tmp
     assert read_columns(local_lake, "id", "note") == [(n, f"n{n}" if n > 4 else None) for n in range(1, 7)]
 
 
-async def test_a_column_that_somebody_renamed_comes_back_only_with_rows_that_use_its_old_name(
+async def test_a_renamed_column_comes_back_only_with_rows_that_use_its_old_name(
     tmp_path: Path, local_lake: Lake
 ) -> None:
     async with running_feed(tmp_path, local_lake) as running:
@@ -119,7 +123,9 @@ async def test_values_under_the_old_name_of_a_column_that_is_renamed_during_thei
     assert read_columns(local_lake, "remark", "note") == [("n1", None), (None, "n2"), (None, "n3")]
 
 
-async def test_own_columns_that_somebody_drops_come_back_with_the_next_row(tmp_path: Path, local_lake: Lake) -> None:
+async def test_own_columns_that_another_writer_drops_come_back_with_the_next_row(
+    tmp_path: Path, local_lake: Lake
+) -> None:
     async with running_feed(tmp_path, local_lake) as running:
         await running.append(range(1, 2))
         await running.flush()

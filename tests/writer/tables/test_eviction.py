@@ -149,7 +149,7 @@ def take(table: Table) -> None:
 
 
 def complete_with(world: World, name: str) -> dict[SourceId, Position]:
-    """Reckon what a commit of one table's flush would say is complete."""
+    """Return the watermarks that a commit of one table's flush would record."""
     applied = {c.source: Position(0, c.sequence) for c in world.changes_ever() if c.offset < world.applied}
     parts = (table.waiting_spans(is_landing=each == name) for each, table in world.tables.items())
     return complete_positions(applied, waiting=itertools.chain.from_iterable(parts), applied=applied)
@@ -174,11 +174,11 @@ def check(world: World) -> None:
         missing = own[len(table.committed) :]
         for source in SOURCES:
             first = next((c.sequence for c in missing if c.source == source and c.offset < world.applied), None)
-            told = table.first_waiting(source)
+            waiting = table.first_waiting(source)
             if first is None:
                 continue
-            assert told is not None, "told as committed too early"
-            assert told <= first, "told as committed too early"
+            assert waiting is not None, "reported as committed too early"
+            assert waiting <= first, "reported as committed too early"
         first_missing = min((change.offset for change in missing if change.offset < world.applied), default=None)
         if first_missing is not None:
             assert table.needed_offset is not None

@@ -1,4 +1,4 @@
-"""From the log to the tables, on the real catalog: what is told as committed, and what one bad table does to others."""
+"""From the log to the tables, on the real catalog: what is reported as committed, and what a bad table does to others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def flush(running: Running, table: str | None = None) -> dict[str, Any]:
     return (await running.flush(table))["tables"]
 
 
-async def test_flush_commits_every_table_and_tells_the_position(tmp_path, local_lake):
+async def test_flush_commits_every_table_and_the_committed_position_advances(tmp_path, local_lake):
     async with running_feed(tmp_path, local_lake) as running:
         await running.append_inserts((1, "users", {"id": 1}), (2, "orders", {"id": 1}))
         await running.append_inserts((3, "users", {"id": 2}))
@@ -53,7 +53,9 @@ async def test_source_is_committed_only_up_to_its_first_change_that_waits(tmp_pa
         assert running.feed.status.committed_position(SHOP) == Position(0, 3)
 
 
-async def test_change_of_a_table_that_is_still_to_come_is_neither_told_as_committed_nor_trimmed(tmp_path, local_lake):
+async def test_change_of_a_table_that_is_still_to_come_is_neither_reported_as_committed_nor_trimmed(
+    tmp_path, local_lake
+):
     async with flaky_feed(tmp_path, local_lake, flush_max_changes=2) as (running, flaky):
         await running.append_inserts((0, "users", {"id": 0}), (1, "users", {"id": 1}))
         await wait_for(lambda: running.feed.status.committed_position(SHOP) == Position(0, 1))

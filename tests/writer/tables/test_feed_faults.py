@@ -149,7 +149,7 @@ async def test_a_source_that_starts_over_is_committed_again_under_its_new_epoch(
 async def test_a_table_without_the_column_for_epochs_gets_it(
     tmp_path: Path, local_lake: Lake, *, is_running: bool
 ) -> None:
-    """A table of an earlier version, or one whose column somebody drops while the writer runs."""
+    """A table of an earlier version, or one whose column another writer drops meanwhile."""
     async with contextlib.AsyncExitStack() as stack:
         running = await stack.enter_async_context(running_feed(tmp_path, local_lake))
         await running.append(range(1, 2))

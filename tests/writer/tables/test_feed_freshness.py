@@ -60,7 +60,7 @@ async def test_others_are_flushed_for_memory_though_a_failing_table_has_the_larg
         await wait_for(lambda: running.feed.applier.offset == end)
         assert running.status("default.bad")["committedRows"] == 0
         flushed = [running.status(f"default.{table}")["lastFlushReason"] for table in others]
-        assert "memory" in flushed, "nobody asked for it"
+        assert "memory" in flushed, "no client asked for it"
         running.store.broken = lambda _: False
         # Until its next retry the table is paused, and a flush would answer so.
         await wait_for(lambda: running.status("default.bad")["committedRows"] == 6 * BATCH)
@@ -68,10 +68,8 @@ async def test_others_are_flushed_for_memory_though_a_failing_table_has_the_larg
     pushing.check(local_lake)
 
 
-async def test_what_others_are_given_is_committed_at_its_age_however_long_a_table_fails(
-    tmp_path: Path, local_lake: Lake
-) -> None:
-    """In every round the good table is given a batch, and nobody asks for a flush: its age alone brings it home."""
+async def test_other_tables_are_committed_by_age_however_long_a_table_fails(tmp_path: Path, local_lake: Lake) -> None:
+    """The good table gets a batch in every round and is flushed by its age alone: no client asks for it."""
     rounds = 30
     async with running_feed(tmp_path, local_lake, flush_max_age_s=0.05, **SMALL) as running:
         refuse_bad(running)
@@ -92,7 +90,7 @@ async def test_what_others_are_given_is_committed_at_its_age_however_long_a_tabl
 
 
 class Forbidding(FlakyCatalog):
-    """A catalog in which a namespace may not be created, until somebody allows it."""
+    """A catalog in which a namespace may not be created, until the test allows it."""
 
     is_allowed = False
 

@@ -28,7 +28,7 @@ BATCH = 50
 
 
 @pytest.fixture(autouse=True)
-def _soon_stuck(monkeypatch):
+def _short_lag_limit(monkeypatch):
     """Nothing here takes longer by itself."""
     monkeypatch.setattr("lakefeed.writer.tables.table.LAG_MAX_S", 0.3)
 
@@ -42,7 +42,7 @@ async def push_to_three(running: Running) -> None:
             await running.append(sequences, table=table, row=lambda n: {"id": n, "text": "x" * 200})
         for table in ("good", "other"):
             flushed = (await running.flush(table))["tables"][f"default.{table}"]
-            assert flushed["rows"] <= 2 * BATCH, "it waited for somebody"
+            assert flushed["rows"] <= 2 * BATCH, "it waited for another table"
 
 
 def pushed_to(part: int) -> list[tuple[str, int]]:
@@ -50,7 +50,7 @@ def pushed_to(part: int) -> list[tuple[str, int]]:
     return shop(*(sequence for start in starts for sequence in range(start, start + BATCH)))
 
 
-async def check_that_bad_is_told(running: Running) -> None:
+async def check_that_bad_is_reported(running: Running) -> None:
     await wait_for(lambda: running.is_evicted("default.bad"))
     status = running.status("default.bad")
     assert status["problem"]
@@ -66,7 +66,7 @@ async def check_that_bad_is_told(running: Running) -> None:
     assert running.feed.status.committed_position(SHOP) < Position(0, ROUNDS * 3 * BATCH), "what waits is not committed"
 
 
-async def check_that_bad_comes_back(running: Running) -> None:
+async def check_that_bad_recovers(running: Running) -> None:
     await wait_for(lambda: running.status("default.bad")["state"] == "writing")
     assert (await running.flush())["success"]
     assert running.feed.status.committed_position(SHOP) == Position(0, ROUNDS * 3 * BATCH - 1)
@@ -85,9 +85,9 @@ async def test_table_whose_storage_is_refused_is_evicted_and_the_others_go_on_at
     async with running_feed(tmp_path, local_lake, **SMALL) as running:
         running.store.broken = lambda location: "/bad-" in location
         await push_to_three(running)
-        await check_that_bad_is_told(running)
+        await check_that_bad_is_reported(running)
         running.store.broken = lambda _: False
-        await check_that_bad_comes_back(running)
+        await check_that_bad_recovers(running)
     check_tables(local_lake)
 
 
@@ -102,16 +102,16 @@ async def test_table_whose_commits_are_refused_is_evicted_and_the_others_go_on_a
     ):
         catalog.broken_tables["bad"] = fault
         await push_to_three(running)
-        await check_that_bad_is_told(running)
+        await check_that_bad_is_reported(running)
         catalog.broken_tables.clear()
-        await check_that_bad_comes_back(running)
+        await check_that_bad_recovers(running)
     check_tables(local_lake)
 
 
 async def test_table_whose_commits_meet_others_for_long_is_evicted_before_it_fails(
     tmp_path: Path, local_lake: Lake
 ) -> None:
-    """The committer itself tries conflicts again for half a minute: nobody waits for that."""
+    """The committer itself retries conflicts for half a minute: no other table waits for that."""
     async with (
         FlakyCatalog(local_lake.catalog_url) as catalog,
         running_feed(tmp_path, local_lake, catalog_url=catalog.url, **SMALL) as running,
@@ -121,7 +121,7 @@ async def test_table_whose_commits_meet_others_for_long_is_evicted_before_it_fai
         assert running.status("default.bad")["resumeOffset"] is not None
         assert running.feed.status.buffer_status()["totalSizeBytes"] <= SMALL["buffer_max_bytes"]
         catalog.broken_tables.clear()
-        await check_that_bad_comes_back(running)
+        await check_that_bad_recovers(running)
     check_tables(local_lake)
 
 
@@ -177,7 +177,7 @@ async def test_flush_of_a_paused_table_answers_with_its_reason_and_shutdown_does
         await running.append(range(1, 3), table="bad")
         await running.append(range(3, 5), table="good")
         first = await running.flush()
-        assert not first["success"], "whoever waits is answered once the table is paused"
+        assert not first["success"], "waiting callers are answered once the table is paused"
         assert "store is down" in first["tables"]["default.bad"]["error"]
         assert first["error"] == f"default.bad: {first['tables']['default.bad']['error']}"
         assert first["tables"]["default.good"]["rows"] == 2
@@ -236,7 +236,7 @@ async def test_restart_while_a_table_is_evicted_loses_nothing(tmp_path: Path, lo
         await wait_for(lambda: running.is_evicted("default.bad"))
     async with running_feed(tmp_path, local_lake, **SMALL) as running:
         await wait_for(lambda: running.feed.status.committed_position(SHOP) is not None)
-        await check_that_bad_comes_back(running)
+        await check_that_bad_recovers(running)
     check_tables(local_lake)
 
 

@@ -44,7 +44,7 @@ def pushed_to_bad(end: int) -> list[int]:
     return [sequence for start in range(0, end, 2 * BATCH) for sequence in range(start, start + BATCH)]
 
 
-def rows_set_aside(running: Running) -> float:
+def quarantined_changes(running: Running) -> float:
     return running.metric("lakefeed_writer_quarantined_changes_total", "default.bad")
 
 
@@ -66,7 +66,7 @@ async def test_table_that_holds_more_than_its_share_of_the_log_goes_on_without_i
 ) -> None:
     async with running_feed(tmp_path, local_lake, log_config=LITTLE_LOG, **SMALL) as running:
         running.store.broken = lambda location: "/bad-" in location
-        end = await push_until(running, lambda: rows_set_aside(running) > 0)
+        end = await push_until(running, lambda: quarantined_changes(running) > 0)
         await wait_for(lambda: running.is_evicted("default.bad"))
         assert running.status("default.bad")["logBytes"] <= LITTLE_LOG.max_bytes * LITTLE_LOG.table_max_share
         assert running.log.first_offset > 0, "the log got room"
@@ -80,7 +80,7 @@ async def test_table_that_holds_more_than_its_share_of_the_log_goes_on_without_i
 async def test_table_that_starts_again_leaves_out_what_was_drained_from_it(tmp_path: Path, local_lake: Lake) -> None:
     async with running_feed(tmp_path, local_lake, log_config=LITTLE_LOG, **SMALL) as running:
         running.store.broken = lambda location: "/bad-" in location
-        end = await push_until(running, lambda: rows_set_aside(running) > 0)
+        end = await push_until(running, lambda: quarantined_changes(running) > 0)
     async with running_feed(tmp_path, local_lake, log_config=LITTLE_LOG, **SMALL) as running:
         assert (await running.flush())["success"]
     check_that_each_row_is_in_one_of_both(local_lake, end=end)
@@ -92,7 +92,7 @@ async def test_rows_that_were_drained_to_quarantine_are_replayed_once_whatever_i
     bad = TableName(("default",), "bad")
     async with running_feed(tmp_path, local_lake, log_config=LITTLE_LOG, **SMALL) as running:
         running.store.broken = lambda location: "/bad-" in location
-        end = await push_until(running, lambda: rows_set_aside(running) > 0)
+        end = await push_until(running, lambda: quarantined_changes(running) > 0)
         await wait_for(lambda: running.is_evicted("default.bad"))
         async with lake_bench(local_lake) as bench:  # while the table's other rows are still in the log
             first = await bench.replay(table=bad)

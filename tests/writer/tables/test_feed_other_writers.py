@@ -113,7 +113,7 @@ async def test_the_snapshot_before_a_compaction_outlives_our_expiry(bench, monke
         assert table.scan().to_arrow().num_rows == 120
 
 
-async def test_a_commit_whose_snapshot_somebody_expired_before_we_looked_is_not_repeated(bench):
+async def test_a_commit_whose_snapshot_expired_before_its_outcome_was_checked_is_not_repeated(bench):
     state = await bench.create()
     ours = await bench.make_flush(state, 1, 10)
     bench.flaky.commit_faults.append(CatalogFault.ERROR_AFTER)
@@ -133,7 +133,7 @@ async def test_a_commit_whose_snapshot_somebody_expired_before_we_looked_is_not_
     assert bench.sequences() == [*range(1, 11), 101]
 
 
-async def test_a_column_that_somebody_adds_during_our_commit_costs_one_more_request_and_no_other_files(bench):
+async def test_a_column_that_another_writer_adds_during_our_commit_costs_one_more_request_and_no_other_files(bench):
     state = await bench.create()
     flush = await bench.make_flush(state, 1, 3)
     with contextlib.closing(bench.lake.open_pyiceberg()) as catalog:
@@ -148,7 +148,7 @@ async def test_a_column_that_somebody_adds_during_our_commit_costs_one_more_requ
         assert table.scan().to_arrow()["price"][0].as_py() == Decimal("0.01")
 
 
-async def test_a_column_that_came_with_somebody_elses_rows_is_kept_by_our_next_commits(tmp_path, local_lake):
+async def test_a_column_that_came_with_another_writers_rows_is_kept_by_our_next_commits(tmp_path, local_lake):
     async with running_feed(tmp_path, local_lake, partition="none") as running:
         await running.append(range(1, 3))
         await running.flush()

@@ -1,4 +1,4 @@
-"""Up to where a source is complete: the reckoning, and what commits of a real feed say of it."""
+"""Low watermarks of sources: how they are computed, and what commits of a real feed record."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_marks_of_the_quarantine_are_no_sources():
     assert complete_positions([mark], waiting=[], applied={mark: at(4)}) == {}
 
 
-def told(lake: Lake, table: str) -> Position | None:
+def recorded_watermark(lake: Lake, table: str) -> Position | None:
     with contextlib.closing(lake.open_pyiceberg()) as catalog:
         text = catalog.load_table(f"default.{table}").properties.get(PROGRESS_PROPERTY)
     return progress_from_text(text).complete.get(SHOP)
@@ -57,12 +57,12 @@ async def test_a_commit_says_up_to_where_its_source_is_in_all_tables(tmp_path: P
     async with running_feed(tmp_path, local_lake) as running:
         await running.append_inserts((1, "a", {"id": 1}), (2, "b", {"id": 2}), (3, "a", {"id": 3}))
         await running.flush("a")
-        assert told(local_lake, "a") == at(1), "2 waits for a table that has no mark at all"
+        assert recorded_watermark(local_lake, "a") == at(1), "2 waits for a table that has no mark at all"
         await running.flush("b")
-        assert told(local_lake, "b") == at(3)
+        assert recorded_watermark(local_lake, "b") == at(3)
         await running.append_inserts((1, "b", {"id": 1}), (2, "a", {"id": 2}), epoch=1)
         await running.flush("a")
-        assert told(local_lake, "a") == at(0, epoch=1)
+        assert recorded_watermark(local_lake, "a") == at(0, epoch=1)
 
 
 async def test_rows_that_have_left_memory_are_not_complete(tmp_path: Path, local_lake: Lake) -> None:
@@ -73,11 +73,11 @@ async def test_rows_that_have_left_memory_are_not_complete(tmp_path: Path, local
         running.feed.tables["default.b"].evict_all()
         await running.append_inserts((4, "b", {"id": 4}), (5, "a", {"id": 5}))
         await running.flush("a")
-        assert told(local_lake, "a") == at(1)
+        assert recorded_watermark(local_lake, "a") == at(1)
         running.store.broken = lambda _: False
         await wait_for(lambda: running.status("default.b")["state"] == "writing")
         await running.flush("b")
-        assert told(local_lake, "b") == at(5)
+        assert recorded_watermark(local_lake, "b") == at(5)
 
 
 @pytest.mark.usefixtures("poison")
@@ -87,12 +87,12 @@ async def test_rows_on_their_way_to_the_quarantine_are_not_complete(tmp_path: Pa
         await running.append_inserts((1, "a", {"id": 1}), (2, "b", {"id": "poison"}), (3, "a", {"id": 3}))
         await wait_for(lambda: "lakefeed_quarantine" in (running.status("default.b").get("problem") or ""))
         await running.flush("a")
-        assert told(local_lake, "a") == at(1)
+        assert recorded_watermark(local_lake, "a") == at(1)
         running.store.broken = lambda _: False
         await running.flush()
         await running.append_inserts((4, "a", {"id": 4}))
         await running.flush("a")
-        assert told(local_lake, "a") == at(4)
+        assert recorded_watermark(local_lake, "a") == at(4)
 
 
 async def test_tables_that_are_committed_together_say_what_is_complete_with_all_of_them(
@@ -101,4 +101,4 @@ async def test_tables_that_are_committed_together_say_what_is_complete_with_all_
     async with running_feed(tmp_path, local_lake, transactions=True) as running:
         await running.append_inserts((1, "a", {"id": 1}), (2, "b", {"id": 2}), (3, "a", {"id": 3}))
         await running.flush()
-        assert [told(local_lake, table) for table in ("a", "b")] == [at(3), at(3)]
+        assert [recorded_watermark(local_lake, table) for table in ("a", "b")] == [at(3), at(3)]

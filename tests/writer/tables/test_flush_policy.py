@@ -138,14 +138,14 @@ def test_ratio_is_learned_from_large_flushes_more_than_from_small_ones():
     assert policy.file_ratio == pytest.approx(0.1, rel=0.05)
 
 
-def test_explanation_tells_last_and_next_and_every_threshold():
+def test_explanation_has_last_and_next_flush_and_every_threshold():
     policy = FlushPolicy(BASE)
     assert policy.explain(held(rows=0, bytes=0), now=5.0)["next"] is None
     policy.record(flushed(seconds=0.25))
-    told = policy.explain(held(rows=500, oldest_at=90.0), now=110.0)
-    assert told["next"] == {"reason": "changes", "inSeconds": 20.0}
-    assert (told["last"]["reason"], told["last"]["secondsAgo"], told["last"]["rows"]) == ("age", 10.0, 7)
-    assert [(each["reason"], each["filled"], each["limit"]) for each in told["thresholds"]] == [
+    explained = policy.explain(held(rows=500, oldest_at=90.0), now=110.0)
+    assert explained["next"] == {"reason": "changes", "inSeconds": 20.0}
+    assert (explained["last"]["reason"], explained["last"]["secondsAgo"], explained["last"]["rows"]) == ("age", 10.0, 7)
+    assert [(each["reason"], each["filled"], each["limit"]) for each in explained["thresholds"]] == [
         ("changes", 500, 1_000),
         ("bytes", 1, 64 * MIB),
         ("size", 0.1, 128 * MIB),

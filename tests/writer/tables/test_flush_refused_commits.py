@@ -1,4 +1,4 @@
-"""Commits that a catalog refuses for what they say: planned again if the table is another, else told at once."""
+"""Commits that a catalog refuses: planned again if the table has changed, else reported at once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def open_blunt_bench(lake: Lake):
 
 
 async def commit_to_branch(lake: Lake) -> None:
-    """Let somebody commit to another branch, which raises the table's counters and leaves main where it is."""
+    """Commit to another branch, which raises the table's counters and leaves main where it is."""
     async with open_catalog(lake.catalog_url) as catalog:
         state = table_state_from(USERS, await catalog.load_table(USERS))
         snapshot = {
@@ -112,7 +112,7 @@ async def test_new_columns_that_are_refused_are_asked_for_again_from_what_the_ta
     assert read_columns(local_lake, "number", "id", "more") == [(1, None, None), (None, 2, True)]
 
 
-async def test_a_refusal_that_nothing_we_know_explains_is_told_after_one_look(local_lake):
+async def test_a_refusal_without_a_known_cause_is_reported_after_one_check(local_lake):
     async with open_bench(local_lake) as bench:
         state = await bench.create()
         state = (await bench.committer.commit(state, await bench.make_flush(state, 1, 3))).state
@@ -126,7 +126,7 @@ async def test_a_refusal_that_nothing_we_know_explains_is_told_after_one_look(lo
         assert bench.sequences() == [1, 2, 3, 4, 5, 6]
 
 
-async def test_a_refusal_of_who_we_are_is_not_looked_into(local_lake):
+async def test_a_rejected_credential_is_not_checked_further(local_lake):
     async with open_bench(local_lake) as bench:
         state = await bench.create()
         bench.flaky.commit_faults.append(CatalogFault.FORBIDDEN)

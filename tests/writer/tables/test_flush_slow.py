@@ -60,7 +60,7 @@ async def begin_two_slow_flushes(running: Running, source: Source) -> None:
 
 
 async def push_to_others(running: Running, source: Source) -> None:
-    """Push many times what memory holds; nobody asks for a flush."""
+    """Push many times what memory holds, without asking for a flush."""
     for _ in range(40):
         await source.give("good")
     end = running.log.durable_end
@@ -77,9 +77,7 @@ def files_of(lake: Lake, table: str) -> int:
         return len(catalog.load_table(f"default.{table}").inspect.files())
 
 
-async def test_flushes_that_take_long_are_not_begun_again_though_others_need_memory(
-    tmp_path: Path, local_lake: Lake
-) -> None:
+async def test_slow_flushes_are_not_restarted_though_others_need_memory(tmp_path: Path, local_lake: Lake) -> None:
     async with running_feed(tmp_path, local_lake, **SMALL) as running:
         source = Source(running)
         running.store.slow = is_slow
@@ -93,7 +91,7 @@ async def test_flushes_that_take_long_are_not_begun_again_though_others_need_mem
     assert len(begun) == sum(files_of(local_lake, table) for table in SLOW), "each file was written once"
 
 
-async def test_flush_that_stands_still_gives_its_memory_to_others_and_is_begun_again(
+async def test_stalled_flush_is_evicted_for_others_and_started_again(
     tmp_path: Path, local_lake: Lake, monkeypatch
 ) -> None:
     monkeypatch.setattr("lakefeed.writer.tables.pending.STALLED_AFTER_S", 0.2)

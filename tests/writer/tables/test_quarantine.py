@@ -25,7 +25,7 @@ def quarantined(group: Group, *, table: TableName = USERS, reason: Reason = REAS
     return quarantine_rows(group, table=table, reason=reason, node="n1", recorded_at_us=RECORDED_AT_US)
 
 
-def test_a_change_in_json_is_kept_as_it_came_with_all_that_was_said_of_it():
+def test_a_json_change_is_kept_as_it_came_with_its_declaration():
     events = [
         event(
             7,

@@ -117,7 +117,7 @@ def drop_column(lake: Lake, table: str, column: str) -> None:
         update.delete_column(column)
 
 
-async def test_a_group_goes_on_whole_when_a_column_that_it_does_not_fill_is_dropped(tmp_path, local_lake):
+async def test_a_round_stays_whole_when_a_column_that_it_does_not_fill_is_dropped(tmp_path, local_lake):
     async with running_feed(tmp_path, local_lake, **TOGETHER) as running:
         note = event("ledger", sequence_of(1, 1), {"transfer": 1, "amount": 2, "note": "first"})
         await log_batch(running, event("accounts", sequence_of(1, 0)), note)
@@ -129,7 +129,7 @@ async def test_a_group_goes_on_whole_when_a_column_that_it_does_not_fill_is_drop
     check_both(local_lake, 1, 2)
 
 
-async def test_values_of_a_column_that_is_dropped_during_a_group_are_not_lost_and_the_split_is_told(
+async def test_values_of_a_column_that_is_dropped_during_a_round_are_not_lost_and_the_split_is_reported(
     tmp_path, local_lake
 ):
     async with running_feed(tmp_path, local_lake, **TOGETHER) as running:
@@ -210,7 +210,7 @@ async def test_open_transaction_is_visible_once_it_has_ended_and_survives_a_cras
     assert (read_transfers(local_lake, ACCOUNTS), read_transfers(local_lake, LEDGER)) == ([1, 2, 2], [1, 2])
 
 
-async def test_transaction_whose_end_never_comes_is_waited_for_once_and_not_for_ever(tmp_path, local_lake):
+async def test_transaction_without_an_end_is_awaited_once_and_not_forever(tmp_path, local_lake):
     settings = {**TOGETHER, "transaction_max_wait_s": 0.05}
     async with running_feed(tmp_path, local_lake, **settings) as running:
         await log_batch(running, event("accounts", 10), open_transaction="lost")
@@ -285,7 +285,7 @@ async def test_rows_that_another_node_committed_to_one_table_are_left_out_there(
     check_both(local_lake, 1, 2, 3)
 
 
-async def test_table_that_somebody_drops_is_made_anew_and_the_other_goes_on(tmp_path, local_lake):
+async def test_table_that_another_writer_drops_is_created_again_and_the_other_continues(tmp_path, local_lake):
     async with running_feed(tmp_path, local_lake, **TOGETHER) as running:
         await log_transfer(running, 1)
         await running.flush()
@@ -315,11 +315,11 @@ async def test_table_whose_commits_are_refused_leaves_and_the_other_goes_on(tmp_
         assert running.status(ACCOUNTS)["state"] == "writing"
         assert splits(running) == {"table_left": 1, "table_out": 1}
         catalog.broken_tables.clear()
-        await check_that_all_is_well_again(running, catalog)
+        await check_that_all_tables_recovered(running, catalog)
     check_both(local_lake, 1, 2, 3, 4)
 
 
-async def check_that_all_is_well_again(running: Running, catalog: FlakyCatalog) -> None:
+async def check_that_all_tables_recovered(running: Running, catalog: FlakyCatalog) -> None:
     await wait_for(lambda: running.status(LEDGER)["state"] == "writing" and running.status(LEDGER)["problem"] is None)
     await running.flush()
     before = (splits(running), catalog.transactions_seen)
@@ -343,7 +343,7 @@ async def test_table_whose_files_cannot_be_written_leaves_and_the_other_goes_on(
         assert splits(running) == {"table_left": 1, "table_out": 1}
         running.store.broken = lambda _: False
         await log_transfer(running, 3)
-        await check_that_all_is_well_again(running, catalog)
+        await check_that_all_tables_recovered(running, catalog)
     check_both(local_lake, 1, 2, 3, 4)
 
 
@@ -390,7 +390,7 @@ async def test_outage_of_the_catalog_leaves_transactions_whole(tmp_path, local_l
     check_both(local_lake, 1, 2, 3)
 
 
-async def test_table_that_has_to_give_up_its_memory_leaves_its_group_and_catches_up(tmp_path, local_lake):
+async def test_evicted_table_leaves_its_round_and_catches_up(tmp_path, local_lake):
     small = {"flush_max_bytes": 16 * 1024, "buffer_max_bytes": 64 * 1024, "flush_max_changes": 50}
     async with running_feed(tmp_path, local_lake, **TOGETHER, **small) as running:
         running.store.broken = lambda location: location.endswith(".parquet")
@@ -418,7 +418,7 @@ async def test_source_that_starts_over_is_committed_again_under_its_new_epoch(tm
     check_both(local_lake, 1, 1)
 
 
-async def test_row_that_goes_to_the_quarantine_keeps_nobody_waiting(tmp_path, local_lake, monkeypatch):
+async def test_other_tables_do_not_wait_for_a_row_that_goes_to_the_quarantine(tmp_path, local_lake, monkeypatch):
     def stumble(group: JsonGroup, *args, **kwargs):
         if any(b"poison" in bytes(image) for image in group.images):
             raise KeyError("a value of the row")

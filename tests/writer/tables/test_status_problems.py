@@ -1,4 +1,4 @@
-"""What is told of a table that is not committed: its reason from the first failure on, and nothing if all is well."""
+"""Problems of a table that is not committed: the reason from the first failure on, and none if all is well."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.writer.feeding import read_sequences, running_feed, shop, wait_for
 
 
 @pytest.mark.parametrize("fault", [CatalogFault.CONFLICT, CatalogFault.SLOW_DOWN, CatalogFault.ERROR_BEFORE])
-async def test_a_commit_that_is_tried_again_is_told_with_its_reason_before_it_has_failed(
+async def test_a_commit_that_is_retried_is_reported_with_its_reason_before_it_has_failed(
     tmp_path: Path, local_lake: Lake, fault: CatalogFault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(committer, "BACKOFF", Backoff(3600.0, 3600.0))
@@ -35,7 +35,7 @@ async def test_a_commit_that_is_tried_again_is_told_with_its_reason_before_it_ha
         (problem,) = running.feed.status.problems(now=time.monotonic() + 1, stalled_after_s=0.5)
         flush.cancel()
     assert fault.value.partition(",")[0] in status["problem"]
-    assert status["failedAttempts"] == 0, "nobody has given up yet"
+    assert status["failedAttempts"] == 0, "the attempt has not failed yet"
     assert problem.endswith(f"reason={status['problem']}")
 
 

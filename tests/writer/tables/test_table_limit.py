@@ -10,7 +10,7 @@ def room_for(tables_max: int) -> TableLimit:
     return TableLimit(tables_max=tables_max, default_namespace="default")
 
 
-def test_tables_are_taken_until_there_is_no_room_and_those_that_are_known_ever_after():
+def test_tables_are_accepted_up_to_the_limit_and_known_ones_always():
     room = room_for(2)
     assert room.take({"users", "sales.orders"}) is None
     assert room.take({"more"}) == "more"
@@ -18,7 +18,7 @@ def test_tables_are_taken_until_there_is_no_room_and_those_that_are_known_ever_a
     assert room.count == 2
 
 
-def test_a_batch_that_has_one_table_too_many_takes_no_room_at_all():
+def test_a_batch_with_one_table_too_many_adds_none():
     room = room_for(2)
     assert room.take({"a", "b", "c"}) == "c"
     assert room.count == 0
@@ -31,7 +31,7 @@ def test_two_names_of_one_table_are_one_table():
     assert room.count == 1
 
 
-def test_tables_of_the_log_are_known_beyond_the_limit_and_leave_no_room_for_others():
+def test_tables_of_the_log_are_known_beyond_the_limit_and_others_are_rejected():
     room = room_for(1)
     for name in ("a", "b", "c"):
         room.note(TableName(("default",), name))
