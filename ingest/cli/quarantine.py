@@ -112,10 +112,10 @@ def list_command(*, as_json: bool, table: str | None, changes: bool, limit: int,
     """Show changes that were neither replayed nor dropped."""
 
     async def run() -> pa.Table:
-        lake, wanted = _split(options)
+        lake = _pop_lake(options)
         name = lake.table_name(table) if table else None
         async with _open(lake, name) as found:
-            return apply_filter(concat([contents.entries for _, contents in found]), _filter(name, **wanted))
+            return apply_filter(concat([contents.entries for _, contents in found]), _filter(name, **options))
 
     with readable_errors():
         entries = asyncio.run(run())
@@ -166,9 +166,9 @@ def replay(table: str, ids: tuple[str, ...], *, as_json: bool, not_in_log: bool,
     """
 
     async def run() -> tuple[TableName, ReplayReport]:
-        lake, wanted = _split(options)
+        lake = _pop_lake(options)
         name = lake.table_name(table)
-        chosen = _filter(name, ids=ids, **wanted)
+        chosen = _filter(name, ids=ids, **options)
         report = ReplayReport()
         async with _open(lake, name) as found:
             for opened, contents in found:
@@ -199,12 +199,12 @@ def drop(table: str, ids: tuple[str, ...], *, as_json: bool, yes: bool, **option
     """
 
     async def run() -> tuple[TableName, int]:
-        lake, wanted = _split(options)
+        lake = _pop_lake(options)
         name = lake.table_name(table)
         dropped = 0
         async with _open(lake, name) as found:
             for opened, contents in found:
-                entries = apply_filter(contents.entries, _filter(name, ids=ids, **wanted))
+                entries = apply_filter(contents.entries, _filter(name, ids=ids, **options))
                 chosen = once(entries, ID).column(ID).to_pylist()
                 if chosen and not yes:
                     click.confirm(f"drop {len(chosen):,} changes of {name}?", abort=True, err=True)
@@ -224,11 +224,9 @@ def drop(table: str, ids: tuple[str, ...], *, as_json: bool, yes: bool, **option
         click.echo(f"{name}: dropped {dropped:,} changes")
 
 
-def _split(options: Mapping[str, Any]) -> tuple[Lake, dict[str, Any]]:
-    """Load the lake from its options, and return the options that select changes."""
-    names = ("config_path", "url", "token")
-    lake = load_lake(**{name: options[name] for name in names})
-    return lake, {name: value for name, value in options.items() if name not in names}
+def _pop_lake(options: dict[str, Any]) -> Lake:
+    """Load the lake from its options; those that select changes are left."""
+    return load_lake(options.pop("config_path"), url=options.pop("url"), token=options.pop("token"))
 
 
 def _filter(name: TableName | None, *, ids: tuple[str, ...] = (), **wanted: Any) -> Filter:

@@ -7,7 +7,8 @@
     state.py, pending.py    a table's lifecycle and its uncommitted rows    flush_policy.py    when to flush
     columns.py              its schema, and rows fitted into it             memory.py          which tables are evicted
     feed_state.py           all tables, watermarks of sources               status.py          /status, /health, metrics
+    context.py              what all of them use
 
 In: a log (wal/) and a TableContext. Out: snapshots, and `Feed.status`. A table that cannot be written holds up only
-itself. Imported by the service, by quarantine/ and by verify.py.
+itself. Imported by the service and by quarantine/.
 """

@@ -1,4 +1,4 @@
-"""From the log to the tables, on the real catalog: what is reported as committed, and what a bad table does to others."""
+"""From the log to the tables, on the real catalog: what is reported as committed, and that a bad table stops alone."""
 
 from __future__ import annotations
 
