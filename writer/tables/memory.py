@@ -10,12 +10,11 @@ tasks call in here; nothing here waits for a table.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 
 from lakefeed.contract.changes import TableName, table_name_of
 from lakefeed.contract.properties import is_quarantine
 from lakefeed.writer.tables.feed_state import FeedState
-from lakefeed.writer.tables.pending import FlushReason
+from lakefeed.writer.tables.pending import FlushReason, Pending
 from lakefeed.writer.tables.table import TableWriter
 
 # What stuck tables may hold together of the memory for rows. The other half is for the tables that can be written:
@@ -31,16 +30,8 @@ LIVE_MAX_SHARE = 0.25
 DRAIN_UNTIL_SHARE = 0.8
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryUse:
-    """Bytes of a table in memory: of waiting rows, and of the flush under way."""
-
-    waiting_bytes: int
-    flushing_bytes: int
-
-
 def plan_evictions(
-    stuck: Mapping[str, MemoryUse], *, interruptible: Collection[str], max_bytes: int
+    stuck: Mapping[str, Pending], *, interruptible: Collection[str], max_bytes: int
 ) -> tuple[set[str], set[str]]:
     """Choose which stuck tables are evicted, so that together they hold at most their share of `max_bytes`.
 
@@ -48,7 +39,7 @@ def plan_evictions(
     Waiting rows only cost a second reading; a flush has written files, so it comes last, and only where it is
     `interruptible`: one that makes progress, if slowly, would be no faster the second time.
     """
-    over = sum(each.waiting_bytes + each.flushing_bytes for each in stuck.values()) - int(max_bytes * STUCK_MAX_SHARE)
+    over = sum(each.bytes for each in stuck.values()) - int(max_bytes * STUCK_MAX_SHARE)
     waiting: set[str] = set()
     for name in sorted(stuck, key=lambda name: -stuck[name].waiting_bytes):
         if over > 0 and stuck[name].waiting_bytes:
@@ -134,7 +125,7 @@ class MemoryPressure:
         # A table that is only slow may use all memory while it is the only one at work: reading ahead gains nothing.
         is_shared = any(table.pending.bytes for name, table in tables.items() if not is_stuck[name])
         stuck = {
-            name: MemoryUse(table.pending.waiting_bytes, table.pending.flushing_bytes)
+            name: table.pending
             for name, table in tables.items()
             if (table.is_failing or (is_shared and is_stuck[name]))
             and not table.is_draining

@@ -11,8 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakefeed.contract.changes import Position, SourceId, Span
-from lakefeed.writer.tables.memory import MemoryUse, plan_evictions
-from lakefeed.writer.tables.pending import LogBacklog, complete_positions, plan_catch_up
+from lakefeed.writer.tables.memory import plan_evictions
+from lakefeed.writer.tables.pending import (
+    Flushing,
+    FlushReason,
+    LogBacklog,
+    Pending,
+    TableBuffer,
+    complete_positions,
+    plan_catch_up,
+)
 
 TABLES = ("a", "b", "c")
 SOURCES = (SourceId("shop"), SourceId("bank"))
@@ -259,15 +267,20 @@ def test_table_that_has_passed_its_last_change_of_a_source_no_longer_holds_that_
     assert backlog.spans[SOURCES[1]].first == Position(0, 9)
 
 
+def holding(waiting_bytes: int, flushing_bytes: int) -> Pending:
+    flushing = Flushing(TableBuffer(bytes=flushing_bytes), FlushReason.AGE, started_at=0.0, progress_at=0.0)
+    return Pending(buffer=TableBuffer(bytes=waiting_bytes), flushing=flushing)
+
+
 @pytest.mark.parametrize(
     ("stuck", "waiting", "everything"),
     [
-        ({"a": MemoryUse(30, 20)}, set(), set()),
-        ({"a": MemoryUse(40, 20)}, {"a"}, set()),
-        ({"a": MemoryUse(30, 10), "b": MemoryUse(20, 0)}, {"a"}, set()),
-        ({"a": MemoryUse(0, 60), "b": MemoryUse(0, 30)}, set(), {"a"}),
-        ({"a": MemoryUse(5, 40), "b": MemoryUse(5, 30)}, {"b"}, {"a"}),
-        ({"a": MemoryUse(60, 70)}, set(), {"a"}),
+        ({"a": holding(30, 20)}, set(), set()),
+        ({"a": holding(40, 20)}, {"a"}, set()),
+        ({"a": holding(30, 10), "b": holding(20, 0)}, {"a"}, set()),
+        ({"a": holding(0, 60), "b": holding(0, 30)}, set(), {"a"}),
+        ({"a": holding(5, 40), "b": holding(5, 30)}, {"b"}, {"a"}),
+        ({"a": holding(60, 70)}, set(), {"a"}),
     ],
 )
 def test_waiting_rows_of_stuck_tables_are_evicted_before_flushes_and_the_largest_first(stuck, waiting, everything):
@@ -275,6 +288,6 @@ def test_waiting_rows_of_stuck_tables_are_evicted_before_flushes_and_the_largest
 
 
 def test_a_flush_that_makes_progress_is_not_evicted_whatever_it_holds():
-    stuck = {"a": MemoryUse(10, 60), "b": MemoryUse(10, 50)}
+    stuck = {"a": holding(10, 60), "b": holding(10, 50)}
     assert plan_evictions(stuck, interruptible={"b"}, max_bytes=100) == ({"a"}, {"b"})
     assert plan_evictions(stuck, interruptible=(), max_bytes=100)[1] == set()
