@@ -16,10 +16,10 @@ from typing import Any, TypeAlias
 from lakefeed.catalog.config import CatalogConfig
 from lakefeed.contract.changes import table_name_of
 from lakefeed.ingest.debezium.events import UNAVAILABLE_VALUE, DebeziumConfig, TableKeys
-from lakefeed.pipeline.backfill.settings import BackfillConfig
-from lakefeed.pipeline.maintenance.settings import MaintenanceConfig
+from lakefeed.pipeline.backfill.inputs import BackfillConfig
+from lakefeed.pipeline.maintenance.plan import MaintenanceConfig
 from lakefeed.pipeline.mirrors.settings import MirrorConfig
-from lakefeed.pipeline.spark.settings import SparkSettings
+from lakefeed.pipeline.spark.session import SessionConfig
 from lakefeed.settings import MIB, Settings, SettingsError, TableSettingTypes, check, load_sections, setting
 from lakefeed.storage.config import StorageConfig
 from lakefeed.writer.config import IcebergConfig, LogConfig, WriterConfig
@@ -330,7 +330,7 @@ SERVICE_SECTIONS: Mapping[str, Any] = {
     each.name: each.default_factory for each in fields(Config) if each.name != TABLES
 }
 PIPELINE_SECTIONS: Mapping[str, type[Settings]] = {
-    "pipeline.spark": SparkSettings,
+    "pipeline.spark": SessionConfig,
     "pipeline.mirror": MirrorConfig,
     "pipeline.maintenance": MaintenanceConfig,
     "pipeline.backfill": BackfillConfig,

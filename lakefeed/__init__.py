@@ -22,17 +22,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lakefeed.pipeline.consumers.following import follow
-    from lakefeed.pipeline.consumers.registry import hold
-    from lakefeed.pipeline.spark.session import build_session, stop_session
-    from lakefeed.pipeline.spark.settings import JobKind, SessionConfig, SparkCatalog
+    from lakefeed.pipeline.consumers.registry import follow, hold
+    from lakefeed.pipeline.spark.session import JobKind, SessionConfig, build_session, stop_session
 
     __version__: str
 
 __all__ = [
     "JobKind",
     "SessionConfig",
-    "SparkCatalog",
     "__version__",
     "build_session",
     "follow",
@@ -41,11 +38,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "SparkCatalog": "lakefeed.pipeline.spark.settings",
-    "JobKind": "lakefeed.pipeline.spark.settings",
-    "SessionConfig": "lakefeed.pipeline.spark.settings",
+    "JobKind": "lakefeed.pipeline.spark.session",
+    "SessionConfig": "lakefeed.pipeline.spark.session",
     "build_session": "lakefeed.pipeline.spark.session",
-    "follow": "lakefeed.pipeline.consumers.following",
+    "follow": "lakefeed.pipeline.consumers.registry",
     "hold": "lakefeed.pipeline.consumers.registry",
     "stop_session": "lakefeed.pipeline.spark.session",
 }

@@ -18,8 +18,7 @@ from lakefeed.logs import set_up_logging
 from lakefeed.pipeline.mirrors import follower, merge
 from lakefeed.pipeline.mirrors.runner import MirrorRun
 from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode
-from lakefeed.pipeline.spark.session import build_session
-from lakefeed.pipeline.spark.settings import SessionConfig, SparkCatalog
+from lakefeed.pipeline.spark.session import SessionConfig, build_session
 from lakefeed.pipeline.spark.tables import TableIdentifier
 
 # Where a merge is killed: its tombstones are written and the merge is not; it is committed and not in the checkpoint.
@@ -54,7 +53,7 @@ def main(order: dict[str, Any]) -> None:
     else:
         follower.merge_changes = killing(follower.merge_changes, before=False, countdown=countdown)
     conf = {"spark.log.level": "ERROR", "spark.scheduler.mode": "FAIR"}
-    spark = build_session(SessionConfig(master="local[2]", catalog=SparkCatalog(uri=order["url"]), extra_conf=conf))
+    spark = build_session(SessionConfig(master="local[2]", url=order["url"], conf=conf))
     tables = [TableIdentifier.parse(name) for name in order["modes"]]
     MirrorRun(spark, "lake", tables, mirror_config(order["modes"], order["checkpoints"])).run(once=False)
 

@@ -15,7 +15,7 @@ from lakefeed.command_line import json_option, print_json, progress_bar, readabl
 from lakefeed.contract.verification import Range, Report, report_document, report_lines
 from lakefeed.ingest.cli.lake import Lake, lake_options, load_lake
 from lakefeed.pipeline.spark.options import cluster_options
-from lakefeed.pipeline.verification.commands import Selection, run_verification
+from lakefeed.pipeline.verification.commands import run_verification
 from lakefeed.storage.store import open_store
 from lakefeed.writer.verify import Verifier
 
@@ -55,18 +55,18 @@ def verify(
       lakefeed verify default.users --from 8206912839712345678    # only rows added since
       lakefeed verify default.users --spark --master spark://host:7077
     """
-    selection = Selection(tables=[table], after_id=after_id, to_id=to_id, mirrors=spark_options.pop("mirrors"))
+    wanted, with_mirrors = Range(after_id, to_id), spark_options.pop("mirrors")
     if spark_options.pop("in_spark"):
         # Options that are not given come from [pipeline.spark], as for all commands of the pipeline.
         options = {"url": url, "token": token or None, "config_path": config_path, **spark_options}
-        run_verification(selection, options, as_json=as_json)
+        run_verification([table], wanted, options, with_mirrors=with_mirrors, as_json=as_json)
         return
     if given := [name for name, value in spark_options.items() if value]:
         raise click.UsageError(f"--{given[0].replace('_', '-')} needs --spark")
     try:
         with readable_errors():
             lake = load_lake(config_path, url=url, token=token)
-            report = asyncio.run(_verify(table, lake, Range(after_id, to_id)))
+            report = asyncio.run(_verify(table, lake, wanted))
     except click.UsageError:
         raise
     except click.ClickException as error:

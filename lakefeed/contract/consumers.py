@@ -169,17 +169,24 @@ def describe_consumers(document: Mapping[str, Any], *, now_ms: int) -> list[dict
     """Return the consumers of a table for /status, with how far each is behind `main`."""
     by_id = {snapshot["snapshot-id"]: snapshot for snapshot in document.get("snapshots") or ()}
     head = by_id.get((document.get("refs") or {}).get(MAIN_BRANCH, {}).get("snapshot-id"), {})
-    return [_described(consumer, head, by_id[consumer.snapshot_id], now_ms) for consumer in read_consumers(document)]
+    described = []
+    for consumer in read_consumers(document):
+        snapshot = by_id[consumer.snapshot_id]
+        behind = timedelta(milliseconds=_difference(head, snapshot, "timestamp-ms") or 0)
+        # A table of format version 1 has no sequence numbers.
+        snapshots_behind = _difference(head, snapshot, "sequence-number")
+        described.append(describe(replace(consumer, snapshots_behind=snapshots_behind, behind=behind), now_ms=now_ms))
+    return described
 
 
-def _described(consumer: Consumer, head: Mapping[str, Any], snapshot: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
+def describe(consumer: Consumer, *, now_ms: int) -> dict[str, Any]:
+    """Return a consumer with the keys of /status."""
     left_ms = None if consumer.kept_until_ms is None else consumer.kept_until_ms - now_ms
     return {
         "name": consumer.name,
         "snapshotId": consumer.snapshot_id,
-        # A table of format version 1 has no sequence numbers.
-        "snapshotsBehind": _difference(head, snapshot, "sequence-number"),
-        "secondsBehind": (_difference(head, snapshot, "timestamp-ms") or 0) / 1000,
+        "snapshotsBehind": consumer.snapshots_behind,
+        "secondsBehind": consumer.behind.total_seconds(),
         "keptForSeconds": None if left_ms is None else max(0, left_ms) / 1000,
         "isExpired": consumer.is_over(now_ms),
     }

@@ -12,6 +12,7 @@ import click
 from lakefeed.command_line import json_option, print_json, progress_bar
 from lakefeed.pipeline.backfill.inputs import (
     FILE_FORMATS,
+    BackfillConfig,
     FileInput,
     Input,
     JdbcInput,
@@ -19,9 +20,8 @@ from lakefeed.pipeline.backfill.inputs import (
     parse_position,
     position_text,
 )
-from lakefeed.pipeline.backfill.settings import BackfillConfig
 from lakefeed.pipeline.spark.options import opened_session, spark_options
-from lakefeed.pipeline.spark.settings import JobKind
+from lakefeed.pipeline.spark.session import JobKind
 from lakefeed.pipeline.spark.tables import TableIdentifier, catalog_of
 from lakefeed.settings import SettingsError, load_section
 
@@ -79,7 +79,12 @@ def backfill(table: str, *, address: str, dry_run: bool, as_json: bool, **option
       lakefeed backfill sales.orders jdbc:postgresql://db/shop --from jdbc --dbtable public.orders --user reader \\
           --source shop --key id --packages org.postgresql:postgresql:42.7.8
     """
-    config = _config(options)
+    config = load_section(options["config_path"], os.environ, "pipeline.backfill", BackfillConfig)
+    limits = {"chunk_max_rows": options["chunk_rows"], "ledger": options["ledger"]}
+    try:
+        config = replace(config, **{name: value for name, value in limits.items() if value is not None})
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
     position = parse_position(options["position"] or ("mark" if options["kind"] == JDBC else "start"))
     with opened_session(options, job_kind=JobKind.LONG, app_name=f"lakefeed backfill {table}") as spark:
         from lakefeed.pipeline.backfill.runner import Backfill, BackfillRequest  # noqa: PLC0415 - optional, as all of Spark
@@ -93,17 +98,19 @@ def backfill(table: str, *, address: str, dry_run: bool, as_json: bool, **option
         if dry_run:
             _show_plan(target, Backfill(target, source_input, request).prepare(), request, as_json=as_json)
             return
-        outcome = _run(target, source_input, request, show=not as_json)
+        rows = 0
+        with progress_bar("planning", keep=True, hidden=as_json) as bar:
+
+            def advance(_number: int, new_rows: int) -> None:
+                nonlocal rows
+                rows += new_rows
+                bar.advance(description=f"{rows:,} rows")
+
+            work = Backfill(target, source_input, request, on_chunk=advance)
+            prepared = work.prepare()
+            bar.set_total(len(prepared.plan.chunks))
+            outcome = work.run(prepared)
     _show_outcome(table, outcome, as_json=as_json)
-
-
-def _config(options: dict[str, Any]) -> BackfillConfig:
-    config = load_section(options["config_path"], os.environ, "pipeline.backfill", BackfillConfig)
-    given = {"chunk_max_rows": options["chunk_rows"], "ledger": options["ledger"]}
-    try:
-        return replace(config, **{name: value for name, value in given.items() if value is not None})
-    except ValueError as error:
-        raise SettingsError(str(error)) from error
 
 
 def make_input(spark: SparkSession, address: str, options: dict[str, Any]) -> Input:
@@ -117,7 +124,19 @@ def make_input(spark: SparkSession, address: str, options: dict[str, Any]) -> In
         if options[name] is not None and not is_jdbc:
             raise SettingsError(f"--{name.replace('_', '-')} needs --from jdbc")
     if is_jdbc:
-        return _jdbc_input(address, options, reader_options)
+        if not options["dbtable"]:
+            raise SettingsError("--from jdbc needs --dbtable")
+        if options["schema_ddl"]:
+            raise SettingsError("--schema is for csv and jsonl, a database has types of its own")
+        keys = options["keys"]
+        login = {name: options[name] for name in ("user", "password", "driver") if options[name]}
+        return JdbcInput(
+            url=address,
+            table=options["dbtable"],
+            column=options["split_by"] or (keys[0] if len(keys) == 1 else ""),
+            must_split=options["split_by"] is not None,
+            properties={**login, **reader_options},
+        )
     declared = options["schema_ddl"]
     if declared and options["kind"] == "parquet":
         raise SettingsError("--schema is for csv and jsonl, Parquet has types of its own")
@@ -131,23 +150,6 @@ def make_input(spark: SparkSession, address: str, options: dict[str, Any]) -> In
     )
 
 
-def _jdbc_input(address: str, options: dict[str, Any], reader_options: dict[str, str]) -> JdbcInput:
-    if not options["dbtable"]:
-        raise SettingsError("--from jdbc needs --dbtable")
-    if options["schema_ddl"]:
-        raise SettingsError("--schema is for csv and jsonl, a database has types of its own")
-    keys = options["keys"]
-    login = {name: options[name] for name in ("user", "password", "driver") if options[name]}
-    column = options["split_by"] or (keys[0] if len(keys) == 1 else "")
-    return JdbcInput(
-        url=address,
-        table=options["dbtable"],
-        column=column,
-        must_split=options["split_by"] is not None,
-        properties={**login, **reader_options},
-    )
-
-
 def _parse_schema(spark: SparkSession, text: str) -> Any:
     try:
         return spark.createDataFrame([], text).schema
@@ -156,23 +158,6 @@ def _parse_schema(spark: SparkSession, text: str) -> Any:
 
 
 # -- output
-
-
-def _run(target: TargetTable, source_input: Input, request: BackfillRequest, *, show: bool) -> BackfillResult:
-    from lakefeed.pipeline.backfill.runner import Backfill  # noqa: PLC0415 - as above
-
-    rows = 0
-    with progress_bar("planning", keep=True, hidden=not show) as bar:
-
-        def advance(_number: int, new_rows: int) -> None:
-            nonlocal rows
-            rows += new_rows
-            bar.advance(description=f"{rows:,} rows")
-
-        work = Backfill(target, source_input, request, on_chunk=advance)
-        prepared = work.prepare()
-        bar.set_total(len(prepared.plan.chunks))
-        return work.run(prepared)
 
 
 def _show_plan(target: TargetTable, prepared: PreparedRun, request: BackfillRequest, *, as_json: bool) -> None:

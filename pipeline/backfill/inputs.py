@@ -30,14 +30,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lakefeed.contract.changes import Position
-from lakefeed.pipeline.backfill.settings import BackfillConfig
 from lakefeed.pipeline.errors import PipelineError
-from lakefeed.pipeline.spark.failures import is_spark_error
-from lakefeed.pipeline.spark.sql import quoted
-from lakefeed.settings import SettingsError
+from lakefeed.pipeline.spark.failures import spark_errors
+from lakefeed.pipeline.spark.tables import quoted
+from lakefeed.settings import MIB, Settings, SettingsError, setting
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -69,6 +68,26 @@ _DRIVERS = {
 _POSTGRES = "jdbc:postgresql:"
 _WITH_ZONE = "timestamp with time zone"
 _NO_DRIVER = ("No suitable driver", "ClassNotFoundException")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillConfig(Settings):
+    """Section [pipeline.backfill]."""
+
+    chunk_max_bytes: int = setting(
+        512 * MIB,
+        "Size of the input files of one chunk, in bytes. A chunk is one snapshot; a crash repeats one chunk.",
+        minimum=1,
+    )
+    chunk_max_rows: int = setting(
+        1_000_000, "Rows of one chunk of a database table, if its keys are evenly distributed.", minimum=1
+    )
+    parallel_reads: int = setting(
+        4, "Number of database connections at a time. Each reads a part of a chunk.", minimum=1
+    )
+    ledger: bool = setting(
+        True, "Record the rows of each chunk for `lakefeed verify`. Costs a copy on the disks of the executors."
+    )
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -122,46 +141,33 @@ def plan_files(files: Iterable[InputFile], *, chunk_max_bytes: int) -> ChunkPlan
     return ChunkPlan(chunks, {"files": fingerprint(lines), "cut": len(chunks)})
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRange:
-    """The range of an integer column of a database's table; without a column the table is one chunk."""
+def range_facts(
+    column: str = "", low: int = 0, high: int = 0, rows: int = 0, *, chunk_max_rows: int, parallel_reads: int
+) -> dict[str, Any]:
+    """Return the facts that determine the chunks of a database's table, by the range of an integer column.
 
-    column: str = ""
-    low: int = 0
-    high: int = 0
-    rows: int = 0
-
-    def facts(self, *, chunk_max_rows: int, parallel_reads: int) -> dict[str, Any]:
-        """Return the facts that determine the chunks."""
-        chunks = min(max(1, -(-self.rows // chunk_max_rows)), CHUNKS_MAX, max(1, self.high - self.low + 1))
-        return {
-            "column": self.column,
-            "low": self.low,
-            "high": self.high,
-            "cut": chunks if self.column else 1,
-            "parallel": parallel_reads,
-        }
+    Without a column the table is one chunk.
+    """
+    chunks = min(max(1, -(-rows // chunk_max_rows)), CHUNKS_MAX, max(1, high - low + 1))
+    return {"column": column, "low": low, "high": high, "cut": chunks if column else 1, "parallel": parallel_reads}
 
 
 def plan_range(facts: Mapping[str, Any]) -> ChunkPlan:
-    """Divide a range of keys into chunks, and each chunk into one condition per connection."""
+    """Divide a range of keys into chunks, and each chunk into one condition per connection.
+
+    Each row meets exactly one condition, rows without a key the first one.
+    """
     column, cut, parallel = str(facts["column"]), int(facts["cut"]), int(facts["parallel"])
-    if not column:
-        return ChunkPlan((InputChunk(0, conditions=("1 = 1",)),), facts)
     low, high = int(facts["low"]), int(facts["high"])
     width = high - low + 1
     parts = min(parallel, width // cut or 1)
-    conditions = _conditions(column, [low + width * number // (cut * parts) for number in range(1, cut * parts)])
+    bounds = [low + width * number // (cut * parts) for number in range(1, cut * parts)]
+    if not column or not bounds:
+        return ChunkPlan((InputChunk(0, conditions=("1 = 1",)),), facts)
+    inner = [f"{column} >= {low} AND {column} < {high}" for low, high in itertools.pairwise(bounds)]
+    conditions = [f"{column} < {bounds[0]} OR {column} IS NULL", *inner, f"{column} >= {bounds[-1]}"]
     chunks = [InputChunk(at, conditions=tuple(conditions[at * parts : (at + 1) * parts])) for at in range(cut)]
     return ChunkPlan(chunks, facts)
-
-
-def _conditions(column: str, bounds: Sequence[int]) -> list[str]:
-    """Divide all rows at the bounds: each row meets exactly one condition, rows without a key the first one."""
-    if not bounds:
-        return ["1 = 1"]
-    inner = [f"{column} >= {low} AND {column} < {high}" for low, high in itertools.pairwise(bounds)]
-    return [f"{column} < {bounds[0]} OR {column} IS NULL", *inner, f"{column} >= {bounds[-1]}"]
 
 
 def fingerprint(lines: Iterable[str]) -> str:
@@ -184,36 +190,12 @@ class InputUnreadable(PipelineError):
     """The input cannot be read as described: the user has to correct the input or the options."""
 
 
-class Input(Protocol):
-    """A source of rows that is read in chunks."""
-
-    @property
-    def address(self) -> str:
-        """Return the address, without secrets."""
-
-    @property
-    def declared(self) -> StructType | None:
-        """Return the types for text in new columns; None if the input has types of its own."""
-
-    def plan(self, spark: SparkSession, config: BackfillConfig, facts: Mapping[str, Any] | None) -> ChunkPlan:
-        """Divide the input into chunks; with the facts of an earlier run, into the same ones.
-
-        Raises: InputUnreadable.
-        """
-
-    def columns(self, spark: SparkSession, plan: ChunkPlan) -> StructType:
-        """Return the columns; in formats without types all are text.
-
-        Raises: InputUnreadable.
-        """
-
-    def read(self, spark: SparkSession, chunk: InputChunk, columns: StructType) -> DataFrame:
-        """Read one chunk."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileInput:
-    """Files of a path, which may be a file, a directory or a glob pattern."""
+    """Files of a path, which may be a file, a directory or a glob pattern.
+
+    `declared` are types for text in new columns; None if the files have types of their own.
+    """
 
     format: str
     path: str
@@ -226,12 +208,15 @@ class FileInput:
         return self.path
 
     def plan(self, spark: SparkSession, config: BackfillConfig, facts: Mapping[str, Any] | None) -> ChunkPlan:
-        """Group the files into chunks.
+        """Group the files into chunks; with the facts of an earlier run, into the same ones.
 
         Raises:
             InputUnreadable: there are no files, or not those with which the run started.
         """
-        files = self._list(spark)
+        # Spark leaves out names that start with a dot or an underscore.
+        reader = spark.read.format("binaryFile").option("recursiveFileLookup", "true")
+        listed = reader.load(self.path).select("path", "length").collect()
+        files = [InputFile(row["path"], row["length"]) for row in listed]
         if not files:
             raise InputUnreadable(f"no files found: path={self.path}")
         plan = plan_files(files, chunk_max_bytes=config.chunk_max_bytes)
@@ -242,22 +227,20 @@ class FileInput:
             )
         return plan
 
-    def _list(self, spark: SparkSession) -> list[InputFile]:
-        """List the files; Spark leaves out names that start with a dot or an underscore."""
-        reader = spark.read.format("binaryFile").option("recursiveFileLookup", "true")
-        listed = reader.load(self.path).select("path", "length").collect()
-        return [InputFile(row["path"], row["length"]) for row in listed]
-
     def columns(self, spark: SparkSession, plan: ChunkPlan) -> StructType:
-        """Return the columns of all files.
+        """Return the columns of all files; in formats without types all are text.
 
         Raises: InputUnreadable.
         """
         paths = [file.path for chunk in plan.chunks for file in chunk.files]
         if self.format == "csv":
             paths = paths[:1]  # of the others only the header matters, which is checked when they are read
-        if self.declared is not None and (self.format == "jsonl" or self.options.get("header") == "false"):
-            return self.declared if self.format == "jsonl" else _all_text(self.declared)
+        if self.declared is not None and self.format == "jsonl":
+            return self.declared
+        if self.declared is not None and self.options.get("header") == "false":
+            from pyspark.sql.types import StringType, StructField, StructType  # noqa: PLC0415 - optional, as all of Spark
+
+            return StructType([StructField(name, StringType()) for name in self.declared.names])
         found = self._load(self._reader(spark), paths).schema
         if _CORRUPT in found.names:
             raise InputUnreadable(f"some lines are not JSON objects: path={self.path}")
@@ -290,12 +273,6 @@ class FileInput:
         return reader.csv(list(paths)) if self.format == "csv" else reader.json(list(paths))
 
 
-def _all_text(columns: StructType) -> StructType:
-    from pyspark.sql.types import StringType, StructField, StructType  # noqa: PLC0415 - optional, as all of Spark
-
-    return StructType([StructField(name, StringType()) for name in columns.names])
-
-
 def parse_options(options: Sequence[str]) -> dict[str, str]:
     """Parse NAME=VALUE options.
 
@@ -322,6 +299,7 @@ class JdbcInput:
     column: str = ""
     must_split: bool = True
     properties: Mapping[str, str] = field(default_factory=dict)
+    declared: ClassVar[None] = None  # a database has types of its own
 
     @property
     def address(self) -> str:
@@ -329,13 +307,8 @@ class JdbcInput:
         bare = self.url.partition("?")[0].partition(";")[0]
         return f"{bare} {self.table}"
 
-    @property
-    def declared(self) -> StructType | None:
-        """Return None: a database has types of its own."""
-        return None
-
     def plan(self, spark: SparkSession, config: BackfillConfig, facts: Mapping[str, Any] | None) -> ChunkPlan:
-        """Divide the range of keys into chunks.
+        """Divide the range of keys into chunks; with the facts of an earlier run, into the same ones.
 
         Raises:
             InputUnreadable: the column does not contain whole numbers.
@@ -343,22 +316,23 @@ class JdbcInput:
         if facts is None:
             with _driver_errors(self.address):
                 found = self._range(spark)
-            facts = found.facts(chunk_max_rows=config.chunk_max_rows, parallel_reads=config.parallel_reads)
+            facts = range_facts(*found, chunk_max_rows=config.chunk_max_rows, parallel_reads=config.parallel_reads)
         return plan_range(facts)
 
-    def _range(self, spark: SparkSession) -> KeyRange:
+    def _range(self, spark: SparkSession) -> tuple[str, int, int, int] | tuple[()]:
+        """Return column, lowest and highest key, and rows; empty if the table cannot be divided."""
         if not self.column:
-            return KeyRange()
+            return ()
         ends = f"min({self.column}) AS low, max({self.column}) AS high, count(*) AS row_count"
         query = f"SELECT {ends} FROM {self.table} {_ALIAS}"
         low, high, rows = self._options(spark).option("query", query).load().collect()[0]
         if low is None:
-            return KeyRange()
+            return ()
         if not isinstance(low, int | Decimal) or int(low) != low or int(high) != high:
             if not self.must_split:
-                return KeyRange()
+                return ()
             raise InputUnreadable(f"--split-by needs a column of whole numbers: column={self.column} lowest={low}")
-        return KeyRange(self.column, int(low), int(high), int(rows))
+        return self.column, int(low), int(high), int(rows)
 
     def columns(self, spark: SparkSession, plan: ChunkPlan) -> StructType:
         """Return the table's columns from the database.
@@ -414,12 +388,15 @@ class JdbcInput:
         return {**({"driver": driver} if driver else {}), **self.properties}
 
 
+Input = FileInput | JdbcInput
+
+
 @contextmanager
 def _driver_errors(address: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:
-        if not is_spark_error(error) or not any(mark in str(error) for mark in _NO_DRIVER):
+    except spark_errors() as error:
+        if not any(mark in str(error) for mark in _NO_DRIVER):
             raise
         raise InputUnreadable(
             "no JDBC driver for this database, add it with --packages or --jar, and name its class with --driver:"

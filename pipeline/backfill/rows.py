@@ -30,7 +30,7 @@ from pyspark.sql import functions as sql
 from lakefeed.contract import changes as cdc
 from lakefeed.contract.changes import Operation, Position
 from lakefeed.pipeline.backfill.types import FittedColumn, read_text
-from lakefeed.pipeline.spark.sql import quoted
+from lakefeed.pipeline.spark.tables import quoted
 from lakefeed.settings import SettingsError
 
 _NESTED = (types.StructType, types.ArrayType, types.MapType)

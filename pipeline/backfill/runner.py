@@ -24,9 +24,8 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
@@ -45,6 +44,7 @@ from lakefeed.contract.ledger import (
 )
 from lakefeed.pipeline.backfill.inputs import (
     BEFORE_ALL,
+    BackfillConfig,
     ChunkPlan,
     Input,
     InputChunk,
@@ -54,15 +54,12 @@ from lakefeed.pipeline.backfill.inputs import (
     position_text,
 )
 from lakefeed.pipeline.backfill.rows import ReadContext, as_changes, key_columns
-from lakefeed.pipeline.backfill.settings import BackfillConfig
-from lakefeed.pipeline.backfill.target import ChunkState, RunRecord, TargetTable, check_row_ids, find_chunk
+from lakefeed.pipeline.backfill.target import RunRecord, TargetTable, check_row_ids, find_chunk
 from lakefeed.pipeline.backfill.types import FittedColumn, SchemaFit, fit_columns
 from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.spark import tables
-from lakefeed.pipeline.spark.failures import is_spark_error, message_of, root_cause_of
-from lakefeed.pipeline.spark.metadata import current_fields, load_metadata
-from lakefeed.pipeline.spark.sql import type_sql
-from lakefeed.pipeline.spark.tables import Snapshot
+from lakefeed.pipeline.spark.failures import message_of, root_cause_of, spark_errors
+from lakefeed.pipeline.spark.tables import fields_of, load_metadata, type_sql
 from lakefeed.pipeline.verification.scan import facts_of, tally_rows
 from lakefeed.settings import SettingsError
 
@@ -126,7 +123,7 @@ class ChunkWriter:
             )
         if not self._with_ledger or metadata is None:
             return StagedChunk(changes, count, None)
-        return StagedChunk(changes, count, facts_of(tally_rows(changes, current_fields(metadata)).collect()))
+        return StagedChunk(changes, count, facts_of(tally_rows(changes, fields_of(metadata)).collect()))
 
     def commit(self, staged: StagedChunk, mark: ChunkMark) -> CommittedChunk:
         """Append a chunk as one snapshot; none if it has no rows.
@@ -155,13 +152,6 @@ class ChunkWriter:
         writer.append()
 
 
-def _recorded_in(snapshot: Snapshot) -> CommittedChunk:
-    """Return what a committed chunk contains, by its snapshot."""
-    ledger = ledger_from_text(snapshot.summary.get(LEDGER_KEY))
-    rows = int(snapshot.summary.get("added-records", 0))
-    return CommittedChunk(rows, None if ledger is None else _checksum(ledger.facts))
-
-
 def _found_in_rows(target: TargetTable, record: RunRecord) -> CommittedChunk | None:
     """Return what a committed chunk contains, by its rows, which share one time of receipt; None if it has none."""
     received_at = sql.timestamp_micros(sql.lit(record.at_us).cast("long"))
@@ -173,7 +163,7 @@ def _found_in_rows(target: TargetTable, record: RunRecord) -> CommittedChunk | N
     if record.checksum is None:
         count = rows.count()
         return CommittedChunk(count, None) if count else None
-    fields = current_fields(load_metadata(target.spark, target.sql))
+    fields = fields_of(load_metadata(target.spark, target.sql))
     facts = facts_of(tally_rows(rows, fields).collect())
     return CommittedChunk(sum(each.rows for each in facts.values()), _checksum(facts)) if facts else None
 
@@ -257,18 +247,20 @@ class Backfill:
         facts = None if record is None else record.facts
         plan = self._input.plan(target.spark, request.config, facts)
         given = self._input.columns(target.spark, plan)
-        fitting = self._fit(given, is_new=is_new)
-        key = self._check_key(fitting, record, is_new=is_new)
-        self._check_position(is_new=is_new)
-        return PreparedRun(run, plan, given, fitting, record, is_new, key)
-
-    def _fit(self, given: StructType, *, is_new: bool) -> SchemaFit:
-        known = StructType() if is_new else self._target.columns()
-        uuids = set() if is_new else _uuids_of(self._target.metadata())
+        metadata = None if is_new else target.metadata()
+        uuids = {each["name"] for each in fields_of(metadata) if each["type"] == "uuid"} if metadata else set()
+        known = StructType() if is_new else target.columns()
         fitting = fit_columns(given, known, uuids=uuids, declared=self._input.declared)
         if fitting.problems:
             raise SchemaMismatch("nothing was written: " + "; ".join(fitting.problems))
-        return fitting
+        key = self._check_key(fitting, record, is_new=is_new)
+        mark = None if is_new else target.mark(request.source)
+        if request.position.resolve(mark) == BEFORE_ALL and mark is not None and target.has_truncates(request.source):
+            raise SettingsError(
+                "the source has truncated the table, which would delete rows from before all changes: set --position to"
+                f" where the input was read: mark={position_text(mark)}"
+            )
+        return PreparedRun(run, plan, given, fitting, record, is_new, key)
 
     def _check_key(self, fitting: SchemaFit, record: RunRecord | None, *, is_new: bool) -> tuple[str, ...]:
         """Return the key's columns, if their row ids are those of live changes and of the run's start."""
@@ -282,15 +274,6 @@ class Backfill:
         if not is_new:
             check_row_ids(self._target, key)
         return names
-
-    def _check_position(self, *, is_new: bool) -> None:
-        mark = None if is_new else self._target.mark(self._request.source)
-        position = self._request.position.resolve(mark)
-        if position == BEFORE_ALL and mark is not None and self._target.has_truncates(self._request.source):
-            raise SettingsError(
-                "the source has truncated the table, which would delete rows from before all changes: set --position to"
-                f" where the input was read: mark={position_text(mark)}"
-            )
 
     def run(self, prepared: PreparedRun) -> BackfillResult:
         """Write all chunks that are not committed yet.
@@ -356,17 +339,9 @@ class Backfill:
     def _write_chunk(
         self, chunk: InputChunk, prepared: PreparedRun, record: RunRecord, writer: ChunkWriter
     ) -> RunRecord:
-        record = self._save_intent(record)
-        written = self._append(chunk, prepared, record, writer)
-        self._on_chunk(chunk.number, written.rows)
-        facts = {"table": str(self._target.name), "run": record.run, "chunk": chunk.number, "rows": written.rows}
-        _log.info("backfill_chunk_committed", extra=facts)
-        return record.after_chunk(written.rows, written.checksum)
-
-    def _save_intent(self, record: RunRecord) -> RunRecord:
-        """Record what is about to be written, so that a later process can find it."""
         self._target.check_owner(record)
         head = tables.current_snapshot(self._target.spark, self._target.sql)
+        # What is about to be written is recorded first, so that a later process can find it.
         record = replace(
             record,
             after=None if head is None else head.snapshot_id,
@@ -374,7 +349,11 @@ class Backfill:
             at_us=max(int(self._clock() * _US_PER_S), record.at_us + 1),
         )
         self._target.save_record(record)
-        return record
+        written = self._append(chunk, prepared, record, writer)
+        self._on_chunk(chunk.number, written.rows)
+        facts = {"table": str(self._target.name), "run": record.run, "chunk": chunk.number, "rows": written.rows}
+        _log.info("backfill_chunk_committed", extra=facts)
+        return record.after_chunk(written.rows, written.checksum)
 
     def _append(
         self, chunk: InputChunk, prepared: PreparedRun, record: RunRecord, writer: ChunkWriter
@@ -382,16 +361,17 @@ class Backfill:
         # The mark first: changes committed between the mark and the read win over the rows.
         position = self._request.position.resolve(self._target.mark(self._request.source))
         context = ReadContext(source=self._request.source, key=self._request.key, position=position, at_us=record.at_us)
-        staged = self._stage(chunk, prepared, context, writer)
+        try:
+            staged = writer.stage(self._input.read(self._target.spark, chunk, prepared.given), context)
+        except spark_errors() as error:
+            raise InputUnreadable(f"a chunk cannot be read: chunk={chunk.number}: {root_cause_of(error)}") from error
         mark = ChunkMark(record.run, chunk.number, len(prepared.plan.chunks))
         for _ in range(ATTEMPTS_MAX):
             # Another process may have taken over during the read.
             self._target.check_owner(record)
             try:
                 written = writer.commit(staged, mark)
-            except Exception as error:
-                if not is_spark_error(error):
-                    raise
+            except spark_errors() as error:
                 reason = message_of(error)
                 _log.warning("backfill_append_failed", extra={"chunk": chunk.number, "reason": reason})
             else:
@@ -406,33 +386,19 @@ class Backfill:
             f" run={record.run} chunk={chunk.number}: {reason}"
         )
 
-    def _stage(
-        self, chunk: InputChunk, prepared: PreparedRun, context: ReadContext, writer: ChunkWriter
-    ) -> StagedChunk:
-        try:
-            return writer.stage(self._input.read(self._target.spark, chunk, prepared.given), context)
-        except Exception as error:
-            if not is_spark_error(error):
-                raise
-            raise InputUnreadable(f"a chunk cannot be read: chunk={chunk.number}: {root_cause_of(error)}") from error
-
     def _find(self, record: RunRecord) -> CommittedChunk | None:
         """Return what the record's next chunk contains; None if it is not committed."""
         lineage = tables.lineage(self._target.spark, self._target.sql)
         found = find_chunk(lineage, run=record.run, chunk=record.next, after=record.after)
-        if found.state is ChunkState.COMMITTED:
-            if len(found.snapshots) > 1:
-                ids = ",".join(str(each.snapshot_id) for each in found.snapshots)
-                raise PipelineError(
-                    f"two processes have committed the same chunk: run={record.run} chunk={record.next} snapshots={ids}"
-                )
-            return _recorded_in(found.snapshots[0])
-        if found.state is ChunkState.UNKNOWN and record.at_us:
-            return _found_in_rows(self._target, record)
-        return None
-
-
-def _uuids_of(document: Mapping[str, Any] | None) -> set[str]:
-    if document is None:
-        return set()
-    return {field["name"] for field in current_fields(document) if field["type"] == "uuid"}
+        if found is None:
+            return _found_in_rows(self._target, record) if record.at_us else None
+        if len(found) > 1:
+            ids = ",".join(str(each.snapshot_id) for each in found)
+            raise PipelineError(
+                f"two processes have committed the same chunk: run={record.run} chunk={record.next} snapshots={ids}"
+            )
+        if not found:
+            return None
+        ledger = ledger_from_text(found[0].summary.get(LEDGER_KEY))
+        checksum = None if ledger is None else _checksum(ledger.facts)
+        return CommittedChunk(int(found[0].summary.get("added-records", 0)), checksum)

@@ -17,16 +17,15 @@ A run is a property of the table, written before each chunk:
 Chunks before `next` are committed. Chunk `next` was to be committed after snapshot `after`, with rows received at `at`;
 a process that resumes has to find out whether it was:
 
-    between main and `after` there is a snapshot of this chunk    COMMITTED
-    between main and `after` there is none                        ABSENT
-    snapshots in between have expired                             UNKNOWN    search for rows received at `at`
+    between main and `after` there is a snapshot of this chunk    it is committed
+    between main and `after` there is none                        it is not
+    snapshots in between have expired                             unknown: search for rows received at `at`
 
 `owner` is the process that runs it. A process that finds another owner stops: the later start resumes the run.
 """
 
 from __future__ import annotations
 
-import enum
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -37,7 +36,16 @@ from lakefeed.contract import changes as cdc
 from lakefeed.contract.changes import ROW_ID, Operation, Position, SourceId
 from lakefeed.contract.errors import WriterError
 from lakefeed.contract.ledger import CHECKSUM_MODULUS, RUN_PROPERTY_PREFIX, TOTALS_PROPERTY, Totals, chunk_mark_of
-from lakefeed.contract.progress import as_hex, as_number, as_object, decode_object, encode, member, progress_from_text
+from lakefeed.contract.progress import (
+    PROGRESS_PROPERTY,
+    as_hex,
+    as_number,
+    as_object,
+    decode_object,
+    encode,
+    member,
+    progress_from_text,
+)
 from lakefeed.contract.properties import UPKEEP_PROPERTIES
 from lakefeed.pipeline.backfill.rows import column_text, form_problem
 from lakefeed.pipeline.backfill.types import FittedColumn
@@ -46,9 +54,17 @@ from lakefeed.pipeline.mirrors.layout import plan_layout
 from lakefeed.pipeline.mirrors.settings import MirrorMode, MirrorSettings, mirror_names
 from lakefeed.pipeline.mirrors.table import MIRROR_KEY
 from lakefeed.pipeline.spark import tables
-from lakefeed.pipeline.spark.metadata import current_fields, has_jvm, load_metadata
-from lakefeed.pipeline.spark.sql import property_pairs, quoted, text_literal, type_sql
-from lakefeed.pipeline.spark.tables import Snapshot, TableIdentifier
+from lakefeed.pipeline.spark.tables import (
+    Snapshot,
+    TableIdentifier,
+    fields_of,
+    has_jvm,
+    load_metadata,
+    property_pairs,
+    quoted,
+    text_literal,
+    type_sql,
+)
 from lakefeed.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -152,32 +168,17 @@ def parse_record(run: str, text: str) -> RunRecord:
     )
 
 
-class ChunkState(enum.Enum):
-    """State of a chunk, as the module header describes."""
+def find_chunk(lineage: Sequence[Snapshot], *, run: str, chunk: int, after: int | None) -> list[Snapshot] | None:
+    """Return the snapshots that commit a chunk, which should be one at most; None if it is unknown.
 
-    COMMITTED = "committed"
-    ABSENT = "absent"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class FoundChunk:
-    """The state of a chunk by the table's snapshots, and the snapshots that commit it, which should be one."""
-
-    state: ChunkState
-    snapshots: Sequence[Snapshot] = ()
-
-
-def find_chunk(lineage: Sequence[Snapshot], *, run: str, chunk: int, after: int | None) -> FoundChunk:
-    """Find a chunk in the snapshots of main, newest first."""
+    `lineage` has the snapshots of main, newest first.
+    """
     later = list(itertools.takewhile(lambda each: each.snapshot_id != after, lineage))
     marks = [(each, chunk_mark_of(each.summary)) for each in later]
     found = [each for each, mark in marks if mark is not None and (mark.run, mark.chunk) == (run, chunk)]
-    if found:
-        return FoundChunk(ChunkState.COMMITTED, found)
     oldest_parent = lineage[-1].parent_id if lineage else None
     is_complete = len(later) < len(lineage) or oldest_parent == after
-    return FoundChunk(ChunkState.ABSENT if is_complete else ChunkState.UNKNOWN)
+    return found if found or is_complete else None
 
 
 # -- the table
@@ -219,7 +220,7 @@ class TargetTable:
             PipelineError: the table's marker is damaged.
         """
         try:
-            progress = progress_from_text(self.properties().get(tables.PROGRESS))
+            progress = progress_from_text(self.properties().get(PROGRESS_PROPERTY))
         except WriterError as error:
             raise PipelineError(str(error)) from error
         return progress.sources.get(SourceId(source))
@@ -275,7 +276,7 @@ class TargetTable:
         metadata = self.metadata()
         if metadata is None:
             return False
-        names = {field["id"]: field["name"] for field in current_fields(metadata)}
+        names = {field["id"]: field["name"] for field in fields_of(metadata)}
         spec = next(each for each in metadata["partition-specs"] if each["spec-id"] == metadata["default-spec-id"])
         sources = (names.get(each.get("source-id"), "") for each in spec["fields"] if each["transform"] != "void")
         return all(name.startswith(cdc.RESERVED_PREFIX) for name in sources)

@@ -24,7 +24,7 @@ from pyspark.sql import functions as sql
 
 from lakefeed.contract.changes import RESERVED_PREFIX
 from lakefeed.pipeline.mirrors.layout import former_names
-from lakefeed.pipeline.spark.sql import quoted, type_sql
+from lakefeed.pipeline.spark.tables import quoted, type_sql
 
 # Iceberg's metadata columns, which Spark rejects as names; the writer has the same list.
 _ICEBERG_NAMES = frozenset(
@@ -100,7 +100,7 @@ def fit_columns(
     matched: dict[str, str] = {}
     for each in given.fields:
         folded = each.name.lower()
-        if (problem := _name_problem(each.name) or _time_problem(each)) or folded in seen:
+        if (problem := _column_problem(each)) or folded in seen:
             fitting.problems.append(problem or f"two columns have the same name: column={each.name}")
             continue
         seen.add(folded)
@@ -113,21 +113,10 @@ def fit_columns(
         elif isinstance(each.dataType, types.StringType) and (
             column.name in uuids or is_readable_from_text(column.dataType)
         ):
-            fitting.columns.append(_fitted(each, column.name, column.dataType, is_text=True))
+            fitting.columns.append(FittedColumn(each.name, column.name, column.dataType, each.dataType, is_text=True))
         else:
             _match(fitting, each, column)
     return fitting
-
-
-def _fitted(
-    given: types.StructField,
-    name: str,
-    stored: types.DataType,
-    convert: Convert | None = None,
-    *,
-    is_text: bool = False,
-) -> FittedColumn:
-    return FittedColumn(given.name, name, stored, given.dataType, convert, is_text=is_text)
 
 
 def _add(fitting: SchemaFit, given: types.StructField, declared: types.DataType | None) -> None:
@@ -139,7 +128,7 @@ def _add(fitting: SchemaFit, given: types.StructField, declared: types.DataType 
     fitting.changes.append(f"ADD COLUMN {quoted(given.name)} {type_sql(stored)}")
     is_text = isinstance(given.dataType, types.StringType) and is_readable_from_text(stored)
     convert = None if is_text else fit_type(given.dataType, stored).convert
-    fitting.columns.append(_fitted(given, given.name, stored, convert, is_text=is_text))
+    fitting.columns.append(FittedColumn(given.name, given.name, stored, given.dataType, convert, is_text=is_text))
 
 
 def _match(fitting: SchemaFit, given: types.StructField, known: types.StructField) -> None:
@@ -151,23 +140,17 @@ def _match(fitting: SchemaFit, given: types.StructField, known: types.StructFiel
         return
     path = quoted(known.name)
     fitting.changes += [change.replace(PATH, path + inner) for inner, change in fit.changes]
-    fitting.columns.append(_fitted(given, known.name, fit.stored, fit.convert))
+    fitting.columns.append(FittedColumn(given.name, known.name, fit.stored, given.dataType, fit.convert))
 
 
-def _time_problem(given: types.StructField) -> str | None:
-    if not (given.metadata or {}).get(_SPARK_TIME):
-        return None
-    return (
-        f"a time of day would become a timestamp without fraction, select it as text with a query: column={given.name}"
-    )
-
-
-def _name_problem(name: str) -> str | None:
-    folded = name.lower()
+def _column_problem(given: types.StructField) -> str | None:
+    name, folded = given.name, given.name.lower()
     if not 0 < len(name) <= _NAME_MAX_CHARS or min(name) < " ":
         return f"invalid column name, rename it: column={name!r}"
     if folded.startswith(RESERVED_PREFIX) or folded in _ICEBERG_NAMES:
         return f"column name is reserved, rename it: column={name}"
+    if (given.metadata or {}).get(_SPARK_TIME):
+        return f"a time of day would become a timestamp without fraction, select it as text with a query: column={name}"
     return None
 
 

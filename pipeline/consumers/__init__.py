@@ -1,8 +1,9 @@
 """Consumers: streaming readers of a table that are registered as tags, so that expiry keeps what they still need.
 
-    query ---progress---> following ---snapshot---> registry ---CREATE OR REPLACE TAG---> table
-                                                                                            |
-    maintenance, /status <-------- lakefeed.contract.consumers: History, Consumer <---------+
+    query ---progress---> registry ---CREATE OR REPLACE TAG---> table
+                                                                  |
+    maintenance, /status <-- lakefeed.contract.consumers: <-------+
+                             History, Consumer
 
 For users:
 
@@ -14,19 +15,3 @@ For users:
 
 Imported by maintenance and mirrors; imports spark.
 """
-
-from lakefeed.contract.consumers import MAX_AGE_DEFAULT, Consumer
-from lakefeed.pipeline.consumers.following import QueryFollower, finished_snapshot, follow
-from lakefeed.pipeline.consumers.registry import consumers, drop, hold, register
-
-__all__ = [
-    "MAX_AGE_DEFAULT",
-    "Consumer",
-    "QueryFollower",
-    "consumers",
-    "drop",
-    "finished_snapshot",
-    "follow",
-    "hold",
-    "register",
-]

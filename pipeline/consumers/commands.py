@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from lakefeed.command_line import json_option, print_json, print_table
+from lakefeed.contract.consumers import describe
 from lakefeed.contract.errors import ConsumerError
 from lakefeed.pipeline.consumers.registry import consumers as load_consumers
 from lakefeed.pipeline.consumers.registry import drop as drop_consumer
 from lakefeed.pipeline.spark.options import opened_session, spark_options
-from lakefeed.pipeline.spark.settings import JobKind
+from lakefeed.pipeline.spark.session import JobKind
 from lakefeed.pipeline.spark.tables import TableIdentifier, all_tables, catalog_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 # Keys of a described consumer, and their headings.
 COLUMNS = {
@@ -55,7 +52,12 @@ def list_consumers(tables: Sequence[str], *, as_json: bool, **options: Any) -> N
     """
     names = [TableIdentifier.parse(text) for text in tables]
     with opened_session(options, job_kind=JobKind.SHORT, app_name="lakefeed-consumers") as spark:
-        found = _describe(spark, names)
+        catalog, now_ms = catalog_of(spark), int(time.time() * 1000)
+        found = [
+            {"table": str(table), **describe(consumer, now_ms=now_ms)}
+            for table in names or [name for name, own in all_tables(spark, catalog).items() if own]
+            for consumer in load_consumers(spark, table.sql(catalog))
+        ]
     if as_json:
         print_json({"consumers": found})
     elif not found:
@@ -69,27 +71,6 @@ def _kept_text(consumer: Mapping[str, Any]) -> str:
         return "expired"
     kept_s = consumer["keptForSeconds"]
     return "no limit" if kept_s is None else f"{kept_s / 3600:.1f}"
-
-
-def _describe(spark: SparkSession, names: Sequence[TableIdentifier]) -> list[dict[str, Any]]:
-    """Describe consumers with the keys of /status."""
-    catalog, now_ms = catalog_of(spark), int(time.time() * 1000)
-    chosen = names or [name for name, own in all_tables(spark, catalog).items() if own]
-    return [
-        {
-            "table": str(table),
-            "name": consumer.name,
-            "snapshotId": consumer.snapshot_id,
-            "snapshotsBehind": consumer.snapshots_behind,
-            "secondsBehind": consumer.behind.total_seconds(),
-            "keptForSeconds": None
-            if consumer.kept_until_ms is None
-            else max(0, consumer.kept_until_ms - now_ms) / 1000,
-            "isExpired": consumer.is_over(now_ms),
-        }
-        for table in chosen
-        for consumer in load_consumers(spark, table.sql(catalog))
-    ]
 
 
 @consumers.command("drop")

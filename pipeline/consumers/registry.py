@@ -1,14 +1,27 @@
-"""Registry of consumers: set, find and drop their tags by Spark SQL. lakefeed.contract.consumers defines the tags.
+"""Registry of consumers: set, find and drop their tags by Spark SQL, and keep a running query registered.
 
-Setting a tag is a commit to the table's metadata that leaves `main` unchanged, so it never disturbs the writer. Spark
-rejects it if any other commit comes in between; it is then retried.
+lakefeed.contract.consumers defines the tags. Setting one is a commit to the table's metadata that leaves `main`
+unchanged, so it never disturbs the writer. Spark rejects it if any other commit comes in between; it is then retried.
+
+A query's progress names the last snapshot of each batch that is finished and recorded in its checkpoint:
+
+    progress -> sources[0] -> endOffset -> {"snapshot_id": ..., "position": ..., ...}
+
+`follow` reads it in a thread beside the query: at its start, at most every minute, and at its end. Errors of this
+thread are logged and retried, and never affect the query.
 """
 
 from __future__ import annotations
 
+import ast
+import json
+import logging
+import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lakefeed.contract.consumers import (
     MAX_AGE_DEFAULT,
@@ -21,15 +34,25 @@ from lakefeed.contract.consumers import (
     tag_of,
 )
 from lakefeed.contract.errors import ConsumerError
-from lakefeed.pipeline.spark.failures import retry_on_conflict
-from lakefeed.pipeline.spark.sql import quoted
+from lakefeed.pipeline.spark.failures import first_line, retry_on_conflict
+from lakefeed.pipeline.spark.tables import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
+
+_log = logging.getLogger(__name__)
 
 # An attempt takes some tenths of a second, in which a busy table may get another commit.
 ATTEMPTS_MAX = 8
+
+# A registration is a commit to the table's metadata: often enough for old snapshots to expire soon.
+REGISTER_EVERY_S = 60.0
+# How soon the end of the block is noticed.
+_POLL_S = 1.0
+# How long the end waits for a running registration.
+_JOIN_TIMEOUT_S = 60.0
 
 
 def register(
@@ -125,3 +148,77 @@ def _load_moments(spark: SparkSession, table: str, *, only: set[int] | None = No
     which = "" if only is None else f" WHERE snapshot_id IN ({', '.join(map(str, sorted(only)))})"
     columns = "snapshot_id, parent_id, unix_millis(committed_at), operation"
     return [Moment(*row) for row in spark.sql(f"SELECT {columns} FROM {table}.snapshots{which}").collect()]
+
+
+# -- a running query
+
+
+@contextmanager
+def follow(
+    query: StreamingQuery,
+    *,
+    spark: SparkSession,
+    table: str,
+    name: str,
+    source: int = 0,
+    every_s: float = REGISTER_EVERY_S,
+    max_age: timedelta = MAX_AGE_DEFAULT,
+) -> Iterator[None]:
+    """Keep a streaming query registered as a consumer of a table until the block ends.
+
+    `table` is its name in SQL, `source` its index among the tables that the query reads. A query that is still running
+    at the end of the block goes on.
+    """
+
+    def register_finished() -> bool:
+        """Register what is finished, and return whether the query has finished anything."""
+        snapshot_id = finished_snapshot(query.lastProgress, source=source)
+        if snapshot_id is None:
+            return False
+        if register(spark, table, name, snapshot_id, max_age=max_age):
+            _log.info("consumer_registered", extra={"table": table, "consumer": name, "snapshot": snapshot_id})
+        return True
+
+    def attempt(action: Callable[[], bool]) -> bool:
+        """Run an action and log its error. A failed action counts as done, so that it is retried after `every_s`."""
+        try:
+            return action()
+        except Exception as error:  # noqa: BLE001 - the query must go on, whatever Spark raises
+            facts = {"table": table, "consumer": name, "reason": first_line(error)}
+            _log.warning("consumer_registration_failed", extra=facts)
+            return True
+
+    stopping = threading.Event()
+
+    def run() -> None:
+        attempt(lambda: hold(spark, table, name, max_age=max_age))
+        due = time.monotonic()
+        while not stopping.wait(min(_POLL_S, every_s)):
+            if time.monotonic() >= due and attempt(register_finished):
+                due = time.monotonic() + every_s
+
+    thread = threading.Thread(target=run, name=f"consumer-{name}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join(_JOIN_TIMEOUT_S)
+        attempt(register_finished)
+
+
+def finished_snapshot(progress: Mapping[str, Any] | None, *, source: int = 0) -> int | None:
+    """Return the last snapshot that a query has finished, from its progress; None before its first batch.
+
+    `source` is the index of the table among those that the query reads.
+    """
+    if progress is None or source >= len(progress["sources"]):
+        return None
+    offset = progress["sources"][source]["endOffset"]
+    if isinstance(offset, str):
+        try:
+            offset = json.loads(offset)
+        except ValueError:
+            offset = ast.literal_eval(offset)  # PySpark 4 returns the repr of a dict
+    found = offset.get("snapshot_id") if isinstance(offset, Mapping) else None
+    return None if found is None or int(found) < 0 else int(found)

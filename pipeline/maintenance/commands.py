@@ -12,25 +12,30 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
-from lakefeed.command_line import json_option, print_json, progress_bar
-from lakefeed.pipeline.maintenance.settings import MaintenanceConfig, Step
+from lakefeed.command_line import json_option, print_json, print_table, progress_bar
+from lakefeed.pipeline.maintenance.plan import MaintenanceConfig, Step
 from lakefeed.pipeline.spark.options import opened_session, spark_options
-from lakefeed.pipeline.spark.settings import JobKind
+from lakefeed.pipeline.spark.session import JobKind
 from lakefeed.pipeline.spark.tables import TableIdentifier, catalog_of, exists
 from lakefeed.settings import SettingsError, load_section
 
 if TYPE_CHECKING:
-    from lakefeed.pipeline.maintenance.facts import TableSizes
-    from lakefeed.pipeline.maintenance.plan import TablePlan
     from lakefeed.pipeline.maintenance.runner import TableReport
     from lakefeed.pipeline.maintenance.steps import StepResult
 
 
 FAILED = 1
 
+# Headings of the table, and the sizes under them.
+_SIZES = {
+    "data files": "data_files",
+    "small": "small_files",
+    "size": "data_bytes",
+    "deletes": "delete_files",
+    "manifests": "manifests",
+    "snapshots": "snapshots",
+}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -98,11 +103,20 @@ def parse_steps(text: str | None) -> frozenset[Step]:
 
 
 def _table_to_json(report: TableReport) -> dict[str, Any]:
+    plan = report.plan
     return {
         "table": str(report.table),
-        "plan": _plan_to_json(report.plan) if report.plan else None,
-        "before": report.before.to_json() if report.before else None,
-        "after": report.after.to_json() if report.after else None,
+        "plan": plan
+        and {
+            "compact": dataclasses.asdict(plan.compaction) if plan.compaction else None,
+            "deletes": plan.deletes,
+            "manifests": plan.manifests,
+            "expire": dataclasses.asdict(plan.expiry) if plan.expiry else None,
+            "orphansBefore": plan.orphans_before_ms,
+            "skipped": {step.value: reason for step, reason in plan.skipped.items()},
+        },
+        "before": dataclasses.asdict(report.before) if report.before else None,
+        "after": dataclasses.asdict(report.after) if report.after else None,
         "steps": {
             result.step.value: {"seconds": round(result.seconds, 3), **result.counts, "problem": result.problem}
             for result in report.results
@@ -111,45 +125,32 @@ def _table_to_json(report: TableReport) -> dict[str, Any]:
     }
 
 
-def _plan_to_json(plan: TablePlan) -> dict[str, Any]:
-    return {
-        "compact": dataclasses.asdict(plan.compaction) if plan.compaction else None,
-        "deletes": plan.deletes,
-        "manifests": plan.manifests,
-        "expire": dataclasses.asdict(plan.expiry) if plan.expiry else None,
-        "orphansBefore": plan.orphans_before_ms,
-        "skipped": {step.value: reason for step, reason in (plan.skipped or {}).items()},
-    }
-
-
 # -- the report as text
 
 
 def _print_reports(reports: Sequence[TableReport], *, is_dry_run: bool) -> None:
     """Print each table before and after, what was done, and what went wrong."""
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    table = Table(
-        "table", "data files", "small", "size", "deletes", "manifests", "snapshots", "to do" if is_dry_run else "done"
-    )
+    done = "to do" if is_dry_run else "done"
+    rows = []
     for report in reports:
         if report.before and report.after:
             lines = _planned_lines(report) if is_dry_run else [_done_line(result) for result in report.results]
-            table.add_row(str(report.table), *_changes(report.before, report.after), "\n".join(lines) or "nothing")
-    console.print(table)
+            before, after = dataclasses.asdict(report.before), dataclasses.asdict(report.after)
+            sizes = {
+                heading: " -> ".join(dict.fromkeys(_shown(name, each[name]) for each in (before, after)))
+                for heading, name in _SIZES.items()
+            }
+            rows.append({"table": str(report.table), **sizes, done: "\n".join(lines) or "nothing"})
+    print_table(rows, ("table", *_SIZES, done))
     for report in reports:
         for note in _notes(report):
-            console.print(f"{report.table}: {note}", style="yellow", highlight=False, markup=False)
+            click.secho(f"{report.table}: {note}", fg="yellow")
         for problem in report.problems:
-            console.print(f"{report.table}: {problem}", style="red", highlight=False, markup=False)
+            click.secho(f"{report.table}: {problem}", fg="red")
 
 
-def _changes(before: TableSizes, after: TableSizes) -> Iterator[str]:
-    for name in ("data_files", "small_files", "data_bytes", "delete_files", "manifests", "snapshots"):
-        shown = [
-            size_text(getattr(sizes, name)) if name == "data_bytes" else f"{getattr(sizes, name):,}"
-            for sizes in (before, after)
-        ]
-        yield " -> ".join(dict.fromkeys(shown))
+def _shown(name: str, count: int) -> str:
+    return size_text(count) if "bytes" in name else f"{count:,}"
 
 
 def _planned_lines(report: TableReport) -> list[str]:
@@ -168,8 +169,7 @@ def _planned_lines(report: TableReport) -> list[str]:
 
 def _done_line(result: StepResult) -> str:
     counts = (
-        f"{size_text(value) if name.startswith('bytes') else format(value, ',')}"
-        f" {name.removeprefix('bytes_').replace('_', ' ')}"
+        f"{_shown(name, value)} {name.removeprefix('bytes_').replace('_', ' ')}"
         for name, value in result.counts.items()
         if value
     )
@@ -181,7 +181,7 @@ def _notes(report: TableReport) -> Iterator[str]:
     plan = report.plan
     if plan is None:
         return
-    for step, reason in (plan.skipped or {}).items():
+    for step, reason in plan.skipped.items():
         yield f"{step.value} skipped: {reason}"
     if plan.expiry and plan.expiry.held_by:
         yield f"snapshots kept for consumers: {', '.join(plan.expiry.held_by)}"

@@ -9,15 +9,24 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from lakefeed.pipeline.maintenance.facts import TableFacts, TableSizes, load_facts
-from lakefeed.pipeline.maintenance.locations import SharedLocation, check_location_is_own, directories_of
-from lakefeed.pipeline.maintenance.plan import TablePlan, plan_table
-from lakefeed.pipeline.maintenance.settings import MaintenanceConfig, MaintenanceSettings, Step
-from lakefeed.pipeline.maintenance.steps import StepResult, run_step
-from lakefeed.pipeline.spark.failures import first_line, is_spark_error
+from lakefeed.contract.properties import COMMIT_RETRIES, COMMIT_RETRY_MAX_WAIT_MS, UPKEEP_PROPERTIES
+from lakefeed.pipeline.maintenance.plan import (
+    MaintenanceConfig,
+    MaintenanceSettings,
+    SharedLocation,
+    Step,
+    TableFacts,
+    TablePlan,
+    TableSizes,
+    check_location_is_own,
+    directories_of,
+    plan_table,
+)
+from lakefeed.pipeline.maintenance.steps import StepResult, load_facts, run_step
+from lakefeed.pipeline.spark.failures import first_line, spark_errors
 from lakefeed.pipeline.spark.tables import (
     TableIdentifier,
     all_tables,
@@ -36,9 +45,8 @@ _log = logging.getLogger(__name__)
 # Tables with a property of this prefix are ours: change tables, the quarantine, mirrors.
 _OWN_PREFIX = "lakefeed."
 
-# The writer sets the same on new tables: Iceberg's default of four retries is soon used up beside a busy writer.
-COMMIT_RETRIES = "commit.retry.num-retries"
-COMMIT_RETRY_PROPERTIES = {COMMIT_RETRIES: "30", "commit.retry.max-wait-ms": "1000"}
+# What the writer sets on new tables: Iceberg's default of four retries is soon used up beside a busy writer.
+COMMIT_RETRY_PROPERTIES = {key: UPKEEP_PROPERTIES[key] for key in (COMMIT_RETRIES, COMMIT_RETRY_MAX_WAIT_MS)}
 
 OnStep = Callable[[TableIdentifier, Step], object]
 
@@ -88,15 +96,13 @@ class Maintenance:
 
     def run(self, names: Iterable[TableIdentifier], *, on_step: OnStep = lambda *_: None) -> list[TableReport]:
         """Maintain tables, one by one."""
-        return [self._maintain(name, on_step) for name in names]
-
-    def _maintain(self, name: TableIdentifier, on_step: OnStep) -> TableReport:
-        try:
-            return self._run_steps(name, on_step)
-        except Exception as error:
-            if not is_spark_error(error):
-                raise
-            return TableReport(name, problem=_log_failure(name, error))
+        reports = []
+        for name in names:
+            try:
+                reports.append(self._run_steps(name, on_step))
+            except spark_errors() as error:
+                reports.append(TableReport(name, problem=_log_failure(name, error)))
+        return reports
 
     def _run_steps(self, name: TableIdentifier, on_step: OnStep) -> TableReport:
         settings = self.settings_of(name)
@@ -111,33 +117,26 @@ class Maintenance:
                 if results and not self.is_dry_run and step is not Step.ORPHANS:  # orphans depend on their age alone
                     plan, facts = self._plan(name, settings)
                 result = self._run_step(name, step, plan=plan, facts=facts) if plan.has(step) else None
-            except Exception as error:
-                if not is_spark_error(error):
-                    raise
+            except spark_errors() as error:
                 result = StepResult(step, problem=_log_failure(name, error, step=step.value))
             results += [result] if result is not None else []
-        after, problem = (before, None) if self.is_dry_run or not results else self._sizes_after(name, settings)
+        after: TableSizes | None = before
+        problem = None
+        if results and not self.is_dry_run:
+            try:
+                after = self._plan(name, settings)[1].sizes
+            except spark_errors() as error:
+                after, problem = None, _log_failure(name, error)  # what was done is reported nevertheless
         _log.info(
             "table_maintained",
             extra={
                 "table": str(name),
-                "before": before.to_json(),
-                "after": after.to_json() if after else None,
+                "before": asdict(before),
+                "after": asdict(after) if after else None,
                 "steps": {result.step.value: dict(result.counts) for result in results},
             },
         )
         return TableReport(name, first_plan, before, after, results, problem)
-
-    def _sizes_after(
-        self, name: TableIdentifier, settings: MaintenanceSettings
-    ) -> tuple[TableSizes | None, str | None]:
-        """Return a table's sizes after the run, or why they are unknown; what was done is reported either way."""
-        try:
-            return self._plan(name, settings)[1].sizes, None
-        except Exception as error:
-            if not is_spark_error(error):
-                raise
-            return None, _log_failure(name, error)
 
     def _plan(self, name: TableIdentifier, settings: MaintenanceSettings) -> tuple[TablePlan, TableFacts]:
         facts = load_facts(self.spark, name.sql(self.catalog), target_file_bytes=settings.target_file_bytes)
@@ -166,19 +165,16 @@ class Maintenance:
 
     def _load_directories(self) -> Mapping[TableIdentifier, Sequence[str]]:
         """Load the directories of all tables that exist now; those known from an earlier call are not read again."""
-        names = table_names(self.spark, self.catalog)
-        self._directories = {name: self._directories.get(name) or self._directories_of(name) for name in names}
+        known, self._directories = self._directories, {}
+        for name in table_names(self.spark, self.catalog):
+            try:
+                self._directories[name] = known.get(name) or directories_of(
+                    location_of(self.spark, name.sql(self.catalog)), properties(self.spark, name.sql(self.catalog))
+                )
+            except spark_errors() as error:
+                _log.warning("table_location_unknown", extra={"table": str(name), "reason": first_line(error)})
+                self._directories[name] = ()
         return self._directories
-
-    def _directories_of(self, name: TableIdentifier) -> Sequence[str]:
-        table = name.sql(self.catalog)
-        try:
-            return directories_of(location_of(self.spark, table), properties(self.spark, table))
-        except Exception as error:
-            if not is_spark_error(error):
-                raise
-            _log.warning("table_location_unknown", extra={"table": str(name), "reason": first_line(error)})
-            return ()
 
 
 def _log_failure(name: TableIdentifier, error: BaseException, **facts: Any) -> str:

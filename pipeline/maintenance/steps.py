@@ -1,4 +1,4 @@
-"""Iceberg's procedures: their SQL, their runs and retries, and what they report.
+"""A table in numbers, and Iceberg's procedures: their SQL, their runs and retries, and what they report.
 
 A rewrite that conflicts with another commit is rejected as a whole and changes nothing: Iceberg retries the commit a
 few times, then the step runs again. A commit with an unknown outcome is not retried, because it could happen twice; the
@@ -18,12 +18,19 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from lakefeed.pipeline.consumers.registry import load_history
-from lakefeed.pipeline.maintenance.facts import TableFacts, TableSizes, load_facts
-from lakefeed.pipeline.maintenance.plan import TablePlan, plan_compaction, plan_table
-from lakefeed.pipeline.maintenance.settings import MaintenanceSettings, Step
+from lakefeed.pipeline.maintenance.plan import (
+    LARGE_SHARE,
+    SMALL_SHARE,
+    MaintenanceSettings,
+    PartitionFiles,
+    Step,
+    TableFacts,
+    TablePlan,
+    TableSizes,
+    plan_table,
+)
 from lakefeed.pipeline.spark.failures import first_line, retry_on_conflict
-from lakefeed.pipeline.spark.sql import text_literal
-from lakefeed.pipeline.spark.tables import properties
+from lakefeed.pipeline.spark.tables import properties, text_literal
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -32,6 +39,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 SORT_ORDER = "sort-order"
+
+# Values of the column `content`.
+_DATA = 0
+_POSITION_DELETES = 1
 
 # A larger rewrite is committed in parts, so that a failure does not lose all of it.
 PARTS_FROM_BYTES = 8 << 30
@@ -60,10 +71,7 @@ _REPORTED: Mapping[Step, Mapping[str, str]] = {
     },
 }
 
-_DEFAULTS = MaintenanceSettings()
 _EXPIRY_ONLY = MaintenanceSettings(run=(Step.EXPIRE,))
-# Expiry is planned by snapshots alone, without the files.
-_NO_SIZES = TableSizes(data_files=0, data_bytes=0, small_files=0, delete_files=0, manifests=0, snapshots=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +84,47 @@ class StepResult:
     problem: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Compacted:
-    """What a compaction did."""
+# -- facts: from metadata tables only, no data file is opened
 
-    files_rewritten: int
-    files_added: int
+
+def load_facts(spark: SparkSession, table: str, *, target_file_bytes: int) -> TableFacts:
+    """Load a table's facts. `table` is its name in SQL."""
+    history = load_history(spark, table)
+    partitions = _load_partitions(spark, table, target_file_bytes)
+    data = [row for row in partitions if row["content"] == _DATA]
+    sizes = TableSizes(
+        data_files=sum(row["files"] for row in data),
+        data_bytes=sum(row["bytes"] for row in data),
+        small_files=sum(row["small_files"] for row in data),
+        delete_files=sum(row["files"] for row in partitions if row["content"] != _DATA),
+        manifests=spark.sql(f"SELECT count(*) FROM {table}.manifests").collect()[0][0],
+        snapshots=len(history.moments),
+    )
+    return TableFacts(
+        properties=properties(spark, table),
+        sizes=sizes,
+        wrong_sizes=[
+            PartitionFiles(row["wrong_files"], row["wrong_bytes"], row["wrong_largest"])
+            for row in data
+            if row["wrong_files"]
+        ],
+        position_deletes=sum(row["files"] for row in partitions if row["content"] == _POSITION_DELETES),
+        history=history,
+    )
+
+
+def _load_partitions(spark: SparkSession, table: str, target_file_bytes: int) -> list[Row]:
+    """Count the files of each partition: all, the small ones, and those that a rewrite would take."""
+    least, most = int(target_file_bytes * SMALL_SHARE), int(target_file_bytes * LARGE_SHARE)
+    # A table that was never partitioned has no such column.
+    is_partitioned = "partition" in spark.table(f"{table}.files").columns
+    key = "content, spec_id, cast(partition AS string)" if is_partitioned else "content, spec_id"
+    size, is_wrong = "file_size_in_bytes", f"(file_size_in_bytes < {least} OR file_size_in_bytes > {most})"
+    return spark.sql(
+        f"SELECT content, count(*) AS files, sum({size}) AS bytes, count_if({size} < {least}) AS small_files, "
+        f"count_if({is_wrong}) AS wrong_files, sum(if({is_wrong}, {size}, 0)) AS wrong_bytes, "
+        f"max(if({is_wrong}, {size}, 0)) AS wrong_largest FROM {table}.files GROUP BY {key}"
+    ).collect()
 
 
 # -- one step of a run
@@ -99,9 +142,21 @@ def run_step(
     is_dry_run: bool = False,
 ) -> StepResult:
     """Run one step of the plan. A failure is part of the result, so that other steps and tables go on."""
-    statement = _statement(
-        table, step, plan=plan, facts=facts, settings=settings, location=location, is_dry_run=is_dry_run
-    )
+    match step:
+        case Step.COMPACT:
+            assert plan.compaction is not None
+            statement = rewrite_data_files(table, settings, facts, rewrite_bytes=plan.compaction.bytes)
+        case Step.DELETES:
+            statement = rewrite_position_delete_files(table, settings)
+        case Step.MANIFESTS:
+            statement = rewrite_manifests(table)
+        case Step.EXPIRE:
+            assert plan.expiry is not None
+            statement = expire_snapshots(table, older_than_ms=plan.expiry.older_than_ms)
+        case Step.ORPHANS:
+            assert plan.orphans_before_ms is not None
+            before_ms = plan.orphans_before_ms
+            statement = remove_orphan_files(table, older_than_ms=before_ms, location=location, is_dry_run=is_dry_run)
     started = time.monotonic()
     try:
         rows = retry_on_conflict(lambda: spark.sql(statement).collect(), what=f"{step.value} {table}")
@@ -112,57 +167,14 @@ def run_step(
     return StepResult(step, time.monotonic() - started, _counts(step, rows))
 
 
-def _statement(
-    table: str,
-    step: Step,
-    *,
-    plan: TablePlan,
-    facts: TableFacts,
-    settings: MaintenanceSettings,
-    location: str,
-    is_dry_run: bool,
-) -> str:
-    match step:
-        case Step.COMPACT:
-            assert plan.compaction is not None
-            return rewrite_data_files(table, settings, facts, rewrite_bytes=plan.compaction.bytes)
-        case Step.DELETES:
-            return rewrite_position_delete_files(table, settings)
-        case Step.MANIFESTS:
-            return rewrite_manifests(table)
-        case Step.EXPIRE:
-            assert plan.expiry is not None
-            return expire_snapshots(table, older_than_ms=plan.expiry.older_than_ms)
-        case Step.ORPHANS:
-            assert plan.orphans_before_ms is not None
-            before_ms = plan.orphans_before_ms
-            return remove_orphan_files(table, older_than_ms=before_ms, location=location, is_dry_run=is_dry_run)
-
-
 def _counts(step: Step, rows: list[Row]) -> dict[str, Any]:
     if step is Step.ORPHANS:
         return {"orphans": len(rows)}
-    [row] = rows
-    result = row.asDict()
+    result = rows[0].asDict()
     return {name: result[column] for column, name in _REPORTED[step].items() if column in result}
 
 
-# -- for jobs that own a table
-
-
-def compact(spark: SparkSession, table: str, *, settings: MaintenanceSettings = _DEFAULTS) -> Compacted | None:
-    """Compact a table's small files if there are enough of them; None if nothing was worth doing.
-
-    `table` is its name in SQL. A MERGE that runs at the same time fails and has to be repeated: call this between two.
-    """
-    facts = load_facts(spark, table, target_file_bytes=settings.target_file_bytes)
-    plan = plan_compaction(facts, settings)
-    if plan is None:
-        return None
-    statement = rewrite_data_files(table, settings, facts, rewrite_bytes=plan.bytes)
-    [row] = retry_on_conflict(lambda: spark.sql(statement).collect(), what=f"compact {table}")
-    done = Compacted(row["rewritten_data_files_count"], row["added_data_files_count"])
-    return done if done.files_rewritten else None
+# -- for jobs that own a table and maintain it between their own writes
 
 
 def expire(spark: SparkSession, table: str, *, clock: Callable[[], float] = time.time) -> int:
@@ -171,7 +183,8 @@ def expire(spark: SparkSession, table: str, *, clock: Callable[[], float] = time
     `table` is its name in SQL. As with `lakefeed maintain`, what consumers need stays, and the newest snapshot that
     wrote rows. Writers are not disturbed.
     """
-    facts = TableFacts(properties(spark, table), _NO_SIZES, (), 0, load_history(spark, table))
+    # Expiry is planned by snapshots alone, without the files.
+    facts = TableFacts(properties(spark, table), load_history(spark, table))
     plan = plan_table(facts, _EXPIRY_ONLY, now_ms=int(clock() * 1000)).expiry
     if plan is None:
         return 0

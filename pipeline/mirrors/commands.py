@@ -12,23 +12,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from lakefeed.command_line import json_option, print_json, print_table
+from lakefeed.command_line import json_option, print_json, print_table, progress_bar
 from lakefeed.logs import set_up_logging
 from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.mirrors.settings import MirrorConfig
-from lakefeed.pipeline.spark.options import driver_options, opened_session, spark_options, spark_settings
-from lakefeed.pipeline.spark.settings import JobKind
+from lakefeed.pipeline.spark.options import driver_options, opened_session, session_config, spark_options
+from lakefeed.pipeline.spark.session import JobKind
 from lakefeed.pipeline.spark.tables import TableIdentifier, catalog_of, change_tables, is_change_table, properties
 from lakefeed.settings import SettingsError, load_section
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from lakefeed.pipeline.mirrors.merge import MergeResult
-    from lakefeed.pipeline.mirrors.settings import MirrorNames
 
 
 _FAIR = "spark.scheduler.mode=FAIR"
@@ -70,7 +65,7 @@ def run_command(tables: tuple[str, ...], *, once: bool, checkpoints: str | None,
     config = load_section(options.get("config_path"), os.environ, "pipeline.mirror", MirrorConfig)
     if checkpoints is not None:
         config = dataclasses.replace(config, checkpoints=checkpoints)
-    if remote := spark_settings(options).remote:
+    if remote := session_config(options).remote:
         raise SettingsError(
             "mirrors need a driver of their own, which Spark Connect lacks, set a master and no remote in "
             f"[pipeline.spark] or use spark-submit: remote={remote}"
@@ -96,8 +91,14 @@ def run_mirrors(spark: SparkSession, tables: Sequence[str], config: MirrorConfig
     chosen = choose_tables(spark, catalog, tables, config)
     if not chosen:
         raise PipelineError("no change table to mirror")
-    with _progress(len(chosen), shown=once) as on_merge:
-        run = MirrorRun(spark, catalog, chosen, config, on_merge=on_merge)
+    with progress_bar(f"{len(chosen)} tables", keep=True, hidden=not once) as bar:
+        run = MirrorRun(
+            spark,
+            catalog,
+            chosen,
+            config,
+            on_merge=lambda names, merged: bar.advance(merged.rows, description=f"{names.table}: changes merged"),
+        )
         with _stopping_on_signals(run.stop):
             return run.run(once=once)
 
@@ -132,29 +133,6 @@ def _stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _progress(tables: int, *, shown: bool) -> Iterator[Callable[[MirrorNames, MergeResult], None]]:
-    """Show how much was merged, on a terminal only."""
-    console = Console(stderr=True)
-    bars = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        TextColumn("{task.completed:,} changes"),
-        TextColumn("{task.fields[keys]:,} rows merged"),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not (shown and console.is_terminal),
-    )
-    with bars:
-        task = bars.add_task(f"{tables} tables", total=None, keys=0)
-
-        def on_merge(names: MirrorNames, merged: MergeResult) -> None:
-            keys = bars.tasks[0].fields["keys"] + merged.keys
-            bars.update(task, advance=merged.rows, keys=keys, description=str(names.table))
-
-        yield on_merge
 
 
 @mirror.command("status")

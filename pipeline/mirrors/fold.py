@@ -38,7 +38,7 @@ from pyspark.sql.types import BinaryType, DataType, StringType
 from lakefeed.contract import changes as cdc
 from lakefeed.contract.changes import Operation
 from lakefeed.pipeline.mirrors.layout import CARRIED, POSITION_COLUMNS, UNKNOWN, Layout
-from lakefeed.pipeline.spark.sql import quoted, text_literal
+from lakefeed.pipeline.spark.tables import quoted, text_literal
 
 IS_DELETED = "_cdc_is_deleted"
 

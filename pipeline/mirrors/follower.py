@@ -28,29 +28,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lakefeed.pipeline.consumers import register
+from lakefeed.contract.properties import CONSUMER_SNAPSHOTS_MAX
+from lakefeed.pipeline.consumers.registry import register
 from lakefeed.pipeline.errors import PipelineError
-from lakefeed.pipeline.maintenance import expire
-from lakefeed.pipeline.maintenance.plan import CONSUMER_SNAPSHOTS_MAX
+from lakefeed.pipeline.maintenance.steps import expire
 from lakefeed.pipeline.mirrors.layout import Layout, plan_layout
 from lakefeed.pipeline.mirrors.marker import (
     Marker,
     ReadTable,
     StreamFrom,
     completed_snapshot,
+    copy_marker,
     load_lineage,
+    load_marker,
     plan_resume,
 )
-from lakefeed.pipeline.mirrors.merge import (
-    ConcurrentMirror,
-    MergeResult,
-    MirrorState,
-    copy_marker,
-    load_state,
-    merge_changes,
-)
+from lakefeed.pipeline.mirrors.merge import ConcurrentMirror, MergeResult, MirrorState, load_state, merge_changes
 from lakefeed.pipeline.mirrors.settings import MirrorNames, MirrorSettings
-from lakefeed.pipeline.mirrors.table import load_built_key, load_marker, load_origin, prepare_mirror
+from lakefeed.pipeline.mirrors.table import load_built_key, load_origin, prepare_mirror
 from lakefeed.pipeline.mirrors.tombstones import Tombstones
 from lakefeed.pipeline.spark.failures import message_of
 from lakefeed.pipeline.spark.tables import read_as_of
@@ -146,10 +141,9 @@ class Follower:
         """Read the table or stream it, from the marker on."""
         snapshots = load_lineage(self._spark, self._names.table_sql)
         has_mirror = bool(load_built_key(self._spark, self._names))
-        self._marker = load_marker(self._spark, self._names) if has_mirror else None
+        self._marker = load_marker(self._spark, self._names.mirror_sql) if has_mirror else None
         match plan_resume(snapshots, self._marker):
             case ReadTable(snapshot):
-                self._warn_if_repeated()
                 self._read_table(snapshot)
                 return _StreamEnd.COLUMNS_CHANGED  # not finished: the stream comes next
             case StreamFrom() as start:
@@ -172,17 +166,17 @@ class Follower:
 
     # -- the whole table
 
-    def _warn_if_repeated(self) -> None:
-        """Warn if this application has read the whole table, but its snapshot expired before the stream began."""
+    def _read_table(self, snapshot: int) -> None:
         if self._marker is not None and self._marker.run == self._options.run and self._marker.batch < 0:
+            # This application has read the whole table, but its snapshot expired before the stream began.
             reason = (
                 "its snapshot expired while the whole table was read: raise the table's "
                 f"{CONSUMER_SNAPSHOTS_MAX}, or let snapshots expire later"
             )
-            facts = {"table": str(self._names.table), "snapshot": self._marker.snapshot, "reason": reason}
-            _log.warning("mirror_full_read_repeated", extra=facts)
-
-    def _read_table(self, snapshot: int) -> None:
+            _log.warning(
+                "mirror_full_read_repeated",
+                extra={"table": str(self._names.table), "snapshot": self._marker.snapshot, "reason": reason},
+            )
         # Neither the snapshot that is read nor those after it, where the stream begins, may expire in the meantime.
         with self._registered(snapshot):
             changes = read_as_of(self._spark, self._names.table_sql, snapshot)
@@ -253,7 +247,9 @@ class Follower:
         try:
             while not query.awaitTermination(_POLL_S):  # type: ignore[arg-type] # fractions are fine
                 if self._options.stopping.is_set():
-                    self._stop(query)
+                    deadline = time.monotonic() + _STOP_TIMEOUT_S
+                    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+                        time.sleep(_POLL_S)
                     return _StreamEnd.FINISHED
                 self._report_progress()
         except Exception as error:  # noqa: BLE001 - whatever ended the stream is classified here
@@ -268,12 +264,6 @@ class Follower:
         finally:
             query.stop()
         return self._end
-
-    def _stop(self, query: StreamingQuery) -> None:
-        deadline = time.monotonic() + _STOP_TIMEOUT_S
-        while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-        query.stop()
 
     # -- one batch, on the stream's thread
 
@@ -293,7 +283,7 @@ class Follower:
             # The batch was read with the former columns, and may lack what its files have.
             raise PipelineError(f"columns changed: table={self._names.table}")
         state = load_state(spark, self._names)  # before the marker: the merge notices what is committed in between
-        marker = load_marker(spark, self._names)
+        marker = load_marker(spark, self._names.mirror_sql)
         if marker is None or (marker.stream == self._stream_id and number > marker.batch + 1):
             # The mirror was rolled back or recreated.
             self._end = _StreamEnd.CHECKPOINT_LOST
@@ -366,7 +356,7 @@ class Follower:
 
     def _copy_marker(self) -> None:
         if self._marker is not None and self._marker != self._copied_marker:
-            copy_marker(self._spark, self._names, self._marker)
+            copy_marker(self._spark, self._names.mirror_sql, self._marker)
             self._copied_marker = self._marker
 
     def _clean_up(self) -> None:

@@ -34,6 +34,7 @@ from lakefeed.pipeline.mirrors.fold import (
 from lakefeed.pipeline.mirrors.layout import (
     CARRIED,
     ENDED_BY,
+    ENDED_BY_FIELDS,
     ENDED_BY_TYPE,
     IS_CURRENT,
     POSITION_COLUMNS,
@@ -42,7 +43,7 @@ from lakefeed.pipeline.mirrors.layout import (
     VALID_TO,
     Layout,
 )
-from lakefeed.pipeline.spark.sql import quoted, text_literal
+from lakefeed.pipeline.spark.tables import quoted, text_literal
 
 _IS_VERSION = "_cdc_is_version"
 _IS_STORED = "_cdc_is_stored"
@@ -50,13 +51,6 @@ _STORED_END = "_cdc_stored_end"
 _STORED_UNKNOWN = "_cdc_stored_unknown"
 _STORED_CARRIED = "_cdc_stored_carried"
 _NUMBER = "_cdc_number"
-_END_FIELDS = {
-    cdc.SOURCE: "source",
-    cdc.EPOCH: "epoch",
-    cdc.SEQUENCE: "sequence",
-    cdc.TIMESTAMP: "timestamp",
-    cdc.OPERATION: "operation",
-}
 
 
 def versions_of(
@@ -145,7 +139,7 @@ def _stored_versions(known: DataFrame, layout: Layout) -> DataFrame:
 
 def _stored_ends(known: DataFrame, layout: Layout) -> DataFrame:
     """Return the stored ends as events: a deleted version stays deleted, whatever comes before its end."""
-    fields = {name: column(ENDED_BY)[field] for name, field in _END_FIELDS.items()}
+    fields = {name: column(ENDED_BY)[field] for name, field in ENDED_BY_FIELDS.items()}
     fields |= {name: column(name) for name in layout.key}
     ended = known.where(column(ENDED_BY).isNotNull())
     return _end_events(ended.select(*(value.alias(name) for name, value in fields.items())), layout)
@@ -153,7 +147,7 @@ def _stored_ends(known: DataFrame, layout: Layout) -> DataFrame:
 
 def _end_events(rows: DataFrame, layout: Layout) -> DataFrame:
     """Return events that end versions and start none. An end by the start of another version has no values."""
-    kept = {*layout.key, *_END_FIELDS}
+    kept = {*layout.key, *ENDED_BY_FIELDS}
     values = {
         name: column(name) if name in kept else F.lit(None).cast(layout.schema[name].dataType)
         for name in layout.columns
@@ -180,7 +174,7 @@ def _ended(rows: DataFrame, layout: Layout, truncates: Sequence[Truncate]) -> Da
     # If a version starts where another one ends, that end is ordered first: it is not the version's own.
     order = (*ORDER_COLUMNS, _IS_VERSION)
     in_order = Window.partitionBy(*map(column, layout.key)).orderBy(*map(F.asc, order))
-    here = F.struct(*(column(name).alias(field) for name, field in _END_FIELDS.items())).cast(ENDED_BY_TYPE)
+    here = F.struct(*(column(name).alias(field) for name, field in ENDED_BY_FIELDS.items())).cast(ENDED_BY_TYPE)
     end = _earlier(F.lead(here).over(in_order), F.expr(_next_truncate(truncates)).cast(ENDED_BY_TYPE))
     ended = rows.withColumn(ENDED_BY, end)
     valid_to = column(ENDED_BY)["timestamp"]
@@ -206,7 +200,7 @@ def _next_truncate(truncates: Sequence[Truncate]) -> str:
     if not truncates:
         return "NULL"
     first = f"array_min({_truncates_after(truncates)})"
-    named = ", ".join(f"'{field}', truncate_.{field}" for field in _END_FIELDS.values())
+    named = ", ".join(f"'{field}', truncate_.{field}" for field in ENDED_BY_FIELDS.values())
     return f"transform(array({first}), truncate_ -> IF(truncate_ IS NULL, NULL, named_struct({named})))[0]"
 
 

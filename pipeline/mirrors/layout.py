@@ -35,7 +35,7 @@ from pyspark.sql.types import (
 from lakefeed.contract import changes as cdc
 from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.mirrors.settings import MirrorMode, MirrorSettings
-from lakefeed.pipeline.spark.sql import quoted, text_literal, type_sql
+from lakefeed.pipeline.spark.tables import quoted, text_literal, type_sql
 
 # The position of a row's last change, which a mirror keeps so that only newer changes replace the row.
 POSITION_COLUMNS = (cdc.SOURCE, cdc.EPOCH, cdc.SEQUENCE, cdc.TIMESTAMP, cdc.OPERATION)
@@ -53,29 +53,13 @@ VALID_FROM = "valid_from"
 VALID_TO = "valid_to"
 IS_CURRENT = "is_current"
 ENDED_BY = "_cdc_ended_by"
-ENDED_BY_TYPE = StructType(
-    [
-        StructField("source", StringType()),
-        StructField("epoch", LongType()),
-        StructField("sequence", LongType()),
-        StructField("timestamp", TimestampType()),
-        StructField("operation", StringType()),
-    ]
-)
 
-# A column's name and a position, whose parts have the names of the row's own.
-_CARRIED_TYPE = ArrayType(
-    StructType(
-        [
-            StructField("name", StringType()),
-            StructField(cdc.SOURCE, StringType()),
-            StructField(cdc.EPOCH, LongType()),
-            StructField(cdc.SEQUENCE, LongType()),
-            StructField(cdc.TIMESTAMP, TimestampType()),
-            StructField(cdc.OPERATION, StringType()),
-        ]
-    )
-)
+# The parts of a position, in the end of a version without our prefix, and in an entry of CARRIED after its column.
+_POSITION_TYPES = (StringType(), LongType(), LongType(), TimestampType(), StringType())
+_POSITION_FIELDS = [StructField(*each) for each in zip(POSITION_COLUMNS, _POSITION_TYPES, strict=True)]
+ENDED_BY_FIELDS = {name: name.removeprefix(cdc.RESERVED_PREFIX) for name in POSITION_COLUMNS}
+ENDED_BY_TYPE = StructType([StructField(ENDED_BY_FIELDS[each.name], each.dataType) for each in _POSITION_FIELDS])
+_CARRIED_TYPE = ArrayType(StructType([StructField("name", StringType()), *_POSITION_FIELDS]))
 
 _HISTORY_COLUMNS = frozenset((VALID_FROM, VALID_TO, IS_CURRENT, ENDED_BY))
 
@@ -144,8 +128,15 @@ def plan_layout(changes: StructType, settings: MirrorSettings, *, built_key: tup
             "the mirror was built with another key, configure that one or drop the mirror: "
             f"built={', '.join(built_key)} configured={', '.join(configured)}"
         )
-    key = configured or built_key or _declared_key(changes) or (cdc.ROW_ID,)
-    _check_key(key, changes)
+    declared = (each.name for each in changes.fields if _KEY.search(_FORMERLY.sub("", comment_of(each))))
+    key = configured or built_key or tuple(declared) or (cdc.ROW_ID,)
+    for name in key:
+        if name not in changes.names:
+            raise InvalidKey(f"the table has no such column, change the key: column={name}")
+        if isinstance(changes[name].dataType, StructType | ArrayType | MapType):
+            raise InvalidKey(
+                f"a key column must not be a struct, list or map: column={name} type={changes[name].dataType}"
+            )
     own = [field for field in changes.fields if not field.name.startswith(cdc.RESERVED_PREFIX)]
     kept = [_kept_field(name, changes) for name in _KEPT_COLUMNS]
     kept += [StructField(UNKNOWN, ArrayType(StringType())), StructField(CARRIED, _CARRIED_TYPE)]
@@ -163,20 +154,6 @@ def _present_names(key: tuple[str, ...], changes: StructType) -> tuple[str, ...]
 def _renamed(schema: StructType) -> dict[str, str]:
     present = set(schema.names)
     return {old: field.name for field in schema.fields for old in former_names(field) if old not in present}
-
-
-def _declared_key(changes: StructType) -> tuple[str, ...]:
-    return tuple(field.name for field in changes.fields if _KEY.search(_FORMERLY.sub("", comment_of(field))))
-
-
-def _check_key(key: tuple[str, ...], changes: StructType) -> None:
-    for name in key:
-        if name not in changes.names:
-            raise InvalidKey(f"the table has no such column, change the key: column={name}")
-        if isinstance(changes[name].dataType, StructType | ArrayType | MapType):
-            raise InvalidKey(
-                f"a key column must not be a struct, list or map: column={name} type={changes[name].dataType}"
-            )
 
 
 def _kept_field(name: str, changes: StructType) -> StructField:

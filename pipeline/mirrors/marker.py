@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from lakefeed.pipeline.spark.tables import Snapshot, lineage
+from lakefeed.pipeline.spark.tables import Snapshot, lineage, properties, set_properties
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,10 +68,21 @@ def load_lineage(spark: SparkSession, table: str) -> list[Snapshot]:
     return lineage(spark, table, summary_keys=(ADDED_FILES, ADDED_RECORDS, MARKER))
 
 
-def find_marker(snapshots: Sequence[Snapshot], properties: Mapping[str, str]) -> Marker | None:
+def find_marker(snapshots: Sequence[Snapshot], table_properties: Mapping[str, str]) -> Marker | None:
     """Return a mirror's newest marker. After a rollback it is the one of the rows that the table has now."""
-    markers = (parse_marker(snapshot.summary.get(MARKER)) for snapshot in snapshots)
-    return next((marker for marker in markers if marker is not None), None) or parse_marker(properties.get(MARKER))
+    texts = (*(snapshot.summary.get(MARKER) for snapshot in snapshots), table_properties.get(MARKER))
+    return next((marker for marker in map(parse_marker, texts) if marker is not None), None)
+
+
+def load_marker(spark: SparkSession, mirror: str) -> Marker | None:
+    """Load the newest marker of a mirror, given by its name in SQL."""
+    # The properties are read only if no snapshot has a marker.
+    return find_marker(load_lineage(spark, mirror), {}) or find_marker((), properties(spark, mirror))
+
+
+def copy_marker(spark: SparkSession, mirror: str, marker: Marker) -> None:
+    """Copy the marker to the mirror's properties."""
+    set_properties(spark, mirror, {MARKER: marker.to_text()})
 
 
 @dataclass(frozen=True, slots=True)

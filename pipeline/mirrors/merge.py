@@ -31,6 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.types import BinaryType
 
+from lakefeed.backoff import Backoff
 from lakefeed.contract import changes as cdc
 from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.mirrors.fold import (
@@ -66,9 +67,14 @@ from lakefeed.pipeline.mirrors.marker import MARKER, Marker, load_lineage, parse
 from lakefeed.pipeline.mirrors.settings import MirrorNames, MirrorSettings, RowsWithoutKey
 from lakefeed.pipeline.mirrors.tombstones import Tombstones
 from lakefeed.pipeline.spark.failures import retry_on_conflict
-from lakefeed.pipeline.spark.metadata import commit_with_properties
-from lakefeed.pipeline.spark.sql import quoted, text_literal
-from lakefeed.pipeline.spark.tables import Snapshot, properties, set_properties
+from lakefeed.pipeline.spark.tables import (
+    Snapshot,
+    commit_with_properties,
+    properties,
+    quoted,
+    set_properties,
+    text_literal,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +87,7 @@ _NO_SNAPSHOT = "none"
 # A merge fails if a compaction of the mirror commits first, or if the catalog's response is lost. Repeating is
 # harmless.
 _ATTEMPTS_MAX = 8
-_RETRY_DELAY_S = 1.0
+_BACKOFF = Backoff(first_s=2.0, max_s=8.0)
 
 # Iceberg truncates its bounds of texts to fewer characters, so longer literals prune no more files.
 _BOUND_MAX_CHARACTERS = 200
@@ -111,24 +117,20 @@ class MirrorState:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchStats:
-    """What a batch contains; `unchanged` are the columns that some change did not send."""
+class ChangeBatch:
+    """Prepared changes, and what they contain.
 
+    `unchanged` are the columns that some change did not send, `truncates` the batch's own ones, `last_truncates` the
+    last one of each source, earlier ones included.
+    """
+
+    events: DataFrame
     rows: int
     sources_differ: bool
     unchanged: frozenset[str]
-    truncates: tuple[Truncate, ...]
-    without_key: int
     has_deletes: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ChangeBatch:
-    """Prepared changes, their statistics, and the last truncate of each source, earlier ones included."""
-
-    events: DataFrame
-    stats: BatchStats
     truncates: tuple[Truncate, ...]
+    last_truncates: tuple[Truncate, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,17 +178,16 @@ def merge_changes(
     spark = batch_changes.sparkSession
     view = f"lakefeed_batch_{uuid.uuid4().hex}"  # of this merge alone: all tables share the session
     batch = prepare_batch(batch_changes, names=names, layout=layout, settings=settings, truncates=tombstones.truncates)
-    stats = batch.stats
     deletes = tombstones.deletes(spark)
     folded = source = _fold(batch, layout, deletes).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         measured = measure(folded, layout)
-        if measured.deletes or stats.truncates or (stats.has_deletes and layout.keeps_history):
+        if measured.deletes or batch.truncates or (batch.has_deletes and layout.keeps_history):
             # In a history every delete ends a version, which may come late; otherwise the last one is enough.
             is_delete = column(cdc.OPERATION) == DELETE
             deleted = batch.events.where(is_delete) if layout.keeps_history else folded.where(IS_DELETED)
-            tombstones.add(deleted, stats.truncates, now=time.time())
-        gaps = _record_unsent(spark, names, layout, state=state, unchanged=stats.unchanged)
+            tombstones.add(deleted, batch.truncates, now=time.time())
+        gaps = _record_unsent(spark, names, layout, state=state, unchanged=batch.unchanged)
         if layout.keeps_history:
             source = _versions(batch, deletes, names, layout)
             statement = merge_history(layout, target=names.mirror_sql, view=view)
@@ -196,8 +197,8 @@ def merge_changes(
                 target=names.mirror_sql,
                 view=view,
                 bounds=measured.bounds,
-                unchanged=stats.unchanged,
-                truncates=stats.truncates,
+                unchanged=batch.unchanged,
+                truncates=batch.truncates,
                 gaps=gaps,
             )
         source.createOrReplaceTempView(view)
@@ -206,7 +207,7 @@ def merge_changes(
         folded.unpersist()
         source.unpersist()
         spark.catalog.dropTempView(view)
-    return MergeResult(stats.rows, measured.keys, measured.deletes)
+    return MergeResult(batch.rows, measured.keys, measured.deletes)
 
 
 # -- 1. the batch
@@ -225,21 +226,8 @@ def prepare_batch(
     Raises: ChangesWithoutKey.
     """
     events = with_key_changes(prepare(batch_changes, layout), layout)
-    stats = _inspect(events, layout)
-    if stats.without_key and settings.rows_without_key is RowsWithoutKey.STOP:
-        raise ChangesWithoutKey(
-            'changes have no key, set key for this table, or rows_without_key = "skip" to skip them: '
-            f"table={names.table} changes={stats.without_key}"
-        )
-    if stats.without_key:
-        _log.warning("rows_without_key_skipped", extra={"table": str(names.table), "rows": stats.without_key})
-        events = events.where(~lacks_key(layout))
-    return ChangeBatch(events, stats, latest_truncates((*truncates, *stats.truncates)))
-
-
-def _inspect(events: DataFrame, layout: Layout) -> BatchStats:
     operation = column(cdc.OPERATION)
-    found = events.agg(
+    rows, sources_differ, unchanged, truncate_count, without_key, has_deletes = events.agg(
         F.count(F.lit(1)),
         F.min(cdc.SOURCE) != F.max(cdc.SOURCE),
         F.array_distinct(F.flatten(F.collect_set(cdc.UNCHANGED))),
@@ -247,22 +235,37 @@ def _inspect(events: DataFrame, layout: Layout) -> BatchStats:
         F.count_if(lacks_key(layout)),
         F.count_if(operation == DELETE) > 0,
     ).collect()[0]
-    truncates = truncates_in(events) if found[3] else ()
-    return BatchStats(found[0], bool(found[1]), frozenset(found[2] or ()), truncates, *found[4:])
+    own_truncates = truncates_in(events) if truncate_count else ()
+    if without_key and settings.rows_without_key is RowsWithoutKey.STOP:
+        raise ChangesWithoutKey(
+            'changes have no key, set key for this table, or rows_without_key = "skip" to skip them: '
+            f"table={names.table} changes={without_key}"
+        )
+    if without_key:
+        _log.warning("rows_without_key_skipped", extra={"table": str(names.table), "rows": without_key})
+        events = events.where(~lacks_key(layout))
+    return ChangeBatch(
+        events,
+        rows,
+        sources_differ=bool(sources_differ),
+        unchanged=frozenset(unchanged or ()),
+        has_deletes=has_deletes,
+        truncates=own_truncates,
+        last_truncates=latest_truncates((*truncates, *own_truncates)),
+    )
 
 
 # -- 2. the fold
 
 
 def _fold(batch: ChangeBatch, layout: Layout, deletes: DataFrame | None) -> DataFrame:
-    rows = without_truncated(batch.events, batch.truncates)
-    stats = batch.stats
+    rows = without_truncated(batch.events, batch.last_truncates)
     # Values must not be taken from before a delete either. If no column is unsent, it is enough, and cheaper, to
     # compare the last change of each key.
-    blocks_first = deletes is not None and bool(stats.unchanged)
+    blocks_first = deletes is not None and bool(batch.unchanged)
     if deletes is not None and blocks_first:
         rows = without_tombstoned(rows, deletes, layout)
-    folded = fold(rows, layout, unchanged=stats.unchanged, sources_differ=stats.sources_differ)
+    folded = fold(rows, layout, unchanged=batch.unchanged, sources_differ=batch.sources_differ)
     return folded if deletes is None or blocks_first else without_tombstoned(folded, deletes, layout)
 
 
@@ -314,9 +317,9 @@ def _versions(batch: ChangeBatch, deletes: DataFrame | None, names: MirrorNames,
         stored=stored,
         tombstones=deletes,
         layout=layout,
-        unchanged=batch.stats.unchanged | {layout.renamed.get(row[0], row[0]) for row in gaps},
-        truncates=batch.stats.truncates,
-        earlier_truncates=_all_truncates(batch, names) if batch.truncates else (),
+        unchanged=batch.unchanged | {layout.renamed.get(row[0], row[0]) for row in gaps},
+        truncates=batch.truncates,
+        earlier_truncates=_all_truncates(batch, names) if batch.last_truncates else (),
     )
     return versions.localCheckpoint()
 
@@ -327,7 +330,7 @@ def _all_truncates(batch: ChangeBatch, names: MirrorNames) -> tuple[Truncate, ..
     starts = {row[0]: tuple(row[1]) for row in batch.events.groupBy(cdc.SOURCE).agg(first).collect()}
     found = truncates_in(batch.events.sparkSession.table(names.tombstones_sql))
     late = (each for each in found if each.source in starts and (each.epoch, each.sequence) >= starts[each.source])
-    return tuple(dict.fromkeys((*batch.truncates, *late)))
+    return tuple(dict.fromkeys((*batch.last_truncates, *late)))
 
 
 def commit_marked(
@@ -348,7 +351,7 @@ def commit_marked(
         attempt,
         what=f"merge into {names.mirror_sql}",
         attempts_max=_ATTEMPTS_MAX,
-        delay_s=_RETRY_DELAY_S,
+        backoff=_BACKOFF,
         is_idempotent=True,
     )
 
@@ -476,8 +479,3 @@ def load_state(spark: SparkSession, names: MirrorNames) -> MirrorState:
 def _snapshot_in(table_properties: Mapping[str, str]) -> int | None:
     text = table_properties.get(_SNAPSHOT, _NO_SNAPSHOT)
     return None if text == _NO_SNAPSHOT else int(text)
-
-
-def copy_marker(spark: SparkSession, names: MirrorNames, marker: Marker) -> None:
-    """Copy the marker to the mirror's properties."""
-    set_properties(spark, names.mirror_sql, {MARKER: marker.to_text()})

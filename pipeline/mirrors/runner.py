@@ -21,11 +21,11 @@ from lakefeed.backoff import Backoff
 from lakefeed.contract.errors import LakefeedError
 from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.mirrors.follower import Follower, FollowOptions
-from lakefeed.pipeline.mirrors.marker import ADDED_RECORDS, Marker, load_lineage
+from lakefeed.pipeline.mirrors.marker import ADDED_RECORDS, Marker, load_lineage, load_marker
 from lakefeed.pipeline.mirrors.merge import ConcurrentMirror, MergeResult
 from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorNames, mirror_names
-from lakefeed.pipeline.mirrors.table import is_of, load_marker, load_origin
-from lakefeed.pipeline.spark.failures import is_spark_error, message_of
+from lakefeed.pipeline.mirrors.table import is_of, load_origin
+from lakefeed.pipeline.spark.failures import message_of, spark_errors
 from lakefeed.pipeline.spark.tables import Snapshot, TableIdentifier, exists, properties
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class MirrorRun:
         self._on_merge(names, merged)
 
     def _report(self, table: TableIdentifier, error: Exception) -> None:
-        is_expected = isinstance(error, PipelineError) or is_spark_error(error)
+        is_expected = isinstance(error, (PipelineError, *spark_errors()))
         self.failures[str(table)] = _reason(error)
         facts = {"table": str(table), "reason": self.failures[str(table)]}
         _log.error("mirror_failed", extra=facts, exc_info=None if is_expected else error)
@@ -118,7 +118,7 @@ class MirrorRun:
 def _reason(error: Exception) -> str:
     if isinstance(error, LakefeedError):
         return str(error)
-    if not is_spark_error(error):
+    if not isinstance(error, spark_errors()):
         return f"{type(error).__name__}: {error}"
     # The failure of a task, or in another thread, is the last of the causes.
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
@@ -149,25 +149,25 @@ def load_status(
     spark: SparkSession, catalog: str, tables: Sequence[TableIdentifier], config: MirrorConfig
 ) -> list[MirrorStatus]:
     """Load the status of each table's mirror."""
-    return [_load_status(spark, catalog, table, config) for table in tables]
-
-
-def _load_status(spark: SparkSession, catalog: str, table: TableIdentifier, config: MirrorConfig) -> MirrorStatus:
-    settings = config.settings_of(str(table))
-    names = mirror_names(table, settings, catalog)
-    marker = None
-    if exists(spark, names.mirror_sql) and is_of(properties(spark, names.mirror_sql), load_origin(spark, names)):
-        marker = load_marker(spark, names)
-    behind = unmerged(load_lineage(spark, names.table_sql), marker)
-    return MirrorStatus(
-        table=str(table),
-        mirror=str(names.mirror),
-        mode=settings.mode.value,
-        snapshot=marker.snapshot if marker else None,
-        snapshots_behind=None if behind is None else len(behind),
-        seconds_behind=None if behind is None else seconds_between(behind),
-        rows_behind=None if behind is None else sum(int(each.summary.get(ADDED_RECORDS, "0")) for each in behind),
-    )
+    found = []
+    for table in tables:
+        settings = config.settings_of(str(table))
+        names = mirror_names(table, settings, catalog)
+        marker = None
+        if exists(spark, names.mirror_sql) and is_of(properties(spark, names.mirror_sql), load_origin(spark, names)):
+            marker = load_marker(spark, names.mirror_sql)
+        behind = unmerged(load_lineage(spark, names.table_sql), marker)
+        status = MirrorStatus(
+            table=str(table),
+            mirror=str(names.mirror),
+            mode=settings.mode.value,
+            snapshot=marker.snapshot if marker else None,
+            snapshots_behind=None if behind is None else len(behind),
+            seconds_behind=None if behind is None else seconds_between(behind),
+            rows_behind=None if behind is None else sum(int(each.summary.get(ADDED_RECORDS, "0")) for each in behind),
+        )
+        found.append(status)
+    return found
 
 
 def unmerged(snapshots: Sequence[Snapshot], marker: Marker | None) -> list[Snapshot] | None:

@@ -112,45 +112,31 @@ class MirrorConfig(MirrorSettings):
         return narrowed(self, MirrorSettings, self.tables.get(table, {}))
 
 
-_TOMBSTONES = "_tombstones"
-_CONSUMER = "mirror_"
-
-
 @dataclass(frozen=True, slots=True)
 class MirrorNames:
-    """The tables of a mirror: identifiers, and names in SQL with the catalog."""
+    """The tables of a mirror: identifiers, names in SQL with the catalog, and the mirror's name as a consumer."""
 
     table: TableIdentifier
     mirror: TableIdentifier
-    catalog: str
-
-    @property
-    def table_sql(self) -> str:
-        """Return the change table's name in SQL."""
-        return self.table.sql(self.catalog)
-
-    @property
-    def mirror_sql(self) -> str:
-        """Return the mirror's name in SQL."""
-        return self.mirror.sql(self.catalog)
-
-    @property
-    def tombstones(self) -> TableIdentifier:
-        """Return the identifier of the tombstones table."""
-        return self.mirror.with_name(self.mirror.name + _TOMBSTONES)
-
-    @property
-    def tombstones_sql(self) -> str:
-        """Return the name in SQL of the tombstones table."""
-        return self.tombstones.sql(self.catalog)
-
-    @property
-    def consumer(self) -> str:
-        """Return the mirror's name as a consumer; characters that a tag cannot have are replaced by a hyphen."""
-        kept = (sign if sign.isascii() and (sign.isalnum() or sign == "_") else "-" for sign in self.mirror.name)
-        return (_CONSUMER + "".join(kept))[:100]
+    tombstones: TableIdentifier
+    table_sql: str
+    mirror_sql: str
+    tombstones_sql: str
+    consumer: str
 
 
 def mirror_names(table: TableIdentifier, settings: MirrorSettings, catalog: str) -> MirrorNames:
     """Return the names of the tables of a mirror."""
-    return MirrorNames(table, table.with_name(settings.target_name(table.name)), catalog)
+    mirror = table.with_name(settings.target_name(table.name))
+    tombstones = table.with_name(f"{mirror.name}_tombstones")
+    # Characters that a tag cannot have are replaced by a hyphen.
+    kept = (sign if sign.isascii() and (sign.isalnum() or sign == "_") else "-" for sign in mirror.name)
+    return MirrorNames(
+        table=table,
+        mirror=mirror,
+        tombstones=tombstones,
+        table_sql=table.sql(catalog),
+        mirror_sql=mirror.sql(catalog),
+        tombstones_sql=tombstones.sql(catalog),
+        consumer=f"mirror_{''.join(kept)}"[:100],
+    )

@@ -1,4 +1,4 @@
-"""A mirror as a table: create it, check where it comes from, alter it to its layout and mode, load its marker.
+"""A mirror as a table: create it, check where it comes from, alter it to its layout and mode.
 
 A change table that was dropped and recreated has the name of the old one but other rows: its positions start again, and
 old rows with higher positions would keep the new ones out. So a mirror also records the uuid of its change table.
@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING
 
 from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.mirrors.layout import Layout, columns_sql, plan_evolution, storage_properties
-from lakefeed.pipeline.mirrors.marker import Marker, find_marker, load_lineage
 from lakefeed.pipeline.mirrors.settings import MirrorMode, MirrorNames, MirrorSettings
-from lakefeed.pipeline.spark.metadata import load_uuid
-from lakefeed.pipeline.spark.sql import property_pairs, quoted
-from lakefeed.pipeline.spark.tables import exists, properties, set_properties
+from lakefeed.pipeline.spark.tables import exists, load_uuid, properties, property_pairs, quoted, set_properties
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -109,7 +106,11 @@ def prepare_mirror(
     wanted = storage_properties(settings) | origin.to_properties()
     wanted |= {MIRROR_MODE: settings.mode.value, MIRROR_KEY: json.dumps(layout.key)}
     if not exists(spark, names.mirror_sql):
-        spark.sql(_create(names, layout, settings, wanted))
+        parts = f" PARTITIONED BY (bucket({settings.buckets}, {quoted(layout.key[0])}))" if settings.buckets else ""
+        spark.sql(
+            f"CREATE TABLE {names.mirror_sql} ({columns_sql(layout.schema)}) USING iceberg{parts} "
+            f"TBLPROPERTIES ({property_pairs(wanted)})"
+        )
         return
     present = properties(spark, names.mirror_sql)
     check_mode(present, names, settings)
@@ -133,18 +134,3 @@ def check_mode(present: Mapping[str, str], names: MirrorNames, settings: MirrorS
             "a history cannot become a mirror of current rows or vice versa, set another target or drop the mirror and "
             f"its tombstones: mirror={names.mirror} built={built} configured={settings.mode.value}"
         )
-
-
-def _create(names: MirrorNames, layout: Layout, settings: MirrorSettings, table_properties: dict[str, str]) -> str:
-    parts = f" PARTITIONED BY (bucket({settings.buckets}, {quoted(layout.key[0])}))" if settings.buckets else ""
-    return (
-        f"CREATE TABLE {names.mirror_sql} ({columns_sql(layout.schema)}) USING iceberg{parts} "
-        f"TBLPROPERTIES ({property_pairs(table_properties)})"
-    )
-
-
-def load_marker(spark: SparkSession, names: MirrorNames) -> Marker | None:
-    """Load the mirror's newest marker."""
-    # The properties are read only if no snapshot has a marker.
-    marker = find_marker(load_lineage(spark, names.mirror_sql), {})
-    return marker or find_marker((), properties(spark, names.mirror_sql))

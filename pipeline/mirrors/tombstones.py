@@ -23,8 +23,7 @@ from lakefeed.pipeline.mirrors.fold import DELETE, TRUNCATE, Truncate, latest_tr
 from lakefeed.pipeline.mirrors.layout import POSITION_COLUMNS, Layout, columns_sql, plan_evolution, retention_properties
 from lakefeed.pipeline.mirrors.settings import MirrorNames, MirrorSettings
 from lakefeed.pipeline.mirrors.table import MirrorOrigin, check_origin
-from lakefeed.pipeline.spark.sql import property_pairs, quoted, text_literal
-from lakefeed.pipeline.spark.tables import exists, properties, set_properties
+from lakefeed.pipeline.spark.tables import exists, properties, property_pairs, quoted, set_properties, text_literal
 
 _DELETED_AT = "_cdc_deleted_at"
 # A rewrite is worth it above this number of files beyond one per day.
@@ -42,6 +41,7 @@ class Tombstones:
         self._origin = origin or MirrorOrigin(str(names.table), None)
         self._settings = settings
         self._layout = layout
+        self._columns = tuple(dict.fromkeys((*layout.key, *POSITION_COLUMNS)))
         self._is_empty = True
         self.truncates: tuple[Truncate, ...] = ()
 
@@ -50,32 +50,23 @@ class Tombstones:
 
         Raises: NotAMirror, ChangeTableReplaced, ColumnMismatch.
         """
-        self._prepare(spark)
-        self.truncates = latest_truncates(truncates_in(spark.table(self._table)))
-        self._is_empty = not spark.table(self._table).limit(1).collect()
-
-    def _prepare(self, spark: SparkSession) -> None:
-        needs = self._schema()
+        needs = StructType([self._layout.schema[name] for name in self._columns])
         wanted = retention_properties(self._settings) | self._origin.to_properties()
-        if not exists(spark, self._table):
+        if exists(spark, self._table):
+            present = properties(spark, self._table)
+            check_origin(present, self._origin, name=self._name)
+            for statement in plan_evolution(self._table, has=spark.table(self._table).schema, needs=needs):
+                spark.sql(statement)
+            changed = {key: value for key, value in wanted.items() if present.get(key) != value}
+            set_properties(spark, self._table, changed)
+        else:
             spark.sql(
                 f"CREATE TABLE {self._table} ({columns_sql(needs)}, {_DELETED_AT} timestamp) USING iceberg "
                 f"PARTITIONED BY (days({_DELETED_AT})) "
                 f"TBLPROPERTIES ({property_pairs({'format-version': '2', **wanted})})"
             )
-            return
-        present = properties(spark, self._table)
-        check_origin(present, self._origin, name=self._name)
-        for statement in plan_evolution(self._table, has=spark.table(self._table).schema, needs=needs):
-            spark.sql(statement)
-        changed = {key: value for key, value in wanted.items() if present.get(key) != value}
-        set_properties(spark, self._table, changed)
-
-    def _schema(self) -> StructType:
-        return StructType([self._layout.schema[name] for name in self._names()])
-
-    def _names(self) -> list[str]:
-        return list(dict.fromkeys((*self._layout.key, *POSITION_COLUMNS)))
+        self.truncates = latest_truncates(truncates_in(spark.table(self._table)))
+        self._is_empty = not spark.table(self._table).limit(1).collect()
 
     def deletes(self, spark: SparkSession) -> DataFrame | None:
         """Return the tombstones of single rows; None if there are none."""
@@ -83,27 +74,22 @@ class Tombstones:
 
     def add(self, deletes: DataFrame, truncates: Sequence[Truncate], *, now: float) -> None:
         """Append the deletes of a batch and its truncates."""
-        spark = deletes.sparkSession
-        names = self._names()
         deleted_at = datetime.fromtimestamp(now, UTC).isoformat()
-        rows = deletes.select(*(F.col(quoted(name)) for name in names))
+        rows = deletes.select(*(F.col(quoted(name)) for name in self._columns))
+        kinds = {name: self._layout.schema[name].dataType.simpleString() for name in self._columns}
         for each in truncates:
-            rows = rows.unionByName(self._truncate_row(spark, each, names))
+            values = {
+                cdc.SOURCE: text_literal(each.source),
+                cdc.EPOCH: str(each.epoch),
+                cdc.SEQUENCE: str(each.sequence),
+                cdc.TIMESTAMP: "NULL" if each.time is None else text_literal(each.time),
+                cdc.OPERATION: text_literal(TRUNCATE),
+            }
+            cells = (f"CAST({values.get(name, 'NULL')} AS {kind}) AS {quoted(name)}" for name, kind in kinds.items())
+            rows = rows.unionByName(deletes.sparkSession.sql(f"SELECT {', '.join(cells)}"))
         rows.withColumn(_DELETED_AT, F.lit(deleted_at).cast("timestamp")).writeTo(self._table).append()
         self._is_empty = False
         self.truncates = latest_truncates((*self.truncates, *truncates))
-
-    def _truncate_row(self, spark: SparkSession, truncate: Truncate, names: list[str]) -> DataFrame:
-        values = {
-            cdc.SOURCE: text_literal(truncate.source),
-            cdc.EPOCH: str(truncate.epoch),
-            cdc.SEQUENCE: str(truncate.sequence),
-            cdc.TIMESTAMP: "NULL" if truncate.time is None else text_literal(truncate.time),
-            cdc.OPERATION: text_literal(TRUNCATE),
-        }
-        kinds = {name: self._layout.schema[name].dataType.simpleString() for name in names}
-        shown = (f"CAST({values.get(name, 'NULL')} AS {kinds[name]}) AS {quoted(name)}" for name in names)
-        return spark.sql(f"SELECT {', '.join(shown)}")
 
     def purge(self, spark: SparkSession, *, now: float) -> None:
         """Remove tombstones beyond the horizon once a whole day or many files are worth it, and compact many files."""
@@ -116,16 +102,16 @@ class Tombstones:
         joinable = "count(*) - count(DISTINCT partition)"
         found = spark.sql(f"SELECT {joinable} > {_FILES_MAX}, {old_days} > 0 FROM {self._table}.files").collect()[0]
         has_many_files, has_old_days = found
-        if has_many_files or (has_old_days and self._has_deletes_before(spark, until)):
+        if has_old_days and not has_many_files:
+            # Days beyond the horizon may have nothing but truncates, which stay.
+            first_kept = until.replace(hour=0, minute=0, second=0, microsecond=0)
+            deletes = spark.sql(f"SELECT 1 FROM {self._table} WHERE {_deleted_before(first_kept)} LIMIT 1")
+            has_old_days = bool(deletes.collect())
+        if has_many_files or has_old_days:
             spark.sql(f"DELETE FROM {self._table} WHERE {_deleted_before(until)}")
         if has_many_files:
             catalog, _, name = self._table.partition(".")
             spark.sql(f"CALL {catalog}.system.rewrite_data_files(table => {text_literal(name)})")
-
-    def _has_deletes_before(self, spark: SparkSession, until: datetime) -> bool:
-        """Return whether days beyond the horizon have more than truncates, which stay."""
-        first_kept = until.replace(hour=0, minute=0, second=0, microsecond=0)
-        return bool(spark.sql(f"SELECT 1 FROM {self._table} WHERE {_deleted_before(first_kept)} LIMIT 1").collect())
 
 
 def _deleted_before(until: datetime) -> str:

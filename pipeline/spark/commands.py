@@ -10,18 +10,14 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
+from lakefeed.command_line import print_table
 from lakefeed.pipeline.spark.options import opened_session, session_config, spark_options
-from lakefeed.pipeline.spark.runtime import KNOWN, SparkVersion, installed_version_or_default
-from lakefeed.pipeline.spark.session import VARIABLES, session_conf
-from lakefeed.pipeline.spark.settings import JobKind, SessionConfig
+from lakefeed.pipeline.spark.runtime import KNOWN, installed_version_or_default
+from lakefeed.pipeline.spark.session import VARIABLES, JobKind, portable_conf
 from lakefeed.settings import SettingsError
 
 
@@ -138,10 +134,7 @@ def _print_rows(columns: Sequence[str], rows: Sequence[dict[str, Any]], form: Re
             writer.writerow(columns)
             writer.writerows([_as_text(value) for value in row.values()] for row in rows)
         case ResultFormat.TABLE:
-            table = Table(*columns)
-            for row in rows:
-                table.add_row(*(_as_text(value) for value in row.values()))
-            Console(width=None if sys.stdout.isatty() else 200, markup=False, highlight=False).print(table)
+            print_table([{name: _as_text(value) for name, value in row.items()} for row in rows], columns)
 
 
 def _as_text(value: Any) -> str:
@@ -191,24 +184,19 @@ def conf(form: str, *, spark_version: str | None, s3: bool, show_secrets: bool, 
       lakefeed spark conf >> $SPARK_HOME/conf/spark-defaults.conf
       spark-sql $(lakefeed spark conf --format args)
     """
-    config = session_config(options, job_kind=JobKind.LONG)
+    config = session_config(options)
     version = KNOWN[spark_version] if spark_version else installed_version_or_default()
-    wanted = _packages(config, version, s3=s3 or "s3.endpoint" in config.catalog.properties)
-    settings = session_conf(
-        replace(config, master="", remote="", packages=wanted), jars=config.extra_jars, scratch_dir=Path()
-    )
-    del settings["spark.app.name"]  # each program has a name of its own
-    if VARIABLES not in config.extra_conf:
+    wanted = [version.iceberg_package]
+    if s3 or f"spark.sql.catalog.{config.catalog_name}.s3.endpoint" in config.conf:
+        wanted += [version.aws_package, version.s3a_package]
+    named = {package.rpartition(":")[0] for package in config.packages}
+    ours = [package for package in wanted if package.rpartition(":")[0] not in named]
+    settings = portable_conf(config, jars=config.other_jars, packages=(*ours, *config.packages))
+    if VARIABLES not in config.conf:
         del settings[VARIABLES]  # users may have variables in their own SQL
     if not show_secrets:
         settings = {key: _HIDDEN if key.endswith(_SECRET_SUFFIXES) else value for key, value in settings.items()}
     click.echo(format_conf(settings, ConfFormat(form)))
-
-
-def _packages(config: SessionConfig, version: SparkVersion, *, s3: bool) -> tuple[str, ...]:
-    ours = [version.iceberg_package, *([version.aws_package, version.s3a_package] if s3 else [])]
-    named = {package.rpartition(":")[0] for package in config.packages}
-    return (*(package for package in ours if package.rpartition(":")[0] not in named), *config.packages)
 
 
 def format_conf(settings: Mapping[str, str], form: ConfFormat) -> str:

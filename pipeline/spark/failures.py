@@ -8,18 +8,20 @@ changes nothing.
 from __future__ import annotations
 
 import logging
-import random
+import sys
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from lakefeed.backoff import Backoff
 from lakefeed.pipeline.spark.runtime import S3_INSTALL_HINT, installed_version_or_default
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_PACKAGES = ("pyspark.", "py4j.", "grpc.")
+# The bases of Spark's errors.
+_ERRORS = {"pyspark.errors": "PySparkException", "py4j.protocol": "Py4JError", "grpc": "RpcError"}
 _MESSAGE_MAX_LINES = 4
 _MESSAGE_MAX_CHARS = 1_000
 
@@ -33,7 +35,7 @@ _WITHOUT_S3A_JARS = ("org.apache.hadoop.fs.s3a.S3A", "Failed to get file system 
 
 # Iceberg itself retries a commit several times before it reports a conflict.
 ATTEMPTS_MAX = 3
-_RETRY_DELAY_S = 0.2
+_BACKOFF = Backoff(first_s=0.4, max_s=3.0)
 
 # Another commit came first, or a snapshot expired while a job was reading it.
 _CONFLICTS = (
@@ -47,14 +49,14 @@ _CONFLICTS = (
 _UNKNOWN = ("CommitStateUnknownException", "iceberg.exceptions.RESTException")
 
 
-def is_spark_error(error: BaseException) -> bool:
-    """Return whether Spark raised the error."""
-    return any(f"{kind.__module__}.".startswith(_PACKAGES) for kind in type(error).__mro__)
+def spark_errors() -> tuple[type[BaseException], ...]:
+    """Return the classes of all errors that Spark raises, for an `except` clause. A class not loaded is not raised."""
+    return tuple(getattr(sys.modules[module], name) for module, name in _ERRORS.items() if module in sys.modules)
 
 
 def is_unreadable_table(error: BaseException) -> bool:
     """Return whether the table is gone or has types that Spark lacks: a reason to skip it, not to stop."""
-    if not is_spark_error(error):
+    if not isinstance(error, spark_errors()):
         return False
     return type(error).__name__ == _UNREADABLE or any(mark in str(error) for mark in _MISSING)
 
@@ -96,7 +98,7 @@ def retry_on_conflict(
     *,
     what: str,
     attempts_max: int = ATTEMPTS_MAX,
-    delay_s: float = _RETRY_DELAY_S,
+    backoff: Backoff = _BACKOFF,
     is_idempotent: bool = False,
 ) -> T:
     """Run an action, and again if another commit came first. `what` names it in the log.
@@ -110,7 +112,7 @@ def retry_on_conflict(
             if not (is_conflict(str(error)) or (is_idempotent and _is_unknown(str(error)))):
                 raise
             _log.warning("conflict_retried", extra={"what": what, "reason": first_line(error)})
-            time.sleep(delay_s * attempt * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
+            time.sleep(backoff.jittered_s(attempt))
     return action()
 
 

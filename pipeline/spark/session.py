@@ -1,8 +1,8 @@
-"""The Spark session: settings of Spark, S3 credentials, class path, environment, and the end of its JVM.
+"""The Spark session: its settings, S3 credentials, class path, environment, and the end of its JVM.
 
-    SessionConfig --session_conf--> settings of Spark --build_session--> SparkSession --stop_session--> JVM ended
+    [pipeline.spark] --> SessionConfig --session_conf--> settings of Spark --build_session--> SparkSession
 
-Under spark-submit the JVM, master and jars are given, and our defaults give way to what spark-submit was told. Over
+Under spark-submit the JVM, master and jars are given, and settings given to spark-submit override our defaults. Over
 Spark Connect the server has settled everything but the catalog.
 
 A catalog tells its clients endpoint and region with each table, and some also hand out keys. Ours does not, because a
@@ -14,13 +14,15 @@ PySpark is imported only when a session is opened, so that everything else works
 
 from __future__ import annotations
 
+import enum
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,25 +34,86 @@ from lakefeed.pipeline.spark.runtime import (
     find_s3_jars,
     installed_version,
 )
-from lakefeed.pipeline.spark.settings import TIME_ZONE, UTC, JobKind, SessionConfig, SparkCatalog
-from lakefeed.settings import load_sections
+from lakefeed.settings import Settings, check, load_sections, setting
 from lakefeed.storage.config import StorageConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+LOCAL_MASTER = "local[*]"
+APP_NAME = "lakefeed"
+
+# Days and hours of partitions are in UTC for every writer, so they must be for Spark, whatever a cluster's default is.
+_TIME_ZONE = "spark.sql.session.timeZone"
+_UTC = "UTC"
+
 VARIABLES = "spark.sql.variable.substitute"
 
+# spark-submit starts Python with the port of the JVM that it has started before.
+_SUBMITTED_VARIABLE = "PYSPARK_GATEWAY_PORT"
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class JobKind(enum.Enum):
+    """How long a session lives: `short` starts faster and takes less memory, `long` is tuned for large merges."""
+
+    SHORT = "short"
+    LONG = "long"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionConfig(Settings):
+    """Section [pipeline.spark]: addresses of the catalog and of Spark, for every Spark command."""
+
+    url: str = setting("http://127.0.0.1:8181", "Address of the Iceberg REST catalog, without the `/v1`.")
+    token: str = setting("", "Bearer token, if the catalog requires one.", secret=True)
+    warehouse: str = setting("", "Warehouse of the catalog. Empty means its only one.")
+    catalog_name: str = setting("lake", "First part of a table's name in SQL.")
+    master: str = setting("", "Spark master. Empty means `local[*]`, or under spark-submit the master given there.")
+    remote: str = setting("", "Spark Connect server such as `sc://host:15002`, in place of a master.")
+    driver_memory: str = setting("1g", "Heap of a local session, as Spark writes sizes.")
+    packages: tuple[str, ...] = setting((), "Maven coordinates for Spark to download.")
+    jar: tuple[str, ...] = setting((), "Jars for the class path. An Iceberg runtime among them replaces ours.")
+    conf: Mapping[str, str] = setting({}, "Further settings of Spark. They override ours.")
+
+    def check(self) -> None:
+        """Check the addresses, that SQL can use the catalog's name, and that days of partitions are those of UTC."""
+        check(self.url.startswith(("http://", "https://")), f"url must be http or https: {self.url}")
+        is_identifier = _IDENTIFIER.fullmatch(self.catalog_name) is not None
+        check(is_identifier, f"catalog_name must be letters, digits and underscores: {self.catalog_name}")
+        check(self.catalog_name != "spark_catalog", "catalog_name is taken by Spark itself: spark_catalog")
+        check(self.remote == "" or self.remote.startswith("sc://"), f"remote must begin with sc://: {self.remote}")
+        zone = self.conf.get(_TIME_ZONE, _UTC)
+        check(zone == _UTC, f"conf must leave the time zone at UTC, as days of partitions are: {_TIME_ZONE}={zone}")
+
+    @property
+    def is_submitted(self) -> bool:
+        """Return whether spark-submit started this process, with master, JVM and class path."""
+        return not self.master and not self.remote and _SUBMITTED_VARIABLE in os.environ
+
+    @property
+    def is_local(self) -> bool:
+        """Return whether driver and executors are one process on this machine."""
+        return (self.master or LOCAL_MASTER).startswith("local") and not self.remote and not self.is_submitted
+
+    @property
+    def iceberg_jar(self) -> Path | None:
+        """Return the Iceberg runtime among the jars."""
+        return next((Path(jar) for jar in self.jar if "iceberg-spark-runtime" in Path(jar).name), None)
+
+    @property
+    def other_jars(self) -> tuple[Path, ...]:
+        """Return the jars without the Iceberg runtime."""
+        return tuple(Path(jar) for jar in self.jar if Path(jar) != self.iceberg_jar)
+
+
 _SESSION_CONF = {
-    # Days and hours of partitions are in UTC for every writer, so they must be for Spark.
-    TIME_ZONE: UTC,
+    _TIME_ZONE: _UTC,
     # `${x}` in a name or a text is not a variable.
     VARIABLES: "false",
 }
-
-# Settings that no cluster default may change: rows would get into other partitions.
-_FIXED = frozenset((TIME_ZONE,))
 
 _LOCAL_CONF = {
     # The web console costs memory and a port, and is of no use for a job of some seconds.
@@ -103,53 +166,61 @@ _CONNECT_HINT = "pip install 'lakefeed[connect]'"
 # -- settings of Spark
 
 
-def session_conf(config: SessionConfig, *, jars: Sequence[Path], scratch_dir: Path) -> dict[str, str]:
-    """Return all settings of a session. `scratch_dir` must exist: Spark creates its own, unused warehouse there."""
+def session_conf(
+    config: SessionConfig,
+    *,
+    jars: Sequence[Path],
+    packages: Sequence[str] = (),
+    app_name: str = APP_NAME,
+    job_kind: JobKind = JobKind.SHORT,
+) -> dict[str, str]:
+    """Return all settings of a session that starts in this process."""
+    conf = {"spark.app.name": app_name}
+    if not config.is_local:
+        conf |= {"spark.master": config.master} if config.master else {}
+        return {**conf, **portable_conf(config, jars=jars, packages=packages)}
+    conf |= {"spark.master": config.master or LOCAL_MASTER, **_LOCAL_CONF, **_LOCAL_CONF_BY_KIND[job_kind]}
+    conf["spark.driver.memory"] = config.driver_memory
+    # Spark creates its own, unused warehouse in a directory that must exist.
+    conf["spark.sql.warehouse.dir"] = tempfile.gettempdir()
+    if jars:
+        # A second faster than spark.jars, which copies the jars and loads them in a class loader of their own.
+        conf["spark.driver.extraClassPath"] = ":".join(map(str, jars))
+    return {**conf, **portable_conf(config, jars=(), packages=packages)}
+
+
+def portable_conf(config: SessionConfig, *, jars: Sequence[Path], packages: Sequence[str]) -> dict[str, str]:
+    """Return the settings that connect any Spark to the catalog, wherever it runs."""
     conf = {
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
         **_SESSION_CONF,
-        "spark.app.name": config.app_name,
     }
-    if config.master:
-        conf["spark.master"] = config.master
-    if config.is_local:
-        conf |= {**_LOCAL_CONF, **_LOCAL_CONF_BY_KIND[config.job_kind]}
-        conf["spark.driver.memory"] = config.driver_memory
-        conf["spark.sql.warehouse.dir"] = str(scratch_dir)
-    if config.packages:
-        conf["spark.jars.packages"] = ",".join(config.packages)
-    if jars and config.is_local:
-        # A second faster than spark.jars, which copies the jars and loads them in a class loader of their own.
-        conf["spark.driver.extraClassPath"] = ":".join(map(str, jars))
-    elif jars:
+    if packages:
+        conf["spark.jars.packages"] = ",".join(packages)
+    if jars:
         conf["spark.jars"] = ",".join(map(str, jars))
-    return {**conf, **catalog_conf(config.catalog), **config.extra_conf}
+    return {**conf, **catalog_conf(config), **config.conf}
 
 
-def remote_conf(config: SessionConfig) -> dict[str, str]:
-    """Return the settings of a Spark Connect session; its server has settled the others at its start."""
-    return {**_SESSION_CONF, **catalog_conf(config.catalog), **config.extra_conf}
-
-
-def catalog_conf(catalog: SparkCatalog) -> dict[str, str]:
+def catalog_conf(config: SessionConfig) -> dict[str, str]:
     """Return the settings that add the catalog and make it the default. A running session takes them too."""
     properties = {
         "type": "rest",
-        "uri": catalog.uri,
+        "uri": config.url.removesuffix("/"),
         # Spark's table cache hides the commits of other writers for as long as the table is in use.
         "cache-enabled": "false",
     }
-    if catalog.warehouse:
-        properties["warehouse"] = catalog.warehouse
-    if catalog.token:
-        properties["token"] = catalog.token
+    if config.warehouse:
+        properties["warehouse"] = config.warehouse
+    if config.token:
+        properties["token"] = config.token
         # Our bearer tokens do not expire; Iceberg would try to exchange one for another after an hour.
         properties["token-refresh-enabled"] = "false"
-    prefix = f"spark.sql.catalog.{catalog.name}"
+    prefix = f"spark.sql.catalog.{config.catalog_name}"
     return {
         prefix: "org.apache.iceberg.spark.SparkCatalog",
-        "spark.sql.defaultCatalog": catalog.name,
-        **{f"{prefix}.{key}": value for key, value in {**properties, **catalog.properties}.items()},
+        "spark.sql.defaultCatalog": config.catalog_name,
+        **{f"{prefix}.{key}": value for key, value in properties.items()},
     }
 
 
@@ -170,24 +241,26 @@ def load_s3_settings(path: Path | None, environ: Mapping[str, str]) -> dict[str,
     return {"s3_region": storage.s3_region, **given} if given else {}
 
 
-def catalog_properties(s3: Mapping[str, str]) -> dict[str, str]:
-    """Return settings of S3 as properties of an Iceberg catalog."""
-    return {_S3_NAMES[name][0]: value for name, value in s3.items()}
-
-
-def hadoop_conf(s3: Mapping[str, str]) -> dict[str, str]:
-    """Return settings of S3 as Spark passes them on to Hadoop."""
-    conf = {f"spark.hadoop.{_S3_NAMES[name][1]}": value for name, value in s3.items()}
-    if "s3_session_token" in s3:
-        conf["spark.hadoop.fs.s3a.aws.credentials.provider"] = _TEMPORARY_KEYS
+def s3_conf(s3: Mapping[str, str], config: SessionConfig) -> dict[str, str]:
+    """Return settings of S3 as Iceberg's catalog and, through Spark, Hadoop take them."""
+    prefix = f"spark.sql.catalog.{config.catalog_name}"
+    conf = {f"{prefix}.{_S3_NAMES[name][0]}": value for name, value in s3.items()}
+    if not config.remote:  # Hadoop is configured once, when Spark starts
+        conf |= {f"spark.hadoop.{_S3_NAMES[name][1]}": value for name, value in s3.items()}
+        if "s3_session_token" in s3:
+            conf["spark.hadoop.fs.s3a.aws.credentials.provider"] = _TEMPORARY_KEYS
     return conf
 
 
 # -- the session
 
 
-def build_session(config: SessionConfig) -> SparkSession:
+def build_session(
+    config: SessionConfig, *, app_name: str = APP_NAME, job_kind: JobKind = JobKind.SHORT
+) -> SparkSession:
     """Start Spark with the catalog attached, or return the session that already runs in this process.
+
+    `app_name` is its name in logs and cluster consoles.
 
     Raises:
         SparkUnavailable: PySpark, a suitable Java or a suitable Iceberg runtime is missing.
@@ -200,13 +273,13 @@ def build_session(config: SessionConfig) -> SparkSession:
         prepare_environment(config, os.environ, version)
     from pyspark.sql import SparkSession  # noqa: PLC0415 - optional, and slow to import
 
-    conf = session_conf(replace(config, packages=packages), jars=jars, scratch_dir=Path(tempfile.gettempdir()))
+    conf = session_conf(config, jars=jars, packages=packages, app_name=app_name, job_kind=job_kind)
     if config.is_submitted:
         from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - see above
 
         # Before this call PySpark has no way to the JVM, and assumes that spark-submit was given no settings.
         SparkContext._ensure_initialized()  # noqa: SLF001 - as PySpark's own builder does, but later
-        defaults = session_conf(SessionConfig(master=""), jars=(), scratch_dir=Path())
+        defaults = session_conf(SessionConfig(), jars=())
         conf = without_overridden(conf, dict(SparkConf().getAll()), defaults)
     return SparkSession.builder.config(map={**conf}).getOrCreate()
 
@@ -218,11 +291,11 @@ def find_jars(config: SessionConfig, version: SparkVersion) -> tuple[Path, ...]:
         SparkUnavailable: the Iceberg runtime is missing or incomplete.
     """
     if config.is_submitted:
-        return (*filter(None, [config.iceberg_jar]), *config.extra_jars)
+        return (*filter(None, [config.iceberg_jar]), *config.other_jars)
     s3_jars = () if _downloads(config, "iceberg-aws-bundle") else find_s3_jars(version)
     if config.iceberg_jar is None and (_downloads(config, "iceberg-spark-runtime") or not version.has_jar_on_pypi):
-        return (*config.extra_jars, *s3_jars)
-    return (find_iceberg_jar(config.iceberg_jar), *config.extra_jars, *s3_jars)
+        return (*config.other_jars, *s3_jars)
+    return (find_iceberg_jar(config.iceberg_jar), *config.other_jars, *s3_jars)
 
 
 def wanted_packages(config: SessionConfig, version: SparkVersion) -> tuple[str, ...]:
@@ -255,7 +328,9 @@ def without_overridden(
 ) -> dict[str, str]:
     """Return the settings without defaults of ours that spark-submit was given other values for."""
     return {
-        key: value for key, value in conf.items() if key in _FIXED or key not in submitted or defaults.get(key) != value
+        key: value
+        for key, value in conf.items()
+        if key == _TIME_ZONE or key not in submitted or defaults.get(key) != value
     }
 
 
@@ -266,7 +341,8 @@ def _connect(config: SessionConfig) -> SparkSession:
     from pyspark.sql import SparkSession  # noqa: PLC0415 - see above
 
     spark = SparkSession.builder.remote(config.remote).getOrCreate()
-    for key, value in remote_conf(config).items():
+    # The server has settled everything else at its start.
+    for key, value in {**_SESSION_CONF, **catalog_conf(config), **config.conf}.items():
         spark.conf.set(key, value)
     return spark
 

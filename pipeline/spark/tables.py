@@ -1,30 +1,67 @@
-"""Tables by Spark SQL: names, properties, snapshots and their ancestry.
+"""Tables through Spark: SQL text, names, properties, snapshots, metadata documents, properties of a commit.
 
-Only SQL and Iceberg's metadata tables are used, so that everything here also works over Spark Connect. A parameter
-`table` is a name in SQL, as `TableIdentifier.sql` returns it.
+Functions that take a session use SQL and Iceberg's metadata tables, so that they also work over Spark Connect; only
+the last part, metadata and commit properties, needs Spark's JVM. A parameter `table` is a name in SQL, as
+`TableIdentifier.sql` returns it.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from lakefeed.contract.properties import TABLE as QUARANTINE
+from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.spark.failures import first_line, is_unreadable_table
-from lakefeed.pipeline.spark.sql import property_pairs, quoted, text_literal
 from lakefeed.settings import SettingsError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql.types import DataType
 
 
 _log = logging.getLogger(__name__)
 
 APPEND_ONLY = "lakefeed.append-only"
-PROGRESS = "lakefeed.progress"
-QUARANTINE_TABLE = "lakefeed_quarantine"
+
+
+# -- SQL text: the only place of the pipeline that quotes
+
+
+def quoted(identifier: str) -> str:
+    """Quote one part of a name."""
+    return f"`{identifier.replace('`', '``')}`"
+
+
+def text_literal(text: str) -> str:
+    """Write a text as a literal. Spark would replace `${name}` by a variable's value, so `$` is escaped too."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("$", "\\u0024")
+    return f"'{escaped}'"
+
+
+def property_pairs(table_properties: Mapping[str, str]) -> str:
+    """Write properties as TBLPROPERTIES takes them between its brackets."""
+    return ", ".join(f"{text_literal(key)} = {text_literal(value)}" for key, value in table_properties.items())
+
+
+def type_sql(type_: DataType) -> str:
+    """Write a type, with the names inside it quoted."""
+    from pyspark.sql import types  # noqa: PLC0415 - optional and slow to import, as all of Spark
+
+    match type_:
+        case types.ArrayType():
+            return f"ARRAY<{type_sql(type_.elementType)}>"
+        case types.MapType():
+            return f"MAP<{type_sql(type_.keyType)}, {type_sql(type_.valueType)}>"
+        case types.StructType():
+            return f"STRUCT<{', '.join(f'{quoted(each.name)}: {type_sql(each.dataType)}' for each in type_.fields)}>"
+    return type_.simpleString()
+
+
+# -- names
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -67,11 +104,6 @@ class Snapshot:
     operation: str
     summary: Mapping[str, str]
 
-    @property
-    def committed_at(self) -> datetime:
-        """Return the time of the commit, in UTC."""
-        return datetime.fromtimestamp(self.committed_ms / 1000, UTC)
-
 
 def catalog_of(spark: SparkSession) -> str:
     """Return the name of the session's current catalog."""
@@ -85,12 +117,21 @@ def catalog_of(spark: SparkSession) -> str:
 def change_tables(spark: SparkSession, catalog: str) -> list[TableIdentifier]:
     """List the change tables of a catalog, sorted, without the quarantine. Tables that Spark cannot read are logged."""
     found = all_tables(spark, catalog)
-    return [name for name, own in found.items() if is_change_table(own) and name.name != QUARANTINE_TABLE]
+    return [name for name, own in found.items() if is_change_table(own) and name.name != QUARANTINE]
 
 
 def all_tables(spark: SparkSession, catalog: str) -> dict[TableIdentifier, Mapping[str, str]]:
     """List all tables of a catalog, sorted, with their properties; empty for tables that Spark cannot read."""
-    return {name: _readable_properties(spark, name.sql(catalog)) for name in table_names(spark, catalog)}
+    found: dict[TableIdentifier, Mapping[str, str]] = {}
+    for name in table_names(spark, catalog):
+        try:
+            found[name] = properties(spark, name.sql(catalog))
+        except Exception as error:
+            if not is_unreadable_table(error):
+                raise
+            _log.warning("table_skipped", extra={"table": name.sql(catalog), "reason": first_line(error)})
+            found[name] = {}
+    return found
 
 
 def table_names(spark: SparkSession, catalog: str) -> list[TableIdentifier]:
@@ -108,16 +149,6 @@ def namespaces(spark: SparkSession, catalog: str, parent: tuple[str, ...] = ()) 
         namespace = (*parent, _last_part(row["namespace"]))
         yield namespace
         yield from namespaces(spark, catalog, namespace)
-
-
-def _readable_properties(spark: SparkSession, table: str) -> Mapping[str, str]:
-    try:
-        return properties(spark, table)
-    except Exception as error:
-        if not is_unreadable_table(error):
-            raise
-        _log.warning("table_skipped", extra={"table": table, "reason": first_line(error)})
-        return {}
 
 
 def _namespace_sql(catalog: str, namespace: tuple[str, ...]) -> str:
@@ -217,3 +248,116 @@ def _snapshot_rows(spark: SparkSession, table: str, summary: str, *, condition: 
 
 def _snapshot(row: Row) -> Snapshot:
     return Snapshot(row["snapshot_id"], row["parent_id"], row["committed_ms"], row["operation"], dict(row["summary"]))
+
+
+# -- table metadata and commit properties, through the JVM
+
+
+class MetadataUnavailable(PipelineError):
+    """The session has no JVM: use --master or spark-submit instead of --remote."""
+
+
+def has_jvm(spark: SparkSession) -> bool:
+    """Return whether the session's JVM can be reached; over Spark Connect it cannot."""
+    return hasattr(spark, "_jvm") and hasattr(spark, "_jsparkSession")
+
+
+def load_metadata(spark: SparkSession, table: str) -> dict[str, Any]:
+    """Return a table's current metadata document. `table` is its name in SQL.
+
+    Raises: MetadataUnavailable.
+    """
+    if not has_jvm(spark):
+        raise MetadataUnavailable(
+            "table metadata cannot be read over Spark Connect, use --master or spark-submit instead of --remote:"
+            f" table={table}"
+        )
+    loaded = _load_table(spark, table)
+    parser = spark._jvm.org.apache.iceberg.TableMetadataParser  # type: ignore[union-attr]  # noqa: SLF001 - no public way
+    document: dict[str, Any] = json.loads(parser.toJson(loaded.operations().current()))
+    return document
+
+
+def load_uuid(spark: SparkSession, table: str) -> str | None:
+    """Return a table's uuid, which a table recreated under the same name does not share; None without a JVM."""
+    return str(_load_table(spark, table).uuid().toString()) if has_jvm(spark) else None
+
+
+def _load_table(spark: SparkSession, table: str) -> Any:
+    jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no public way to its JVM
+    return jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, table)  # noqa: SLF001
+
+
+def fields_of(metadata: Mapping[str, Any], schema_id: int | None = None) -> Sequence[Mapping[str, Any]]:
+    """Return the fields of one of a table's schemas; of its current one without an id."""
+    wanted = metadata["current-schema-id"] if schema_id is None else schema_id
+    fields: Sequence[Mapping[str, Any]] = next(
+        schema["fields"] for schema in metadata["schemas"] if schema["schema-id"] == wanted
+    )
+    return fields
+
+
+def names_by_id(fields: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """Return the names of all fields by their ids, at any depth."""
+    names, pending = {}, list(fields)
+    while pending:
+        field = pending.pop()
+        names[field["id"]] = field["name"]
+        pending += inner_fields(field["type"])
+    return names
+
+
+def inner_fields(type_: Any) -> Sequence[Mapping[str, Any]]:
+    """Return the fields inside a type. The parts of lists and maps are named as the type's keys name them."""
+    match type_:
+        case {"type": "struct", "fields": fields}:
+            return list(fields)
+        case {"type": "list", "element-id": element_id, "element": element}:
+            return [{"id": element_id, "name": "element", "type": element}]
+        case {"type": "map", "key-id": key_id, "key": key, "value-id": value_id, "value": value}:
+            parts = (key_id, "key", key), (value_id, "value", value)
+            return [{"id": part_id, "name": name, "type": each} for part_id, name, each in parts]
+    return ()
+
+
+def commit_with_properties(spark: SparkSession, properties: Mapping[str, str], statement: str) -> None:
+    """Run one SQL statement, and put properties into the summary of the snapshot that it commits."""
+    from py4j.java_gateway import java_import  # noqa: PLC0415 - optional, as all of Spark
+    from pyspark.java_gateway import ensure_callback_server_started  # noqa: PLC0415
+
+    context = spark.sparkContext
+    ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]  # noqa: SLF001 - no public way
+    jvm: Any = context._jvm  # noqa: SLF001
+    java_import(jvm, "org.apache.iceberg.spark.CommitMetadata")
+    java_properties = jvm.java.util.HashMap()
+    for key, value in properties.items():
+        java_properties.put(key, value)
+    call = _Call(lambda: spark.sql(statement).collect())
+    try:
+        jvm.CommitMetadata.withCommitProperties(java_properties, call, jvm.java.lang.RuntimeException("").getClass())
+    except Exception:
+        # The statement's own error is the cause; py4j only reports that a callback has failed.
+        if call.error is not None:
+            raise call.error  # noqa: B904
+        raise
+    if call.error is not None:
+        raise call.error
+
+
+class _Call:
+    """A java.util.concurrent.Callable. It keeps its error, which would lose its type as a Java exception."""
+
+    def __init__(self, action: Callable[[], Any]) -> None:
+        self._action = action
+        self.error: BaseException | None = None
+
+    def call(self) -> None:
+        try:
+            self._action()
+        except BaseException as error:  # noqa: BLE001 - raised again by commit_with_properties
+            self.error = error
+
+    class Java:
+        """Declare the Java interface to py4j."""
+
+        implements = ("java.util.concurrent.Callable",)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,8 +11,8 @@ from rich.console import Console
 
 from lakefeed.command_line import print_json
 from lakefeed.contract.verification import Range, report_document, report_lines
-from lakefeed.pipeline.spark.options import cluster_options, opened_session, readable_errors, spark_options
-from lakefeed.pipeline.spark.settings import JobKind
+from lakefeed.pipeline.spark.options import opened_session, readable_errors, spark_options
+from lakefeed.pipeline.spark.session import JobKind
 from lakefeed.pipeline.spark.tables import TableIdentifier, catalog_of, change_tables
 from lakefeed.settings import SettingsError
 
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from lakefeed.contract.verification import Report
-
-
-__all__ = ["Selection", "cluster_options", "run_verification", "verify_all", "verify_tables"]
 
 
 # Exit codes, as grep has them: a difference was found; the comparison was not possible.
@@ -54,36 +50,22 @@ def verify_tables(
     \b
       spark-submit deploy/spark/job.py verify sales.orders
     """
-    selection = Selection(tables=tables, after_id=after_id, to_id=to_id, mirrors=mirrors)
-    run_verification(selection, options, as_json=as_json)
+    run_verification(tables, Range(after_id, to_id), options, with_mirrors=mirrors, as_json=as_json)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """What to verify: some tables or all, a range of snapshots of a single one, and whether mirrors too."""
-
-    tables: Sequence[str]
-    after_id: int | None = None
-    to_id: int | None = None
-    mirrors: bool = True
-
-    @property
-    def is_range(self) -> bool:
-        """Return whether only a part of a table's history is selected."""
-        return self.after_id is not None or self.to_id is not None
-
-
-def run_verification(selection: Selection, options: Mapping[str, Any], *, as_json: bool) -> None:
-    """Verify tables, print the reports, and end the command with its exit code."""
+def run_verification(
+    tables: Sequence[str], wanted: Range, options: Mapping[str, Any], *, with_mirrors: bool, as_json: bool
+) -> None:
+    """Verify some tables or all, print the reports, and end the command with its exit code."""
     context = click.get_current_context()
-    is_one = len(selection.tables) == 1
+    is_one = len(tables) == 1
     try:
         with readable_errors():
-            if selection.is_range and not is_one:
+            if wanted != Range() and not is_one:
                 raise SettingsError("--from and --to are snapshots of one table: name it")
             opened = opened_session(options, job_kind=JobKind.LONG, app_name="lakefeed verify")
             with opened as spark, _steps() as on_step:
-                reports = verify_all(spark, selection, options, on_step=on_step)
+                reports = verify_all(spark, tables, wanted, options, with_mirrors=with_mirrors, on_step=on_step)
     except click.UsageError:
         raise
     except click.ClickException as error:
@@ -100,12 +82,14 @@ def run_verification(selection: Selection, options: Mapping[str, Any], *, as_jso
 
 def verify_all(
     spark: SparkSession,
-    selection: Selection,
+    tables: Sequence[str],
+    wanted: Range,
     options: Mapping[str, Any],
     *,
+    with_mirrors: bool = True,
     on_step: Callable[[str], object] = lambda _: None,
 ) -> list[Report]:
-    """Verify tables one after the other.
+    """Verify tables one after the other, and their mirrors unless only a part of a table's history is wanted.
 
     Raises: PipelineError, WriterError; Spark's error for a table that does not exist.
     """
@@ -113,13 +97,11 @@ def verify_all(
     from lakefeed.pipeline.verification.scan import verify_table  # noqa: PLC0415
 
     catalog = catalog_of(spark)
-    names = [TableIdentifier.parse(table) for table in selection.tables] or change_tables(spark, catalog)
     reports = []
-    for name in names:
+    for name in [TableIdentifier.parse(table) for table in tables] or change_tables(spark, catalog):
         on_step(f"verifying {name}")
-        wanted = Range(selection.after_id, selection.to_id)
         report = verify_table(spark, name, catalog, wanted, on_step=on_step)
-        if selection.mirrors and not selection.is_range:
+        if with_mirrors and wanted == Range():
             on_step(f"comparing the mirror of {name}")
             compare_mirror(spark, name, catalog, report=report, options=options)
         reports.append(report)

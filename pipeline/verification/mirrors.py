@@ -14,8 +14,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
@@ -35,18 +36,21 @@ from lakefeed.pipeline.mirrors.fold import (
     without_truncated,
 )
 from lakefeed.pipeline.mirrors.layout import Layout, plan_layout
+from lakefeed.pipeline.mirrors.marker import load_marker
 from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorNames, MirrorSettings, mirror_names
-from lakefeed.pipeline.mirrors.table import load_built_key, load_marker
+from lakefeed.pipeline.mirrors.table import load_built_key
 from lakefeed.pipeline.spark import tables
-from lakefeed.pipeline.spark.failures import is_spark_error, message_of
-from lakefeed.pipeline.spark.metadata import current_fields, fields_of, load_metadata
-from lakefeed.pipeline.spark.sql import quoted
-from lakefeed.pipeline.spark.tables import TableIdentifier
+from lakefeed.pipeline.spark.failures import message_of, spark_errors
+from lakefeed.pipeline.spark.tables import (
+    TableIdentifier,
+    fields_of,
+    inner_fields,
+    load_metadata,
+    names_by_id,
+    quoted,
+)
 from lakefeed.pipeline.verification.scan import row_hash
 from lakefeed.settings import load_section
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 Fields = Sequence[Mapping[str, Any]]
 
@@ -94,9 +98,7 @@ def compare_mirror(
     except PipelineError as error:
         report.notes.append(f"mirror {names.mirror} is not compared: {error}")
         return
-    except Exception as error:
-        if not is_spark_error(error):
-            raise
+    except spark_errors() as error:
         report.notes.append(f"mirror {names.mirror} cannot be compared: {message_of(error)}")
         return
     if mirror is None:
@@ -104,9 +106,7 @@ def compare_mirror(
         return
     try:
         _compare(mirror, report)
-    except Exception as error:
-        if not is_spark_error(error):
-            raise
+    except spark_errors() as error:
         read = {names.mirror_sql: mirror.snapshot, names.table_sql: mirror.merged_snapshot}
         if any(
             snapshot not in (each.snapshot_id for each in tables.snapshots(spark, table))
@@ -129,7 +129,7 @@ def _open(spark: SparkSession, names: MirrorNames, settings: MirrorSettings) -> 
             return None
         rows = _mirror_rows(spark, names.mirror_sql, before.snapshot_id)
         built_key = load_built_key(spark, names)
-        marker = load_marker(spark, names) if built_key else None
+        marker = load_marker(spark, names.mirror_sql) if built_key else None
         if marker is None:
             return None
         changes = _changes_as_of(spark, names.table_sql, rows.schema, marker.snapshot)
@@ -158,7 +158,7 @@ def _open(spark: SparkSession, names: MirrorNames, settings: MirrorSettings) -> 
 def _mirror_rows(spark: SparkSession, mirror_sql: str, snapshot_id: int) -> DataFrame:
     """Read a mirror as of a snapshot, under the names that its columns have now: its key is stored by these."""
     document = load_metadata(spark, mirror_sql)
-    present = {field["id"]: field["name"] for field in current_fields(document)}
+    present = {field["id"]: field["name"] for field in fields_of(document)}
     names = {field["name"]: present.get(field["id"]) for field in fields_as_of(document, snapshot_id)}
     rows = tables.read_as_of(spark, mirror_sql, snapshot_id)
     return rows.select(*(sql.col(quoted(name)).alias(names.get(name) or name) for name in rows.columns))
@@ -203,7 +203,7 @@ def _compare(mirror: _Mirror, report: Report) -> None:
     if set(lacking) & set(key):
         return
     values = own - set(lacking)
-    by = [_key_column(number) for number in range(len(key))]
+    by = _key_columns(key)
     left = _hashed(mirror.expected_rows, key, mirror.expected_fields, values, _EXPECTED)
     right = _hashed(mirror.rows, key, mirror.fields, values, _FOUND)
     right = right.groupBy(*by).agg(sql.min(_FOUND).alias(_FOUND), sql.count(sql.lit(1)).alias(_COUNT))
@@ -220,17 +220,17 @@ def _compare(mirror: _Mirror, report: Report) -> None:
 
 def _hashed(rows: DataFrame, key: Sequence[str], fields: Fields, names: Set[str], hash_name: str) -> DataFrame:
     """Return the key of each row, under names that no other column has, and the hash of its values."""
-    keys = (sql.col(quoted(each)).alias(_key_column(number)) for number, each in enumerate(key))
+    keys = (sql.col(quoted(each)).alias(name) for each, name in zip(key, _key_columns(key), strict=True))
     return rows.select(*keys, row_hash([field for field in fields if field["name"] in names]).alias(hash_name))
 
 
-def _key_column(number: int) -> str:
-    return f"{_KEY}_{number}"
+def _key_columns(key: Sequence[str]) -> list[str]:
+    return [f"{_KEY}_{number}" for number in range(len(key))]
 
 
 def _differences(joined: DataFrame, mirror: _Mirror) -> Iterator[Finding]:
     key = mirror.layout.key
-    by = [_key_column(number) for number in range(len(key))]
+    by = _key_columns(key)
     shown = sql.to_json(sql.struct(*(sql.col(each).alias(name) for each, name in zip(by, key, strict=True))), _SHOWN)
     is_missing, is_extra = sql.col(_FOUND).isNull(), sql.col(_EXPECTED).isNull()
     differs = sql.col(_FOUND) != sql.col(_EXPECTED)
@@ -256,8 +256,7 @@ def _differences(joined: DataFrame, mirror: _Mirror) -> Iterator[Finding]:
 def fields_as_of(document: Mapping[str, Any], snapshot_id: int) -> Fields:
     """Return the columns that a table had at one of its snapshots."""
     found: Mapping[str, Any] = next((each for each in document["snapshots"] if each["snapshot-id"] == snapshot_id), {})
-    schema_id = found.get("schema-id")
-    return current_fields(document) if schema_id is None else fields_of(document, schema_id)
+    return fields_of(document, found.get("schema-id"))
 
 
 def fields_in(mirror: StructType, document: Mapping[str, Any], snapshot_id: int) -> Fields:
@@ -268,33 +267,10 @@ def fields_in(mirror: StructType, document: Mapping[str, Any], snapshot_id: int)
         document["schemas"], key=lambda each: (each["schema-id"] == current, each["schema-id"]), reverse=True
     )
     for schema in newest_first:
-        renamed = _renamed(then, dict(_names(schema["fields"])))
+        renamed = _renamed(then, names_by_id(schema["fields"]))
         if len({field["name"] for field in renamed}) == len(renamed) and _has_all(mirror, renamed):
             return renamed
     return then
-
-
-def _inner(type_: Any) -> dict[str, Any]:
-    """Return the element, key and value types of a list or map."""
-    match type_:
-        case {"type": "list", "element": element}:
-            return {"element": element}
-        case {"type": "map", "key": key, "value": value}:
-            return {"key": key, "value": value}
-    return {}
-
-
-def _names(fields: Fields) -> Iterator[tuple[int, str]]:
-    for field in fields:
-        yield field["id"], field["name"]
-        yield from _names_inside(field["type"])
-
-
-def _names_inside(type_: Any) -> Iterator[tuple[int, str]]:
-    if isinstance(type_, Mapping) and type_["type"] == "struct":
-        yield from _names(type_["fields"])
-    for each in _inner(type_).values():
-        yield from _names_inside(each)
 
 
 def _renamed(fields: Fields, names: Mapping[int, str]) -> Fields:
@@ -309,7 +285,7 @@ def _type_renamed(type_: Any, names: Mapping[int, str]) -> Any:
         return type_
     if type_["type"] == "struct":
         return {**type_, "fields": _renamed(type_["fields"], names)}
-    return {**type_, **{part: _type_renamed(each, names) for part, each in _inner(type_).items()}}
+    return {**type_, **{part["name"]: _type_renamed(part["type"], names) for part in inner_fields(type_)}}
 
 
 def _has_all(schema: StructType, fields: Fields) -> bool:
@@ -324,7 +300,7 @@ def _has_all(schema: StructType, fields: Fields) -> bool:
 def _has_inside(kind: DataType, type_: Any) -> bool:
     if isinstance(kind, StructType) and isinstance(type_, Mapping) and type_["type"] == "struct":
         return _has_all(kind, type_["fields"])
-    inside = _inner(type_)
+    inside = {part["name"]: part["type"] for part in inner_fields(type_)}
     if isinstance(kind, ArrayType) and "element" in inside:
         return _has_inside(kind.elementType, inside["element"])
     if isinstance(kind, MapType) and "value" in inside:

@@ -15,13 +15,14 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as sql
 
 from lakefeed.contract import changes as cdc
 from lakefeed.contract.changes import Operation, SourceId
+from lakefeed.contract.errors import TypeUnknown
 from lakefeed.contract.ledger import CHECKSUM_MODULUS, Facts, RowFacts, join_facts
 from lakefeed.contract.verification import (
     EXAMPLES_MAX,
@@ -36,14 +37,14 @@ from lakefeed.contract.verification import (
     file_unreadable,
     plan,
 )
-from lakefeed.pipeline.spark.failures import is_spark_error, message_of
-from lakefeed.pipeline.spark.metadata import current_fields, field_ids, fields_of, load_metadata
-from lakefeed.pipeline.spark.sql import quoted
-from lakefeed.pipeline.spark.tables import TableIdentifier
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
+from lakefeed.pipeline.spark.failures import message_of, spark_errors
+from lakefeed.pipeline.spark.tables import (
+    TableIdentifier,
+    fields_of,
+    load_metadata,
+    names_by_id,
+    quoted,
+)
 
 # Parts of the row hash: values longer than PART_BYTES are hashed in parts, decimals of up to LONG_DIGITS digits as one
 # long. Iceberg reserves ids above LAST_FIELD_ID for columns that tables do not list, such as row ids in files.
@@ -119,7 +120,11 @@ class _Scan:
         head = self._plan.head
         if head is None:
             return Scanned()
-        scanned = Scanned(delete_files=self._count_delete_files(head.snapshot_id))
+        scanned = Scanned()
+        document = next(each for each in self._document["snapshots"] if each["snapshot-id"] == head.snapshot_id)
+        if (document.get("summary") or {}).get("total-delete-files") != "0":
+            count = f"SELECT count(*) FROM {self._table}.delete_files VERSION AS OF {head.snapshot_id}"
+            scanned.delete_files = self._spark.sql(count).collect()[0][0]
         files = self._spark.sql(
             f"SELECT data_file.file_path AS {PATH}, {SNAPSHOT}, data_file.record_count AS {RECORDS}"
             f" FROM {self._table}.entries VERSION AS OF {head.snapshot_id}"
@@ -139,13 +144,6 @@ class _Scan:
             files.unpersist()
         return scanned
 
-    def _count_delete_files(self, head_id: int) -> int:
-        head = next(each for each in self._document["snapshots"] if each["snapshot-id"] == head_id)
-        if (head.get("summary") or {}).get("total-delete-files") == "0":
-            return 0
-        found = self._spark.sql(f"SELECT count(*) FROM {self._table}.delete_files VERSION AS OF {head_id}").collect()
-        return int(found[0][0])
-
     def _read_rows(self, files: DataFrame, scanned: Scanned) -> None:
         reads = plan_reads(self._document, [each.snapshot_id for each in self._plan.history])
         scanned.has_hidden_columns = not reads.are_whole
@@ -157,8 +155,8 @@ class _Scan:
             self._on_step("looking for duplicates")
             rows = self._rows_of(files if self._plan.is_part else None, reads.scans[0])
             scanned.duplicates = find_duplicates(rows, self._plan.one_epoch)
-        except Exception as error:
-            named = _DATA_FILE.search(str(error)) if is_spark_error(error) else None
+        except spark_errors() as error:
+            named = _DATA_FILE.search(str(error))
             if named is None:
                 raise
             text = f"not a readable file of this table, nothing else was compared: {message_of(error)}"
@@ -262,21 +260,17 @@ def plan_reads(document: Mapping[str, Any], snapshot_ids: Sequence[int]) -> Read
         version 9, schema 2: id, name           all other files
         version 5, schema 1: id, name, price    files of snapshots 1 to 5
     """
-
-    def fields(schema_id: int | None) -> Sequence[Mapping[str, Any]]:
-        return current_fields(document) if schema_id is None else fields_of(document, schema_id)
-
     by_id = {snapshot["snapshot-id"]: snapshot for snapshot in document["snapshots"]}
     schema_ids = {each: by_id[each].get("schema-id") for each in snapshot_ids}
     head = snapshot_ids[-1]
-    newest = fields(schema_ids[head])
-    shown = field_ids(newest)
+    newest = fields_of(document, schema_ids[head])
+    shown = names_by_id(newest).keys()
     groups: dict[int, list[int]] = {}
     for snapshot_id, schema_id in schema_ids.items():
-        if not field_ids(fields(schema_id)) <= shown:
+        if not names_by_id(fields_of(document, schema_id)).keys() <= shown:
             groups.setdefault(schema_id, []).append(snapshot_id)
-    older = [Read(ids[-1], fields(schema_id), frozenset(ids)) for schema_id, ids in groups.items()]
-    every = {field_id for schema in document["schemas"] for field_id in field_ids(schema["fields"])}
+    older = [Read(ids[-1], fields_of(document, schema_id), frozenset(ids)) for schema_id, ids in groups.items()]
+    every = {field_id for schema in document["schemas"] for field_id in names_by_id(schema["fields"])}
     has_expired = by_id[snapshot_ids[0]].get("parent-snapshot-id") is not None
     return Reads((Read(head, newest), *older), are_whole=every <= shown or not has_expired)
 
@@ -345,10 +339,6 @@ def facts_of(groups: Iterable[Row]) -> dict[SourceId, RowFacts]:
         }
         for group in groups
     )
-
-
-class TypeUnknown(ValueError):
-    """A column has a type that Spark does not have: its rows cannot be hashed here."""
 
 
 def row_hash(fields: Sequence[Mapping[str, Any]]) -> Column:

@@ -19,8 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lakefeed.pipeline.mirrors.settings import MirrorMode
-from lakefeed.pipeline.spark.session import build_session, stop_session
-from lakefeed.pipeline.spark.settings import JobKind, SessionConfig, SparkCatalog
+from lakefeed.pipeline.spark.session import JobKind, SessionConfig, build_session, stop_session
 from tests.bench.mirror_live import LiveFigures, measure_live
 from tests.bench.mirror_merges import MergeFigures, measure_merges
 from tests.bench.report import RESULTS_DIRECTORY, machine_facts
@@ -115,11 +114,11 @@ def _merges(
     spark = build_session(
         SessionConfig(
             master="local[2]",
-            job_kind=JobKind.LONG,
             driver_memory=driver_memory,
-            catalog=SparkCatalog(uri=service.http_url),
-            extra_conf={"spark.log.level": "ERROR"},
-        )
+            url=service.http_url,
+            conf={"spark.log.level": "ERROR"},
+        ),
+        job_kind=JobKind.LONG,
     )
     try:
         spark.sql("CREATE NAMESPACE IF NOT EXISTS default")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lakefeed.ingest.config import load_config
-from lakefeed.pipeline.spark.settings import SparkSettings
+from lakefeed.pipeline.spark.session import SessionConfig
 from lakefeed.settings import (
     GIB,
     SECTIONS,
@@ -200,12 +200,13 @@ def test_settings_of_a_table_override_those_of_its_section():
 
 
 def test_every_setting_of_spark_but_its_table_can_come_from_the_environment():
-    names = [item.name for item in fields(SparkSettings) if item.name != "conf"]
-    environ = {variable_name("pipeline.spark", name): "http://x" for name in names}
+    names = [item.name for item in fields(SessionConfig) if item.name != "conf"]
+    values = dict.fromkeys(names, "x") | {"url": "http://x", "remote": "sc://x"}
+    environ = {variable_name("pipeline.spark", name): value for name, value in values.items()}
 
-    settings = load_section(None, environ, "pipeline.spark", SparkSettings)
+    settings = load_section(None, environ, "pipeline.spark", SessionConfig)
 
-    assert {name for name in names if getattr(settings, name) in ("http://x", ("http://x",))} == set(names)
+    assert {name for name in names if getattr(settings, name) in (values[name], (values[name],))} == set(names)
 
 
 def test_sections_have_names_that_the_environment_can_tell_apart():

@@ -7,7 +7,7 @@ run on it through `run_lakefeed`. Only tests of what a real start shows have JVM
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -19,9 +19,8 @@ from lakefeed.catalog.app import build_catalog
 from lakefeed.catalog.config import CatalogConfig, Warehouse
 from lakefeed.ingest.cli.main import main
 from lakefeed.pipeline.mirrors.settings import MirrorConfig
-from lakefeed.pipeline.spark import settings as pipeline_config
 from lakefeed.pipeline.spark.runtime import installed_version
-from lakefeed.pipeline.spark.session import build_session, catalog_conf, stop_session
+from lakefeed.pipeline.spark.session import SessionConfig, build_session, catalog_conf, stop_session
 from lakefeed.storage.config import StorageConfig
 from tests.service_process import ServiceProcess, service_process
 from tests.serving import serve_in_thread
@@ -64,26 +63,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def running_spark() -> Iterator[SparkSession]:
-    spark = build_session(pipeline_config.SessionConfig(master="local[2]", extra_conf=SHARED_CONF))
+    spark = build_session(SessionConfig(master="local[2]", conf=SHARED_CONF))
     yield spark
     stop_session(spark)
 
 
-def attach_catalog(spark: SparkSession, catalog: pipeline_config.SparkCatalog) -> None:
+def attach_catalog(spark: SparkSession, config: SessionConfig) -> None:
     """Add a catalog to a running session and make it the default. A name that was used keeps its first settings."""
-    for key, value in catalog_conf(catalog).items():
-        spark.conf.set(key, value)
+    for key, value in {**catalog_conf(config), **config.conf}.items():
+        if key.startswith(("spark.sql.", "spark.hadoop.")):
+            spark.conf.set(key.removeprefix("spark.hadoop."), value)
+    # Iceberg's DataFrame source looks up its catalog in the active session, not in the one that loads.
+    spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
 
 
 @pytest.fixture
 def open_spark(running_spark: SparkSession) -> OpenSpark:
-    """Open a session on a catalog: `open_spark(uri=..., token=...)` takes the fields of SparkCatalog."""
+    """Open a session on a catalog: `open_spark(uri=..., name=...)`, with further settings of Spark."""
 
-    def open_session(**catalog: str) -> SparkSession:
+    def open_session(
+        *, uri: str = SessionConfig().url, name: str = "lake", conf: Mapping[str, str] | None = None
+    ) -> SparkSession:
         session = running_spark.newSession()
-        attach_catalog(session, pipeline_config.SparkCatalog(**catalog))
-        # Iceberg's DataFrame source looks up its catalog in the active session, not in the one that loads.
-        session._jvm.SparkSession.setActiveSession(session._jsparkSession)
+        attach_catalog(session, SessionConfig(url=uri, catalog_name=name, conf=conf or {}))
         return session
 
     return open_session
@@ -116,13 +118,9 @@ def run_lakefeed(running_spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -
     Only what the start of Spark determines is left out; catalog, settings and errors are the command's own.
     """
 
-    def build(config: pipeline_config.SessionConfig) -> SparkSession:
+    def build(config: SessionConfig, **_start: object) -> SparkSession:
         session = running_spark.newSession()
-        attach_catalog(session, config.catalog)
-        for key, value in config.extra_conf.items():
-            if key.startswith(("spark.sql.", "spark.hadoop.")):
-                session.conf.set(key.removeprefix("spark.hadoop."), value)
-        session._jvm.SparkSession.setActiveSession(session._jsparkSession)
+        attach_catalog(session, config)
         return session
 
     monkeypatch.setattr("lakefeed.pipeline.spark.options.build_session", build)

@@ -14,8 +14,7 @@ import pyspark
 import pytest
 
 from lakefeed.pipeline.spark.runtime import find_java_home, installed_version
-from lakefeed.pipeline.spark.session import find_jars, wanted_packages
-from lakefeed.pipeline.spark.settings import SessionConfig
+from lakefeed.pipeline.spark.session import SessionConfig, find_jars, wanted_packages
 from tests.lakefeed_process import LAKEFEED
 from tests.service_process import free_ports
 

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from lakefeed.contract.errors import ConsumerError
 from lakefeed.ingest.cli.main import main
-from lakefeed.pipeline.consumers import consumers, drop, hold, register
+from lakefeed.pipeline.consumers.registry import consumers, drop, hold, register
 from lakefeed.pipeline.spark.tables import snapshots
 from tests import pushed_changes
 from tests.service_process import ServiceProcess, service_process

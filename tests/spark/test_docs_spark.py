@@ -21,8 +21,8 @@ from lakefeed.ingest.cli.push import PushRequest, push_lines
 from lakefeed.pipeline.backfill.inputs import FileInput, parse_position
 from lakefeed.pipeline.backfill.runner import Backfill, BackfillRequest
 from lakefeed.pipeline.backfill.target import TargetTable
-from lakefeed.pipeline.consumers import consumers
-from lakefeed.pipeline.spark.settings import SessionConfig, SparkSettings
+from lakefeed.pipeline.consumers.registry import consumers
+from lakefeed.pipeline.spark.session import SessionConfig
 from lakefeed.pipeline.spark.tables import TableIdentifier
 from tests.service_process import ServiceProcess, service_process
 from tests.spark.conftest import OpenSpark
@@ -61,7 +61,7 @@ def test_examples_for_jobs_of_users_run_as_they_stand(
     spark = open_spark(uri=service.http_url)
 
     def build_here(config: SessionConfig) -> SparkSession:
-        assert config.catalog.uri == DOCUMENTED_URL
+        assert config.url == DOCUMENTED_URL
         return spark
 
     monkeypatch.setattr("lakefeed.build_session", build_here)
@@ -142,7 +142,7 @@ def test_every_setting_of_spark_is_documented_with_its_default_and_reason() -> N
     rows = [line.split("|")[2:5] for line in page if line.startswith("| ") and line.count("|") == 5]
     shown = {name.strip(" `"): (default.strip(" `"), why.strip()) for name, default, why in rows}
 
-    settings = {item.name: item for item in fields(SparkSettings)}
+    settings = {item.name: item for item in fields(SessionConfig)}
     assert {name: shown.get(name) for name in settings} == {
         name: (repr(item.default if name != "conf" else {}), item.metadata["help"]) for name, item in settings.items()
     }

@@ -12,9 +12,8 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from lakefeed.ingest.cli.main import main
-from lakefeed.pipeline.maintenance import compact
+from lakefeed.pipeline.maintenance.plan import MaintenanceConfig, Step
 from lakefeed.pipeline.maintenance.runner import Maintenance
-from lakefeed.pipeline.maintenance.settings import MaintenanceConfig, MaintenanceSettings, Step
 from lakefeed.pipeline.spark.tables import TableIdentifier, snapshots
 from tests.spark.conftest import OpenSpark
 
@@ -77,22 +76,27 @@ def test_deletes_are_joined_where_data_files_stay(catalog_url: str, open_spark: 
     assert rows(spark, table) == before
 
 
+def compact(spark: SparkSession, catalog: str, config: MaintenanceConfig) -> tuple[int, ...]:
+    """Compact the table; return how many files were rewritten and added, nothing if none was worth it."""
+    [report] = Maintenance(spark, catalog, config, only=frozenset([Step.COMPACT])).run([NAME])
+    assert report.problems == []
+    return tuple(result.counts[name] for result in report.results for name in ("files_rewritten", "files_added"))
+
+
 def test_rows_are_rewritten_in_the_order_that_is_set_between_two_merges(
     catalog_url: str, open_spark: OpenSpark
 ) -> None:
     spark = open_spark(uri=catalog_url, name="sorted")
     table = create(spark, "sorted", format_version=2)
-    settings = MaintenanceSettings(min_input_files=2, sort="name desc, id")
+    config = MaintenanceConfig(min_input_files=2, sort="name desc, id")
     before = rows(spark, table)
-    done = compact(spark, table, settings=settings)
-    assert (done.files_rewritten, done.files_added) == (5, 1)
+    assert compact(spark, "sorted", config) == (5, 1)
     stored = [tuple(row) for row in spark.sql(f"SELECT name, -id FROM {table}").collect()]
     assert stored == sorted(stored, reverse=True)
     assert rows(spark, table) == before
-    assert compact(spark, table, settings=settings) is None, "one file is left"
+    assert compact(spark, "sorted", config) == (), "one file is left"
     spark.range(200, 210).selectExpr("id", "'more' AS name").coalesce(1).writeTo(table).append()
-    done = compact(spark, table, settings=replace(settings, sort="", zorder=("id", "name")))
-    assert (done.files_rewritten, done.files_added) == (2, 1)
+    assert compact(spark, "sorted", replace(config, sort="", zorder=("id", "name"))) == (2, 1)
     assert len(rows(spark, table)) == len(before) + 10
 
 

@@ -9,8 +9,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField, TimeType
 from pyspark.sql import SparkSession
 
+from lakefeed.pipeline.maintenance.plan import MaintenanceConfig, Step
 from lakefeed.pipeline.maintenance.runner import Maintenance, TableReport
-from lakefeed.pipeline.maintenance.settings import MaintenanceConfig, Step
 from lakefeed.pipeline.spark.tables import TableIdentifier, snapshots
 from tests.clients import open_pyiceberg
 from tests.spark.conftest import OpenSpark

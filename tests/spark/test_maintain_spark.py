@@ -14,11 +14,10 @@ from typing import Any
 from click.testing import Result
 from pyspark.sql import DataFrame, SparkSession
 
-from lakefeed.pipeline.consumers import consumers, follow, hold
-from lakefeed.pipeline.consumers.following import finished_snapshot
+from lakefeed.pipeline.consumers.registry import consumers, finished_snapshot, follow, hold
+from lakefeed.pipeline.maintenance.plan import MaintenanceConfig, Step
 from lakefeed.pipeline.maintenance.runner import Maintenance, TableReport
-from lakefeed.pipeline.maintenance.settings import MaintenanceConfig, Step
-from lakefeed.pipeline.spark.session import catalog_properties
+from lakefeed.pipeline.spark.session import SessionConfig, s3_conf
 from lakefeed.pipeline.spark.tables import TableIdentifier, properties
 from lakefeed.storage.local import local_path
 from tests.lakefeed_process import run_lakefeed
@@ -217,7 +216,7 @@ def test_the_command_maintains_tables_on_s3_beside_a_writer_and_a_stream(
     eager = {"pipeline.maintenance.min_input_files": 2, "pipeline.maintenance.min_manifests": 2}
     with service_process(tmp_path, BUSY | warehouse) as service:
         service.start()
-        spark = open_spark(uri=service.http_url, name="stored", properties=catalog_properties(s3))
+        spark = open_spark(uri=service.http_url, name="stored", conf=s3_conf(s3, SessionConfig(catalog_name="stored")))
         table = USERS.sql("stored")
 
         def maintain() -> dict[str, Any]:

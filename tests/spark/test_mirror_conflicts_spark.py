@@ -10,21 +10,20 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from lakefeed.pipeline.maintenance.settings import MaintenanceSettings
-from lakefeed.pipeline.maintenance.steps import Compacted, compact
+from lakefeed.pipeline.maintenance.plan import MaintenanceConfig, Step
+from lakefeed.pipeline.maintenance.runner import Maintenance, TableReport
 from lakefeed.pipeline.mirrors.commands import run_mirrors
 from lakefeed.pipeline.mirrors.merge import commit_marked
 from lakefeed.pipeline.mirrors.runner import MirrorRun
 from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode
-from lakefeed.pipeline.spark.metadata import commit_with_properties
-from lakefeed.pipeline.spark.tables import TableIdentifier, snapshots
+from lakefeed.pipeline.spark.tables import TableIdentifier, commit_with_properties, snapshots
 from tests.fault_proxy import CutResponse, Fault, FaultProxy, Meanwhile, Rule, fault_proxy
 from tests.mirror_events import Pusher
 from tests.service_process import ServiceProcess
 from tests.spark.conftest import OpenSpark
 from tests.spark.mirror_runs import some
 
-EAGER = MaintenanceSettings(min_input_files=2)
+EAGER = MaintenanceConfig(min_input_files=2)
 
 
 @pytest.fixture
@@ -98,15 +97,14 @@ def test_a_merge_that_meets_a_compaction_is_repeated_and_both_are_kept(
     merging = open_spark(uri=proxy.url, name=f"proxied_{table}")
     push = build_mirror(service, merging, table, config)
     push.update(1, n=10).delete(2).insert(7, n=7).update(6, n=60).commit()
-    compacted: list[Compacted | None] = []
-    others = Meanwhile(
-        lambda: compacted.append(compact(compacting, f"direct_{table}.default.{mirror}", settings=EAGER))
-    )
+    maintenance = Maintenance(compacting, f"direct_{table}", EAGER, only=frozenset([Step.COMPACT]))
+    compacted: list[TableReport] = []
+    others = Meanwhile(lambda: compacted.extend(maintenance.run([TableIdentifier(("default",), mirror)])))
     rules = spoil_first_merge(monkeypatch, proxy, others, mirror)
     with caplog.at_level(logging.WARNING):
         assert run_mirrors(merging, [table], config, once=True) == {}
     assert [rule.met for rule in rules] == [1]
-    assert [each is not None and each.files_added for each in compacted] == [1]
+    assert [result.counts["files_added"] for report in compacted for result in report.results] == [1]
     assert len([what for what in repeats(caplog) if what.startswith("merge into")]) == 1
     rows = merging.table(f"default.{mirror}")
     found = current_rows(rows, mode)

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
 
 from lakefeed.ingest.cli.main import main
-from lakefeed.pipeline.consumers import consumers
+from lakefeed.pipeline.consumers.registry import consumers
 from lakefeed.pipeline.mirrors.commands import run_mirrors
 from lakefeed.pipeline.mirrors.marker import Marker, load_lineage
 from lakefeed.pipeline.mirrors.merge import MergeResult, merge_changes

@@ -22,7 +22,7 @@ from lakefeed.pipeline.mirrors.fold import (
 from lakefeed.pipeline.mirrors.history import versions_of
 from lakefeed.pipeline.mirrors.layout import Layout, plan_layout
 from lakefeed.pipeline.mirrors.settings import MirrorMode, MirrorSettings
-from lakefeed.pipeline.spark.sql import text_literal
+from lakefeed.pipeline.spark.tables import text_literal
 
 CHANGES = (
     StructType()

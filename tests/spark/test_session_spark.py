@@ -8,8 +8,7 @@ import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
-from lakefeed.pipeline.spark.session import build_session, catalog_properties, hadoop_conf
-from lakefeed.pipeline.spark.settings import SessionConfig
+from lakefeed.pipeline.spark.session import SessionConfig, build_session, s3_conf
 from tests.spark.conftest import needs_s3a
 
 
@@ -40,12 +39,13 @@ def test_times_without_a_zone_are_utc(spark):
     assert row.seconds == 1
 
 
-def test_time_is_utc_whatever_spark_submit_sets(running_spark):
+def test_time_is_utc_whatever_spark_submit_sets(running_spark, monkeypatch):
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")  # as spark-submit does
     system, zone = running_spark._jvm.java.lang.System, "spark.sql.session.timeZone"
     system.setProperty(zone, "Asia/Tokyo")  # what spark-submit is told, it tells so
     running_spark.conf.set(zone, "Asia/Tokyo")
     try:
-        assert build_session(SessionConfig(master="")).conf.get(zone) == "UTC"
+        assert build_session(SessionConfig()).conf.get(zone) == "UTC"
     finally:
         system.clearProperty(zone)
         running_spark.conf.set(zone, "UTC")
@@ -75,9 +75,7 @@ def test_checkpoints_of_a_stream_can_lie_on_s3(open_spark, catalog_url, s3_serve
         "s3_access_key_id": s3_server.access_key_id,
         "s3_secret_access_key": s3_server.secret_access_key,
     }
-    spark = open_spark(uri=catalog_url, properties=catalog_properties(s3))
-    for key, value in hadoop_conf(s3).items():
-        spark.conf.set(key.removeprefix("spark.hadoop."), value)
+    spark = open_spark(uri=catalog_url, conf=s3_conf(s3, SessionConfig()))
 
     spark.sql("CREATE NAMESPACE sales")
     spark.sql("CREATE TABLE sales.orders (id bigint) USING iceberg")

@@ -79,6 +79,6 @@ def test_snapshots_come_oldest_first_and_the_current_one_is_that_of_main(spark):
     assert current_snapshot(spark, table) == second
     assert second.operation == "append"
     assert second.summary["added-records"] == "1"
-    assert first.committed_at.tzinfo is not None
+    assert first.committed_ms <= second.committed_ms
     assert properties(spark, table)["a"] == "b"
     assert not exists(spark, TableIdentifier.parse("sales.absent").sql("lake"))

@@ -67,7 +67,9 @@ def stored(request: pytest.FixtureRequest) -> Stored:
 
 @pytest.fixture
 def spark(stored: Stored, open_spark: OpenSpark) -> SparkSession:
-    return open_spark(uri=stored.url, properties=stored.properties)
+    return open_spark(
+        uri=stored.url, conf={f"spark.sql.catalog.lake.{key}": value for key, value in stored.properties.items()}
+    )
 
 
 def _rows(frame: DataFrame) -> list[dict[str, Any]]:

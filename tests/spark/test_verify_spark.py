@@ -17,13 +17,13 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from lakefeed.contract.verification import Report, report_document
+from lakefeed.contract.verification import Range, Report, report_document
 from lakefeed.ingest.cli.main import main
 from lakefeed.pipeline.mirrors.commands import run_mirrors
 from lakefeed.pipeline.mirrors.settings import MirrorConfig, RowsWithoutKey
 from lakefeed.pipeline.spark.tables import TableIdentifier, catalog_of
 from lakefeed.pipeline.verification import commands
-from lakefeed.pipeline.verification.commands import Selection, verify_all
+from lakefeed.pipeline.verification.commands import verify_all
 from lakefeed.pipeline.verification.mirrors import compare_mirror
 from tests import every_type, pushed_changes
 from tests.lakefeed_process import run_lakefeed
@@ -39,8 +39,8 @@ def report(service: ServiceProcess, table: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def spark_report(spark: SparkSession, table: str, **selection: int) -> dict[str, Any]:
-    [found] = verify_all(spark, Selection(tables=[table], **selection), {})
+def spark_report(spark: SparkSession, table: str, **wanted: int) -> dict[str, Any]:
+    [found] = verify_all(spark, [table], Range(**wanted), {})
     return json.loads(json.dumps(report_document(found)))
 
 

@@ -28,7 +28,7 @@ CANNOT_RUN = 3
 
 # Starts Spark once, which fetches what it lacks; and what it says where it gets nothing.
 _FETCH = """
-from lakefeed.pipeline.spark.settings import SessionConfig
+from lakefeed.pipeline.spark.session import SessionConfig
 from lakefeed.pipeline.spark.session import build_session
 
 build_session(SessionConfig()).stop()

@@ -7,7 +7,7 @@ import pytest
 from lakefeed.contract import consumers
 from lakefeed.contract.consumers import History, Moment, Ref, needs_renewal, retain_minutes, tag_of
 from lakefeed.contract.errors import ConsumerError
-from lakefeed.pipeline.consumers.following import finished_snapshot
+from lakefeed.pipeline.consumers.registry import finished_snapshot
 
 HOUR_MS = 3_600_000
 DAY = timedelta(days=1)

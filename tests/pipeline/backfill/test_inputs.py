@@ -10,12 +10,12 @@ from lakefeed.contract.changes import Position
 from lakefeed.pipeline.backfill.inputs import (
     BEFORE_ALL,
     InputFile,
-    KeyRange,
     ReadPosition,
     default_run,
     parse_position,
     plan_files,
     plan_range,
+    range_facts,
 )
 from lakefeed.settings import SettingsError
 
@@ -34,7 +34,7 @@ def test_every_key_is_read_by_one_condition_of_one_chunk(seed: int) -> None:
     low = chance.randrange(-1000, 1000)
     high = low + chance.choice([0, 1, 7, 1000, 10**12])
     rows = chance.choice([1, 10, 999])
-    facts = KeyRange("k", low, high, rows).facts(chunk_max_rows=chance.choice([1, 3, 1000]), parallel_reads=4)
+    facts = range_facts("k", low, high, rows, chunk_max_rows=chance.choice([1, 3, 1000]), parallel_reads=4)
     plan = plan_range(facts)
     keys = [None, low - 5, high + 5, *(chance.randint(low, high) for _ in range(50)), low, high]
     for key in keys:
@@ -45,11 +45,11 @@ def test_every_key_is_read_by_one_condition_of_one_chunk(seed: int) -> None:
 
 
 def test_without_a_column_all_of_a_table_is_one_chunk() -> None:
-    plan = plan_range(KeyRange().facts(chunk_max_rows=10, parallel_reads=4))
+    plan = plan_range(range_facts(chunk_max_rows=10, parallel_reads=4))
     assert [chunk.conditions for chunk in plan.chunks] == [("1 = 1",)]
 
 
-def test_files_are_put_together_up_to_a_size_and_each_is_in_one_chunk() -> None:
+def test_files_are_grouped_up_to_a_size_and_each_is_in_one_chunk() -> None:
     files = [InputFile(f"f{number}", size) for number, size in enumerate([5, 5, 5, 30, 1])]
     plan = plan_files(reversed(files), chunk_max_bytes=10)
     assert [[file.path for file in chunk.files] for chunk in plan.chunks] == [["f0", "f1"], ["f2"], ["f3"], ["f4"]]
@@ -57,12 +57,12 @@ def test_files_are_put_together_up_to_a_size_and_each_is_in_one_chunk() -> None:
 
 
 @pytest.mark.parametrize("change", [InputFile("f1", 6), InputFile("f2", 5)])
-def test_other_files_are_told_by_the_facts(change: InputFile) -> None:
+def test_other_files_have_other_facts(change: InputFile) -> None:
     files = [InputFile("f0", 5), InputFile("f1", 5)]
     assert plan_files(files, chunk_max_bytes=10).facts != plan_files([files[0], change], chunk_max_bytes=10).facts
 
 
-def test_the_same_files_cut_elsewhere_are_told_by_the_facts() -> None:
+def test_another_grouping_of_the_same_files_has_other_facts() -> None:
     files = [InputFile(name, size) for name, size in zip("abcd", [6, 5, 5, 6], strict=True)]
     two = [plan_files(files, chunk_max_bytes=size) for size in (11, 16)]
     assert [len(plan.chunks) for plan in two] == [2, 2]
@@ -79,7 +79,7 @@ def test_another_input_source_or_table_is_another_run() -> None:
     assert len(runs) == 8
 
 
-def test_rows_are_as_of_the_mark_or_as_of_what_was_noted_but_never_ahead_of_the_table() -> None:
+def test_rows_have_the_mark_or_the_given_position_but_never_one_ahead_of_the_table() -> None:
     mark = Position(1, 50)
     assert parse_position("mark").resolve(mark) == mark
     assert parse_position("mark").resolve(None) == BEFORE_ALL

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from lakefeed.contract.ledger import BACKFILL_KEY, RUN_PROPERTY_PREFIX, ChunkMark, Ledger, count_backfilled
-from lakefeed.pipeline.backfill.target import ChunkState, RunRecord, find_chunk, parse_record
+from lakefeed.pipeline.backfill.target import RunRecord, find_chunk, parse_record
 from lakefeed.pipeline.spark.tables import Snapshot, ancestors
 
 NOW = dt.datetime(2026, 11, 16, tzinfo=dt.UTC)
@@ -23,23 +23,24 @@ def snapshot(snapshot_id: int, chunk: int | None = None, run: str = "r") -> Snap
     return Snapshot(snapshot_id, snapshot_id - 1 or None, NOW, "append", summary)
 
 
-def state_of(snapshots: list[Snapshot], *, after: int | None, chunk: int = 1) -> ChunkState:
-    return find_chunk(ancestors(snapshots, snapshots[-1].snapshot_id), run="r", chunk=chunk, after=after).state
+def found(snapshots: list[Snapshot], *, after: int | None, chunk: int = 1) -> list[int] | None:
+    of_chunk = find_chunk(ancestors(snapshots, snapshots[-1].snapshot_id), run="r", chunk=chunk, after=after)
+    return None if of_chunk is None else [each.snapshot_id for each in of_chunk]
 
 
-def test_a_chunk_is_found_behind_where_it_was_begun() -> None:
+def test_a_chunk_is_found_among_the_snapshots_after_its_start() -> None:
     history = [snapshot(1), snapshot(2), snapshot(3, chunk=1), snapshot(4)]
-    assert state_of(history, after=1) is ChunkState.COMMITTED
-    assert state_of(history, after=3) is ChunkState.ABSENT
-    assert state_of(history, after=1, chunk=2) is ChunkState.ABSENT
-    assert state_of([snapshot(1), snapshot(2, chunk=1, run="another")], after=1) is ChunkState.ABSENT
-    assert state_of([snapshot(1), snapshot(2, chunk=1)], after=None) is ChunkState.COMMITTED
-    assert find_chunk([], run="r", chunk=0, after=None).state is ChunkState.ABSENT
+    assert found(history, after=1) == [3]
+    assert found(history, after=3) == []
+    assert found(history, after=1, chunk=2) == []
+    assert found([snapshot(1), snapshot(2, chunk=1, run="another")], after=1) == []
+    assert found([snapshot(1), snapshot(2, chunk=1)], after=None) == [2]
+    assert find_chunk([], run="r", chunk=0, after=None) == []
 
 
-def test_what_is_expired_in_between_is_unknown_also_if_a_tag_keeps_the_start() -> None:
-    assert state_of([snapshot(1), snapshot(3), snapshot(4)], after=1) is ChunkState.UNKNOWN
-    assert state_of([snapshot(3), snapshot(4)], after=None) is ChunkState.UNKNOWN
+def test_a_chunk_is_unknown_if_snapshots_in_between_expired_even_if_a_tag_keeps_the_first() -> None:
+    assert found([snapshot(1), snapshot(3), snapshot(4)], after=1) is None
+    assert found([snapshot(3), snapshot(4)], after=None) is None
 
 
 def test_a_record_is_read_back_whole() -> None:
@@ -59,7 +60,7 @@ def test_a_damaged_record_is_an_error(text: str) -> None:
         parse_record("r", text)
 
 
-def test_rows_of_runs_are_counted_from_records_and_from_snapshots_that_they_do_not_speak_of_yet() -> None:
+def test_rows_of_runs_are_counted_from_records_and_from_snapshots_that_no_record_covers_yet() -> None:
     properties = {PROPERTY: RECORD.to_text(), "owner": "x"}
     counted = count_backfilled(properties, [(ChunkMark("r", 0, 3), None), (None, None)], known_after={1, 2})
     assert (counted.is_known, {s: (t.rows, t.checksum) for s, t in counted.sources.items()}) == (True, {"shop": (5, 9)})

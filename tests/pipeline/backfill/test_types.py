@@ -9,7 +9,7 @@ from pyspark.sql import types as t
 from pyspark.sql.types import StructField, StructType
 
 from lakefeed.pipeline.backfill.types import SchemaFit, fit_columns
-from lakefeed.pipeline.spark.sql import type_sql
+from lakefeed.pipeline.spark.tables import type_sql
 
 LINE = StructType([StructField("sku", t.StringType()), StructField("count", t.IntegerType())])
 
@@ -38,7 +38,7 @@ def fit(given: t.DataType, known: t.DataType) -> SchemaFit:
     ],
     ids=str,
 )
-def test_what_the_column_holds_exactly_changes_nothing(given: t.DataType, known: t.DataType) -> None:
+def test_a_type_that_the_column_represents_exactly_needs_no_change(given: t.DataType, known: t.DataType) -> None:
     found = fit(given, known)
     assert (found.problems, found.changes) == ([], [])
 
@@ -60,7 +60,7 @@ def test_what_the_column_holds_exactly_changes_nothing(given: t.DataType, known:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_iceberg_can_widen_is_widened_first(given: t.DataType, known: t.DataType, change: str) -> None:
+def test_a_type_that_iceberg_can_widen_is_widened_first(given: t.DataType, known: t.DataType, change: str) -> None:
     found = fit(given, known)
     assert (found.problems, found.changes) == ([], [change])
 
@@ -82,13 +82,13 @@ def test_what_iceberg_can_widen_is_widened_first(given: t.DataType, known: t.Dat
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_a_problem_that_names_the_column(given: t.DataType, known: t.DataType) -> None:
+def test_a_type_that_does_not_fit_is_a_problem_that_names_the_column(given: t.DataType, known: t.DataType) -> None:
     found = fit(given, known)
     assert found.columns == []
     assert "column=c" in found.problems[0]
 
 
-def test_names_are_matched_by_case_last_and_new_columns_are_added() -> None:
+def test_names_are_matched_without_case_and_new_columns_are_added() -> None:
     given = StructType([StructField("ID", t.ByteType()), StructField("odd `name`", LINE)])
     found = fit_columns(given, one(t.LongType(), "id"))
     assert [(each.given, each.name) for each in found.columns] == [("ID", "id"), ("odd `name`", "odd `name`")]
@@ -99,7 +99,7 @@ def renamed(name: str, *former: str, type_: t.DataType | None = None) -> StructF
     return StructField(name, type_ or t.LongType(), True, {"comment": f"key; formerly {json.dumps(former)}"})
 
 
-def test_a_former_name_is_meant_for_the_column_that_had_it() -> None:
+def test_a_former_name_matches_the_column_that_had_it() -> None:
     known = StructType([renamed("customer", "client", "who"), StructField("id", t.LongType())])
     for given in ("client", "WHO"):
         found = fit_columns(one(t.LongType(), given), known)
@@ -112,7 +112,7 @@ def test_a_former_name_is_meant_for_the_column_that_had_it() -> None:
     assert fit_columns(one(t.LongType(), "client"), narrow).changes == ["ALTER COLUMN `customer` TYPE bigint"]
 
 
-def test_a_former_name_that_another_column_has_now_is_that_column() -> None:
+def test_a_former_name_that_another_column_has_now_matches_that_column() -> None:
     known = StructType([renamed("customer", "client"), StructField("client", t.LongType())])
     found = fit_columns(one(t.LongType(), "client"), known)
     assert [(each.given, each.name) for each in found.columns] == [("client", "client")]
@@ -136,7 +136,7 @@ def test_fields_of_structs_are_found_under_former_names_too() -> None:
 
 
 @pytest.mark.parametrize("name", ["_cdc_sequence", "_CDC_new", "_file", "", "a\nb", "x" * 256])
-def test_names_that_are_not_free_are_a_problem(name: str) -> None:
+def test_reserved_names_are_a_problem(name: str) -> None:
     assert len(fit_columns(one(t.LongType(), name), StructType()).problems) == 1
 
 
@@ -145,12 +145,12 @@ def test_two_columns_that_differ_by_case_are_a_problem() -> None:
     assert "the same name" in fit_columns(given, StructType()).problems[0]
 
 
-def test_types_that_no_table_has_are_a_problem() -> None:
+def test_types_without_a_type_in_tables_are_a_problem() -> None:
     for type_ in (t.NullType(), t.DayTimeIntervalType(), StructType(), t.ArrayType(t.NullType())):
         assert "type=" in fit_columns(one(type_), StructType()).problems[0]
 
 
-def test_text_is_for_columns_of_every_plain_type_and_for_what_is_declared() -> None:
+def test_text_fits_columns_of_every_plain_type_and_declared_types() -> None:
     for type_ in (t.LongType(), t.DecimalType(9, 2), t.TimestampType(), t.BooleanType(), t.BinaryType()):
         [column] = fit(t.StringType(), type_).columns
         assert (column.is_text, column.type) == (True, type_)

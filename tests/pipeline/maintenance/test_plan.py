@@ -4,15 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from lakefeed.contract import properties as writers
 from lakefeed.contract.consumers import History, Moment, Ref
-from lakefeed.pipeline.maintenance.facts import PartitionFiles, TableFacts, TableSizes
 from lakefeed.pipeline.maintenance.plan import (
+    DAY_S,
+    MIB,
+    MaintenanceSettings,
+    PartitionFiles,
+    Step,
+    TableFacts,
+    TableSizes,
     plan_compaction,
     plan_expiry,
     plan_table,
 )
-from lakefeed.pipeline.maintenance.settings import DAY_S, MIB, MaintenanceSettings, Step
 
 NOW_MS = 1_794_800_000_000
 HOUR_MS = 3_600_000
@@ -89,12 +93,12 @@ def test_a_snapshot_stays_for_the_tables_age_after_another_took_its_place() -> N
     assert (plan.older_than_ms, plan.snapshots) == (hours_ago(30), 1), "the second could be read until an hour ago"
 
 
-def test_history_ends_at_the_tables_number_as_the_writer_has_it() -> None:
+def test_history_ends_at_the_tables_number_of_snapshots_as_in_the_writer() -> None:
     plan = plan_expiry(facts(last=20, lakefeed__snapshots_max="3"), SETTINGS, now_ms=NOW_MS)
     assert (plan.older_than_ms, plan.snapshots) == (hours_ago(2), 17)
 
 
-def test_the_newest_stay_however_old_they_are() -> None:
+def test_the_newest_snapshots_stay_at_any_age() -> None:
     table = facts(last=20, **AGE, history__expire__min_snapshots_to_keep="15")
     assert plan_expiry(table, SETTINGS, now_ms=NOW_MS).snapshots == 5
 
@@ -106,7 +110,7 @@ def test_expiry_stops_at_the_slowest_consumer() -> None:
     assert (plan.held_by, plan.expired_consumers) == (("slow",), ())
 
 
-def test_expiry_stops_where_time_went_back_after_the_consumers_snapshot() -> None:
+def test_expiry_keeps_snapshots_with_earlier_times_after_the_consumers_snapshot() -> None:
     table = facts(consumer("slow", 4), last=20, **AGE)
     moments = [
         replace(each, committed_ms=hours_ago(16) - 30_000) if each.snapshot_id == 5 else each
@@ -116,20 +120,20 @@ def test_expiry_stops_where_time_went_back_after_the_consumers_snapshot() -> Non
     assert plan.older_than_ms == hours_ago(16) - 30_000
 
 
-def test_a_consumer_that_was_away_too_long_is_expired_consumers() -> None:
+def test_a_consumer_whose_registration_has_expired_is_ignored() -> None:
     table = facts(consumer("gone", 4, 15 * HOUR_MS), consumer("slow", 8), last=20, **AGE)
     plan = plan_expiry(table, SETTINGS, now_ms=NOW_MS)
     assert (plan.older_than_ms, plan.held_by, plan.expired_consumers) == (hours_ago(12), ("slow",), ("gone",))
 
 
-def test_a_consumer_behind_more_snapshots_than_are_kept_for_any_is_expired_consumers() -> None:
+def test_a_consumer_too_many_snapshots_behind_is_ignored() -> None:
     table = facts(consumer("slow", 4), last=20, **AGE, lakefeed__consumer_snapshots_max="16")
     assert plan_expiry(table, SETTINGS, now_ms=NOW_MS).expired_consumers == ("slow",)
     table = facts(consumer("slow", 4), last=20, **AGE, lakefeed__consumer_snapshots_max="17")
     assert plan_expiry(table, SETTINGS, now_ms=NOW_MS).expired_consumers == ()
 
 
-def test_the_newest_snapshot_that_wrote_rows_stays_for_what_its_summary_says() -> None:
+def test_the_newest_snapshot_that_wrote_rows_stays_because_of_its_summary() -> None:
     plan = plan_expiry(facts(last=20, newest_write=6, **AGE), SETTINGS, now_ms=NOW_MS)
     assert (plan.older_than_ms, plan.snapshots) == (hours_ago(14), 5)
 
@@ -139,13 +143,13 @@ def test_nothing_is_planned_where_nothing_would_expire() -> None:
     assert plan_expiry(replace(facts(), history=History([], [])), SETTINGS, now_ms=NOW_MS) is None
 
 
-def test_a_table_that_forbids_it_loses_neither_snapshots_nor_orphans() -> None:
+def test_a_table_with_gc_disabled_loses_neither_snapshots_nor_orphans() -> None:
     plan = plan_table(facts(last=20, **AGE, gc__enabled="false"), SETTINGS, now_ms=NOW_MS)
     assert (plan.expiry, plan.orphans_before_ms) == (None, None)
     assert set(plan.skipped) == {Step.EXPIRE, Step.ORPHANS}
 
 
-def test_snapshots_stay_where_main_has_an_age_of_its_own_which_no_consumer_could_stop() -> None:
+def test_snapshots_stay_if_main_has_its_own_age_which_ignores_consumers() -> None:
     table = facts(consumer("slow", 4), last=20, **AGE)
     own = replace(
         table, history=replace(table.history, refs=[Ref("main", "BRANCH", 20, None, 0), *table.history.refs[1:]])
@@ -164,30 +168,20 @@ def test_only_the_steps_that_are_asked_for_are_planned() -> None:
         assert [each for each in Step if plan.has(each)] == [step]
 
 
-def test_orphans_are_as_old_as_is_set() -> None:
+def test_orphans_have_the_configured_age() -> None:
     plan = plan_table(facts(), replace(SETTINGS, orphan_age_s=2 * DAY_S), now_ms=NOW_MS)
     assert plan.orphans_before_ms == hours_ago(48)
 
 
 @pytest.mark.parametrize(("manifests", "data_files", "expected"), [(19, 0, False), (20, 0, True), (20, 50_000, False)])
-def test_manifests_are_rewritten_when_there_are_several_times_as_many_as_would_do(
+def test_manifests_are_rewritten_when_there_are_several_times_as_many_as_needed(
     manifests, data_files, expected
 ) -> None:
     table = replace(facts(), sizes=replace(SIZES, manifests=manifests, data_files=data_files))
     assert plan_table(table, SETTINGS, now_ms=NOW_MS).manifests is expected
 
 
-def test_deletion_vectors_are_not_joined() -> None:
+def test_deletion_vectors_are_not_merged() -> None:
     table = replace(facts(format_version="2"), position_deletes=9)
     assert plan_table(table, SETTINGS, now_ms=NOW_MS).deletes
     assert not plan_table(replace(table, properties={"format-version": "3"}), SETTINGS, now_ms=NOW_MS).deletes
-
-
-def test_the_writer_and_maintenance_go_by_the_same_limits() -> None:
-    from lakefeed.pipeline.maintenance import plan as planning  # noqa: PLC0415
-    from lakefeed.pipeline.maintenance import runner  # noqa: PLC0415
-
-    assert planning.SNAPSHOTS_MAX == writers.SNAPSHOTS_MAX
-    assert planning.CONSUMER_SNAPSHOTS_MAX == writers.CONSUMER_SNAPSHOTS_MAX
-    assert planning._CONSUMER_SNAPSHOTS_MAX_DEFAULT == writers.CONSUMER_SNAPSHOTS_MAX_DEFAULT
-    assert runner.COMMIT_RETRY_PROPERTIES.items() <= writers.UPKEEP_PROPERTIES.items()

@@ -6,12 +6,11 @@ import pytest
 
 from lakefeed.contract.consumers import History
 from lakefeed.pipeline.maintenance import steps
-from lakefeed.pipeline.maintenance.facts import TableFacts, TableSizes
-from lakefeed.pipeline.maintenance.settings import MaintenanceSettings
+from lakefeed.pipeline.maintenance.plan import MaintenanceSettings, TableFacts, TableSizes
 
 TABLE = "`lake`.`sales`.`o'rders`"
 SIZES = TableSizes(data_files=0, data_bytes=0, small_files=0, delete_files=0, manifests=1, snapshots=1)
-FACTS = TableFacts({}, SIZES, (), 0, History([], []))
+FACTS = TableFacts({}, History([], []), SIZES)
 
 
 def rewrite(settings: MaintenanceSettings, facts: TableFacts = FACTS, rewrite_bytes: int = 0) -> str:
@@ -32,11 +31,11 @@ def test_a_compaction_is_called_on_the_tables_catalog_with_its_sizes() -> None:
         (MaintenanceSettings(zorder=("x", "y")), "strategy => 'sort', sort_order => 'zorder(x, y)'"),
     ],
 )
-def test_rows_are_put_into_the_order_that_is_set(settings: MaintenanceSettings, expected: str) -> None:
+def test_rows_are_rewritten_in_the_configured_order(settings: MaintenanceSettings, expected: str) -> None:
     assert expected in rewrite(settings, replace(FACTS, properties={"sort-order": "id ASC"}))
 
 
-def test_a_table_with_an_order_of_its_own_is_rewritten_in_it() -> None:
+def test_a_table_with_a_sort_order_is_rewritten_in_that_order() -> None:
     assert "strategy => 'sort', options" in rewrite(
         MaintenanceSettings(), replace(FACTS, properties={"sort-order": "id ASC NULLS FIRST"})
     )
@@ -56,5 +55,5 @@ def test_object_stores_are_listed_by_their_prefix(location: str, expected: str) 
     assert f"dry_run => true, prefix_listing => {expected})" in spelled
 
 
-def test_a_moment_has_its_milliseconds_and_its_zone() -> None:
+def test_a_timestamp_is_written_with_milliseconds_and_zone() -> None:
     assert steps.timestamp_sql(1_794_800_000_007) == "TIMESTAMP '2026-11-16 03:33:20.007 UTC'"

@@ -66,13 +66,15 @@ def test_a_key_is_followed_through_a_rename() -> None:
         ({"key": ("a",)}, ("_cdc_row_id",), "another key"),
     ],
 )
-def test_a_key_that_cannot_be_is_refused(settings: dict[str, Any], built_key: tuple[str, ...], reason: str) -> None:
+def test_a_key_that_does_not_fit_the_table_is_refused(
+    settings: dict[str, Any], built_key: tuple[str, ...], reason: str
+) -> None:
     changes = table(column("a"), column("list", ArrayType(StringType())))
     with pytest.raises(InvalidKey, match=reason):
         plan_layout(changes, MirrorSettings(**settings), built_key=built_key)
 
 
-def test_a_mirror_has_the_rows_own_columns_and_the_position_and_not_what_is_said_of_the_change() -> None:
+def test_a_mirror_has_the_columns_of_the_row_and_its_position_and_no_other_system_columns() -> None:
     found = layout(column("a"))
     assert found.row_columns == ("a",)
     assert set(found.columns) - {"a"} == {
@@ -103,18 +105,18 @@ def test_a_history_refuses_a_table_that_has_its_columns_already() -> None:
             layout(column(name), mode=MirrorMode.HISTORY)
 
 
-def test_a_mirror_of_current_rows_has_columns_that_are_called_like_those_of_a_history() -> None:
+def test_a_mirror_of_current_rows_may_have_columns_with_the_names_of_a_historys_own() -> None:
     own = (column("valid_from"), column("valid_to"), column("is_current"))
     assert layout(*own).row_columns == ("valid_from", "valid_to", "is_current")
     assert layout(column("a"), mode=MirrorMode.HISTORY).row_columns == ("a",)
 
 
-def test_names_that_columns_had_before_are_theirs_unless_another_has_them_now() -> None:
+def test_former_names_match_their_column_unless_another_column_has_them_now() -> None:
     own = (column("c", comment='formerly ["b", "a"]'), column("a"))
     assert layout(*own).renamed == {"b": "c"}
 
 
-def test_each_mode_is_stored_in_its_way() -> None:
+def test_each_mode_has_its_table_properties() -> None:
     stored = {mode: storage_properties(MirrorSettings(mode=mode)) for mode in MirrorMode}
     assert {mode: (each["write.merge.mode"], each["format-version"]) for mode, each in stored.items()} == {
         MirrorMode.COPY_ON_WRITE: ("copy-on-write", "2"),
@@ -124,7 +126,7 @@ def test_each_mode_is_stored_in_its_way() -> None:
     }
 
 
-def test_versions_of_a_mirror_go_by_its_own_age_and_metadata_files_by_number() -> None:
+def test_snapshots_of_a_mirror_expire_by_age_and_metadata_files_by_number() -> None:
     stored = storage_properties(MirrorSettings(snapshot_age_s=90))
     assert stored["history.expire.max-snapshot-age-ms"] == "90000"
     assert stored["write.metadata.delete-after-commit.enabled"] == "true"
@@ -194,7 +196,7 @@ def test_a_column_is_renamed_before_another_comes_under_its_old_name() -> None:
     assert renames_and_adds(has, newest) == ["RENAME COLUMN `b` TO `c`", "ADD COLUMN `b` string"]
 
 
-def test_columns_that_took_each_others_names_are_refused_unless_the_mirror_knows() -> None:
+def test_columns_that_swapped_names_are_refused_unless_the_mirror_has_followed() -> None:
     has = StructType([column("a"), column("b"), column("c")])
     swapped = StructType([column("a", comment='formerly ["b"]'), column("b", comment='formerly ["x", "a"]')])
     turned = [column(new, comment=f'formerly ["{old}"]') for new, old in (("a", "b"), ("b", "c"), ("c", "a"))]

@@ -61,7 +61,7 @@ def test_mirror_without_a_marker_or_with_an_expired_one_reads_the_whole_table() 
     assert plan_resume(lineage, marker(1)) == ReadTable(3)
 
 
-def test_a_stream_starts_below_every_snapshot_that_is_not_merged_though_clocks_differ() -> None:
+def test_a_stream_starts_before_every_unmerged_snapshot_although_clocks_differ() -> None:
     lineage = [snapshot(4), snapshot(3, at_ms=5 * MINUTE_MS), snapshot(2), snapshot(1, at_ms=1)]
     assert plan_resume(lineage, marker(2)) == StreamFrom(5 * MINUTE_MS - CLOCK_SKEW_MAX_MS)
     assert plan_resume(lineage, marker(4)) == StreamFrom(40 * MINUTE_MS - CLOCK_SKEW_MAX_MS)

@@ -55,7 +55,7 @@ def test_a_failure_is_forgotten_once_the_table_merges_again(monkeypatch: pytest.
     assert seen == [{"default.users": "no luck"}, {}]
 
 
-def test_a_table_that_another_application_merges_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_another_application_merges_is_not_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     def meet(_run: MirrorRun, merge: Callable[[], None]) -> None:
         merge()
         raise ConcurrentMirror("default.users_current")

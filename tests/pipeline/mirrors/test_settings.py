@@ -29,7 +29,7 @@ def load(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> Mi
     return load_section(path, environ or {}, "pipeline.mirror", MirrorConfig)
 
 
-def test_a_tables_own_settings_lie_over_those_of_all(tmp_path: Path) -> None:
+def test_a_tables_own_settings_override_those_of_the_section(tmp_path: Path) -> None:
     config = load(tmp_path, FILE, {"LAKEFEED_PIPELINE_MIRROR_BUCKETS": "8"})
     orders, users = config.settings_of("sales.orders"), config.settings_of("default.users")
     assert (orders.mode, orders.key, orders.buckets) == (MirrorMode.HISTORY, ("region", "id"), 8)
@@ -57,14 +57,14 @@ def test_a_setting_that_cannot_work_is_refused_by_name(tmp_path: Path, wrong: st
         load(tmp_path, f"[pipeline.mirror]\n{wrong}")
 
 
-def test_a_target_of_ones_own_names_the_mirror() -> None:
+def test_a_configured_target_names_the_mirror() -> None:
     config = MirrorConfig(target="live_{table}", tables={"a.b": {"target": "{table}_now"}})
     assert config.settings_of("a.c").target_name("c") == "live_c"
     assert config.settings_of("a.b").target_name("b") == "b_now"
 
 
 @pytest.mark.parametrize(("age_s", "every_s"), [(3600.0, 900.0), (1.0, 60.0), (864_000.0, 3600.0)])
-def test_a_mirror_is_tidied_up_some_times_within_the_age_of_its_versions(age_s: float, every_s: float) -> None:
+def test_a_mirror_is_cleaned_up_several_times_within_the_age_of_its_snapshots(age_s: float, every_s: float) -> None:
     assert cleanup_interval_s(MirrorSettings(snapshot_age_s=age_s)) == every_s
 
 

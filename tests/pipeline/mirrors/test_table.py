@@ -20,24 +20,24 @@ from lakefeed.pipeline.spark.tables import TableIdentifier
 ORIGIN = MirrorOrigin("default.users", "5f")
 
 
-def test_what_is_made_from_a_table_is_of_it() -> None:
+def test_a_table_built_from_a_change_table_belongs_to_it() -> None:
     assert is_of(ORIGIN.to_properties(), ORIGIN)
 
 
-def test_a_table_that_was_made_anew_is_another_and_the_message_says_what_to_do() -> None:
+def test_a_recreated_table_is_another_table_and_the_message_says_what_to_do() -> None:
     present = MirrorOrigin("default.users", "a1").to_properties()
     with pytest.raises(ChangeTableReplaced, match=r"drop the mirror .* target: .* mirror=m built_from=a1 now=5f"):
         check_origin(present, ORIGIN, name="m")
     assert not is_of(present, ORIGIN)
 
 
-def test_a_table_of_another_name_or_of_none_is_no_mirror() -> None:
+def test_a_table_built_from_another_table_or_from_none_is_no_mirror() -> None:
     for present in ({}, {MIRROR_OF: "default.orders", MIRROR_OF_UUID: "5f"}):
         with pytest.raises(NotAMirror, match=r"table=default\.users target=m"):
             check_origin(present, ORIGIN, name="m")
 
 
-def test_where_one_of_both_has_no_uuid_the_name_counts() -> None:
+def test_without_both_uuids_the_name_decides() -> None:
     assert is_of({MIRROR_OF: "default.users"}, ORIGIN)
     assert is_of(ORIGIN.to_properties(), MirrorOrigin("default.users", None))
     assert MirrorOrigin("default.users", None).to_properties() == {MIRROR_OF: "default.users"}
@@ -45,7 +45,7 @@ def test_where_one_of_both_has_no_uuid_the_name_counts() -> None:
 
 @pytest.mark.parametrize("mode", MirrorMode)
 @pytest.mark.parametrize("built", MirrorMode)
-def test_a_history_stays_one_and_other_modes_can_be_changed(built: MirrorMode, mode: MirrorMode) -> None:
+def test_a_history_stays_a_history_and_other_modes_can_be_changed(built: MirrorMode, mode: MirrorMode) -> None:
     settings = MirrorSettings(mode=mode, target="{table}_mirror")
     names = mirror_names(TableIdentifier.parse("users"), settings, "lake")
     if (built is MirrorMode.HISTORY) == (mode is MirrorMode.HISTORY):

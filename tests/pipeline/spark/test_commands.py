@@ -53,7 +53,7 @@ def test_conf_for_a_store_on_s3_has_what_reads_it():
     assert conf["spark.hadoop.fs.s3a.endpoint"] == "http://s3:9000"
 
 
-def test_conf_shows_secrets_only_when_it_is_told_to():
+def test_conf_shows_secrets_only_with_show_secrets():
     environ = {
         "LAKEFEED_TOKEN": "token-of-mine",
         "LAKEFEED_STORAGE_S3_ACCESS_KEY_ID": "id",
@@ -103,8 +103,8 @@ def test_option_wins_over_environment_which_wins_over_the_file(directory):
     ("arguments", "words"),
     [
         (("--conf", "spark.x"), "--conf must be KEY=VALUE: spark.x"),
-        (("--catalog-name", "my-lake"), "catalog name must be letters"),
-        (("--url", "lake:8181"), "catalog uri must be http or https"),
+        (("--catalog-name", "my-lake"), "catalog_name must be letters"),
+        (("--url", "lake:8181"), "url must be http or https"),
         (("--remote", "host:15002"), "remote must begin with sc://"),
         (("--config", "absent.toml"), "cannot read the configuration: file=absent.toml"),
     ],
@@ -117,7 +117,7 @@ def test_wrong_option_is_a_wrong_use_that_names_it(arguments, words):
     assert "Traceback" not in failed.output
 
 
-def test_catalog_that_nobody_serves_is_told_before_spark_starts(monkeypatch):
+def test_catalog_that_does_not_answer_is_reported_before_spark_starts(monkeypatch):
     monkeypatch.setattr(options, "build_session", lambda _config: pytest.fail("Spark was started"))
     url = f"http://127.0.0.1:{free_ports(1)[0]}"
 
@@ -134,13 +134,8 @@ def test_sql_without_statements_says_how_to_get_a_prompt():
     assert "spark-sql $(lakefeed spark conf --format args)" in failed.output
 
 
-def test_under_spark_submit_no_master_is_named():
-    assert options.default_master({}) == "local[*]"
-    assert options.default_master({"PYSPARK_GATEWAY_PORT": "1234"}) == ""
-
-
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_of_the_pipeline_explains_itself(name):
+def test_every_command_of_the_pipeline_has_help(name):
     shown = run(name, "--help")
 
     assert shown.exit_code == 0

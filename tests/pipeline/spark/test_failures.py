@@ -1,22 +1,14 @@
 from __future__ import annotations
 
 import pytest
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException, UnsupportedOperationException
 
-from lakefeed.pipeline.spark.failures import is_spark_error, is_unreadable_table, message_of
+from lakefeed.pipeline.spark.failures import is_unreadable_table, message_of, spark_errors
 from lakefeed.pipeline.spark.runtime import S3_INSTALL_HINT
 
 
-class SparkError(Exception):
-    __module__ = "pyspark.errors.exceptions"
-
-
-class UnsupportedOperationException(SparkError):
-    __module__ = "pyspark.errors.exceptions"
-
-
-class JavaError(Exception):
-    __module__ = "py4j.protocol"
-
+class JavaError(Py4JError):
     def __init__(self, text: str, *, jvm_is_gone: bool = False) -> None:
         super().__init__(text)
         self._jvm_is_gone = jvm_is_gone
@@ -27,32 +19,32 @@ class JavaError(Exception):
         return super().__str__()
 
 
-def test_sparks_errors_are_told_by_where_they_were_made():
-    assert is_spark_error(SparkError())
-    assert is_spark_error(JavaError("x"))
-    assert not is_spark_error(ValueError())
+def test_sparks_errors_are_those_of_pyspark_and_py4j():
+    assert isinstance(PySparkException("x"), spark_errors())
+    assert isinstance(JavaError("x"), spark_errors())
+    assert not isinstance(ValueError(), spark_errors())
 
 
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
         (UnsupportedOperationException("Spark does not support time fields"), True),
-        (SparkError("[TABLE_OR_VIEW_NOT_FOUND] gone"), True),
-        (SparkError("Connection refused"), False),
+        (PySparkException("[TABLE_OR_VIEW_NOT_FOUND] gone"), True),
+        (PySparkException("Connection refused"), False),
         (ValueError("TABLE_OR_VIEW_NOT_FOUND"), False),
     ],
 )
-def test_only_tables_that_spark_cannot_have_are_passed_over(error, expected):
+def test_only_tables_that_spark_cannot_read_are_skipped(error, expected):
     assert is_unreadable_table(error) is expected
 
 
-def test_message_is_what_spark_says_without_the_java_frames():
+def test_message_is_sparks_without_the_java_frames():
     error = JavaError("java.lang.Error: no\n\tat a.b.C(C.java:1)\nCaused by: yes\n\t... 3 more\n")
 
     assert message_of(error) == "java.lang.Error: no\nCaused by: yes"
 
 
-def test_message_of_a_jvm_that_is_gone_is_at_least_the_kind():
+def test_message_of_an_error_whose_jvm_is_gone_is_its_class():
     assert message_of(JavaError("x", jvm_is_gone=True)) == "JavaError"
 
 

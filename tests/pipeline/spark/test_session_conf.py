@@ -1,20 +1,20 @@
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 from lakefeed.pipeline.spark import session
-from lakefeed.pipeline.spark.session import catalog_conf
-from lakefeed.pipeline.spark.settings import JobKind, SessionConfig, SparkCatalog
+from lakefeed.pipeline.spark.session import JobKind, SessionConfig, catalog_conf
 
 JARS = (Path("/jars/iceberg.jar"), Path("/jars/aws.jar"))
 
 
-def session_conf(config: SessionConfig) -> dict[str, str]:
-    return session.session_conf(config, jars=JARS, scratch_dir=Path("/scratch"))
+def session_conf(config: SessionConfig, job_kind: JobKind = JobKind.SHORT) -> dict[str, str]:
+    return session.session_conf(config, jars=JARS, packages=config.packages, job_kind=job_kind)
 
 
 def test_catalog_is_reached_by_rest_without_the_cache_that_hides_commits():
-    conf = catalog_conf(SparkCatalog())
+    conf = catalog_conf(SessionConfig())
 
     assert conf == {
         "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
@@ -25,16 +25,12 @@ def test_catalog_is_reached_by_rest_without_the_cache_that_hides_commits():
     }
 
 
-def test_token_warehouse_and_properties_belong_to_the_named_catalog():
-    catalog = SparkCatalog(
-        uri="https://lake.example", name="prod", warehouse="wh", token="t", properties={"s3.endpoint": "http://s3"}
-    )
-
-    conf = catalog_conf(catalog)
+def test_token_and_warehouse_belong_to_the_named_catalog():
+    conf = catalog_conf(SessionConfig(url="https://lake.example/", catalog_name="prod", warehouse="wh", token="t"))
 
     assert conf["spark.sql.catalog.prod.token"] == "t"
     assert conf["spark.sql.catalog.prod.warehouse"] == "wh"
-    assert conf["spark.sql.catalog.prod.s3.endpoint"] == "http://s3"
+    assert conf["spark.sql.catalog.prod.uri"] == "https://lake.example"
     assert not any(key.startswith("spark.sql.catalog.lake") for key in conf)
 
 
@@ -51,14 +47,20 @@ def test_session_time_is_utc_wherever_it_runs():
         assert session_conf(SessionConfig(master=master))["spark.sql.session.timeZone"] == "UTC"
 
 
-def test_what_looks_like_a_variable_is_text_on_any_kind_of_session():
+def test_session_runs_on_this_machine_unless_spark_submit_has_started_it(submitted):
+    assert session_conf(SessionConfig(master="local[2]"))["spark.master"] == "local[2]"
+    assert "spark.master" not in session_conf(SessionConfig())
+    submitted.delenv("PYSPARK_GATEWAY_PORT")
+    assert session_conf(SessionConfig())["spark.master"] == "local[*]"
+
+
+def test_what_looks_like_a_variable_is_text():
     assert session_conf(SessionConfig())["spark.sql.variable.substitute"] == "false"
-    assert session.remote_conf(SessionConfig())["spark.sql.variable.substitute"] == "false"
 
 
 def test_short_job_starts_fast_and_long_job_compiles_fully():
-    short = session_conf(SessionConfig(job_kind=JobKind.SHORT))
-    long = session_conf(SessionConfig(job_kind=JobKind.LONG))
+    short = session_conf(SessionConfig(), JobKind.SHORT)
+    long = session_conf(SessionConfig(), JobKind.LONG)
 
     assert "-XX:TieredStopAtLevel=1" in short["spark.driver.extraJavaOptions"]
     assert short["spark.sql.adaptive.enabled"] == "false"
@@ -81,10 +83,6 @@ def test_cluster_session_ships_jars_to_executors_and_keeps_the_clusters_tuning()
     assert not any("shuffle" in key for key in conf)
 
 
-def test_submitted_session_names_no_master():
-    assert "spark.master" not in session_conf(SessionConfig(master=""))
-
-
 def test_packages_are_left_to_spark_to_download():
     conf = session_conf(SessionConfig(packages=("org.example:a:1", "org.example:b:2")))
 
@@ -92,11 +90,11 @@ def test_packages_are_left_to_spark_to_download():
 
 
 def test_extra_settings_win_over_ours():
-    conf = session_conf(SessionConfig(extra_conf={"spark.ui.enabled": "true", "spark.eventLog.enabled": "true"}))
+    conf = session_conf(SessionConfig(conf={"spark.ui.enabled": "true", "spark.eventLog.enabled": "true"}))
 
     assert conf["spark.ui.enabled"] == "true"
     assert conf["spark.eventLog.enabled"] == "true"
 
 
-def test_sparks_own_warehouse_is_not_made_in_the_working_directory():
-    assert session_conf(SessionConfig())["spark.sql.warehouse.dir"] == "/scratch"
+def test_sparks_own_warehouse_is_not_created_in_the_working_directory():
+    assert session_conf(SessionConfig())["spark.sql.warehouse.dir"] == tempfile.gettempdir()

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lakefeed.contract import properties
-from lakefeed.pipeline.spark.sql import text_literal
-from lakefeed.pipeline.spark.tables import QUARANTINE_TABLE, TableIdentifier
+from lakefeed.pipeline.spark.tables import TableIdentifier, text_literal
 from lakefeed.settings import SettingsError
 
 
@@ -30,13 +28,9 @@ def test_name_is_quoted_for_sql():
     assert TableIdentifier(("sales",), "odd `name").sql("lake") == "`lake`.`sales`.`odd ``name`"
 
 
-def test_quarantine_is_known_by_the_name_that_the_writer_gives_it():
-    assert QUARANTINE_TABLE == properties.TABLE
-
-
-def test_text_is_quoted_so_that_it_ends_where_it_should():
+def test_text_is_quoted():
     assert text_literal("it's a \\ path") == "'it\\'s a \\\\ path'"
 
 
-def test_text_has_no_sign_by_which_spark_finds_variables():
+def test_text_has_no_character_that_starts_a_variable_of_spark():
     assert text_literal("a${b}") == "'a\\u0024{b}'"

@@ -39,13 +39,13 @@ def test_columns_have_the_names_of_the_mirror_before_and_after_it_follows_a_rena
     assert names(fields_in(columns("id", "_cdc_row_id"), table, 10)) == ["id", "_cdc_before"]
 
 
-def test_names_that_were_passed_on_are_told_apart() -> None:
+def test_names_that_another_column_has_taken_over_are_distinguished() -> None:
     table = document([field(1, "a"), field(2, "b")], [field(1, "b"), field(2, "c"), field(3, "a")])
     assert names(fields_in(columns("a", "b"), table, 10)) == ["a", "b"]
     assert names(fields_in(columns("b", "c", "a"), table, 10)) == ["b", "c"]
 
 
-def test_a_dropped_column_keeps_its_name_and_what_a_mirror_lacks_is_as_it_was() -> None:
+def test_a_dropped_column_keeps_its_name_and_columns_that_a_mirror_lacks_keep_theirs() -> None:
     table = document([field(1, "a"), field(2, "b")], [field(1, "a")])
     assert names(fields_in(columns("a", "b"), table, 10)) == ["a", "b"]
     assert names(fields_in(columns("a"), table, 10)) == ["a", "b"]

@@ -25,7 +25,7 @@ def document(*schema_ids: int, first_parent: int | None = None) -> dict[str, Any
     }
 
 
-def test_columns_that_only_came_are_read_in_one_scan() -> None:
+def test_columns_that_were_only_added_are_read_in_one_scan() -> None:
     reads = plan_reads(document(1, 1, 2), [1, 2, 3])
     assert [(scan.version, scan.snapshot_ids) for scan in reads.scans] == [(3, frozenset())]
     assert [field["id"] for field in reads.scans[0].fields] == [1, 3]
@@ -38,7 +38,7 @@ def test_files_from_before_a_column_was_dropped_are_read_as_of_the_last_snapshot
     assert reads.are_whole
 
 
-def test_a_dropped_column_of_expired_snapshots_is_told() -> None:
+def test_a_dropped_column_of_expired_snapshots_makes_the_reads_incomplete() -> None:
     assert not plan_reads(document(1, 2, first_parent=99), [1, 2]).are_whole
     # An older version of the table still has all columns that there were until then.
     assert plan_reads(document(0, 0), [1, 2]).scans[0].fields[1]["id"] == 2

@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from websockets.sync.client import connect
 
-from lakefeed.pipeline.backfill.inputs import FileInput, parse_position
+from lakefeed.contract.verification import Range
+from lakefeed.pipeline.backfill.inputs import BackfillConfig, FileInput, parse_position
 from lakefeed.pipeline.backfill.runner import Backfill, BackfillRequest, BackfillResult
-from lakefeed.pipeline.backfill.settings import BackfillConfig
 from lakefeed.pipeline.backfill.target import TargetTable
 from lakefeed.pipeline.spark.tables import TableIdentifier
-from lakefeed.pipeline.verification.commands import Selection, verify_all
+from lakefeed.pipeline.verification.commands import verify_all
 from tests.service_process import ServiceProcess
 
 CATALOG = "filled"
@@ -112,7 +112,7 @@ def fold(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> dict[Any, tupl
 
 
 def check_sound(spark: SparkSession, table: str) -> None:
-    [report] = verify_all(spark, Selection(tables=[table]), {})
+    [report] = verify_all(spark, [table], Range(), {})
     assert report.findings == []
     assert report.totals_compared
 

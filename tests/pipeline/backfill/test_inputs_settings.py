@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lakefeed.pipeline.backfill.settings import BackfillConfig
+from lakefeed.pipeline.backfill.inputs import BackfillConfig
 
 PAGE = Path(__file__).parents[3] / "docs" / "backfill.md"
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lakefeed.pipeline.maintenance.locations import SharedLocation, check_location_is_own, directories_of
+from lakefeed.pipeline.maintenance.plan import SharedLocation, check_location_is_own, directories_of
 
 A, B = "default.a", "default.a.b"
 

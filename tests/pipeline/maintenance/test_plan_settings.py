@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lakefeed.pipeline.maintenance.commands import parse_steps
-from lakefeed.pipeline.maintenance.settings import MaintenanceConfig, Step
+from lakefeed.pipeline.maintenance.plan import MaintenanceConfig, Step
 from lakefeed.settings import SettingsError, load_section
 
 
@@ -16,7 +16,7 @@ def load(tmp_path: Path, text: str, **environ: str) -> MaintenanceConfig:
     return load_section(path, environ, "pipeline.maintenance", MaintenanceConfig)
 
 
-def test_a_tables_own_settings_lie_over_those_of_all(tmp_path: Path) -> None:
+def test_a_tables_own_settings_override_those_of_the_section(tmp_path: Path) -> None:
     config = load(
         tmp_path,
         """
