@@ -22,7 +22,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,7 +55,7 @@ from lakefeed.storage.config import CLOUD_SCHEMES, StorageConfig
 from lakefeed.storage.store import open_store
 from lakefeed.writer.commit.committer import Committer
 from lakefeed.writer.commit.fencing import Fence, join_catalog
-from lakefeed.writer.commit.rest_catalog import open_catalog, open_foreign_catalog
+from lakefeed.writer.commit.rest_catalog import CatalogClient, open_catalog, open_foreign_catalog
 from lakefeed.writer.commit.sources import ConsumerWatch, load_resume_positions
 from lakefeed.writer.config import LogConfig, WriterConfig
 from lakefeed.writer.metrics import WriterMetrics
@@ -132,6 +132,7 @@ async def serving(config: Config) -> AsyncIterator[Addresses]:
     ):
         http_url = url_of("http", listener)
         registry = CollectorRegistry()
+        opening: AbstractAsyncContextManager[CatalogClient]
         if config.iceberg.uri:  # the writer commits to a foreign catalog, if one is configured
             opening = open_foreign_catalog(config.iceberg)
         else:
