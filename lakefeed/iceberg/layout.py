@@ -257,12 +257,6 @@ def sort_source(field: SortField, schema: Schema) -> tuple[Field, ...]:
     return path
 
 
-def check_order(order: SortOrder, schema: Schema) -> None:
-    """Raise SortRejected unless every column and transform of the order is known."""
-    for field in order.fields:
-        sort_source(field, schema)
-
-
 def partition_path(partition: Partition, spec: PartitionSpec, schema: Schema) -> str:
     """Name a partition's directory, as `_cdc_timestamp_day=2026-11-16`; empty for a table without partitions."""
     parts = []

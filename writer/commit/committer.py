@@ -108,18 +108,13 @@ class Committer:
         self._clock = clock
 
     async def load(self, name: TableName) -> TableState:
-        """Load a table.
-
-        Raises:
-            TableMissing: no table has this name.
-        """
+        """Load a table. Raise TableMissing if no table has this name."""
         return table_state_from(name, await self._catalog.load_table(name))
 
     async def load_or_create(self, name: TableName, schema: Schema, settings: TableSettings) -> TableState:
         """Load a table, or create it with these columns. The returned state has the field ids of the catalog.
 
-        Raises:
-            PartitionRejected: the columns known so far do not fit the configured partitioning.
+        Raises: PartitionRejected if the columns known so far do not fit the configured partitioning.
         """
         try:
             return await self.load(name)
@@ -135,18 +130,13 @@ class Committer:
         return table_state_from(name, created)
 
     async def commit_layout(self, state: TableState, request: Request) -> TableState:
-        """Change a table's layout as planned.
-
-        Raises:
-            CommitConflict: the table has changed; load it and plan again.
-        """
+        """Change a table's layout as planned. Raise CommitConflict if it has changed: load it and plan again."""
         return table_state_from(state.name, parse_table(await self._catalog.commit_table(state.name, request)))
 
     async def commit_schema(self, state: TableState, schema: Schema) -> TableState:
         """Commit `schema` as the table's current schema.
 
-        Raises:
-            CommitConflict: the columns have changed; load the table and evolve its columns again.
+        Raises: CommitConflict if the columns have changed; load the table and evolve its columns again.
         """
         try:
             response = await self._catalog.commit_table(state.name, plan_schema(state, schema))

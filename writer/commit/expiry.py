@@ -216,8 +216,7 @@ async def expire_snapshots(catalog: CatalogClient, store: ObjectStore, state: Ta
 
     Cancelling leaves the snapshots removed or not, and files that nothing refers to.
 
-    Raises:
-        CatalogError, StorageError: nothing was deleted; the next call tries again.
+    Raises: CatalogError, StorageError; nothing was deleted then, and the next call tries again.
     """
     document = await catalog.load_table(state.name)
     plan = plan_expiry(document, now_ms=now_ms)

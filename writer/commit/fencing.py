@@ -44,11 +44,7 @@ _RANDOM_BITS = 16
 
 
 def check_fence(progress: Progress, *, node: str, generation: int) -> None:
-    """Check that a table has seen no later service of a node.
-
-    Raises:
-        Fenced: it has.
-    """
+    """Raise Fenced if a table has seen a later service of a node."""
     found = progress.generations.get(node, 0)
     if found > generation:
         raise _fenced(node, ours=generation, found=found)
@@ -77,8 +73,7 @@ class Fence:
 
         A catalog that does not keep properties of namespaces leaves the fence to the tables.
 
-        Raises:
-            CatalogUnavailable, CommitUnknown: try again.
+        Raises: CatalogUnavailable, CommitUnknown; then try again.
         """
         try:
             try:
@@ -96,11 +91,7 @@ class Fence:
         _log.info("node_claimed", extra={"node": self.node, "generation": self.generation})
 
     async def run(self) -> None:
-        """Watch for a later service of this node until cancelled.
-
-        Raises:
-            Fenced: there is one.
-        """
+        """Watch for a later service of this node until cancelled. Raise Fenced if there is one."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             try:
@@ -110,11 +101,7 @@ class Fence:
                 _log.debug("node_not_checked", extra={"node": self.node, "reason": str(error)})
 
     async def check(self) -> None:
-        """Look once for a later service of this node.
-
-        Raises:
-            Fenced: there is one.
-        """
+        """Look once for a later service of this node. Raise Fenced if there is one."""
         found = await self._registered()
         if found > self.generation:
             raise _fenced(self.node, ours=self.generation, found=found)

@@ -15,11 +15,11 @@ Nothing refers to the written files until a commit does, so a failure leaves fil
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from lakefeed.aio import map_parallel, or_raise
 from lakefeed.contract.errors import StorageError
@@ -84,19 +84,18 @@ def _is_mergeable(manifest: ManifestFile, shape: TableShape) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class MergedManifest:
-    """A manifest with the entries of several, and the summary of its partitions."""
+def merge_manifests(
+    bodies: Sequence[bytes],
+    manifests: Sequence[ManifestFile],
+    *,
+    shape: TableShape,
+    snapshot_id: int,
+    sequence_number: int,
+    location: str,
+) -> tuple[bytes, ManifestFile]:
+    """Encode one manifest with the entries of several, and describe it for a list.
 
-    encoded: bytes
-    partitions: Sequence[Mapping[str, Any]]
-
-
-def merge_entries(bodies: Sequence[bytes], manifests: Sequence[ManifestFile], shape: TableShape) -> MergedManifest:
-    """Encode one manifest with the entries of several.
-
-    Raises:
-        ManifestUnreadable: one of them is damaged.
+    Raises: ManifestUnreadable if one of them is damaged.
     """
     types = partition_types(shape.spec, shape.schema)
     entries = [
@@ -106,39 +105,15 @@ def merge_entries(bodies: Sequence[bytes], manifests: Sequence[ManifestFile], sh
         if entry.status is not Status.DELETED
     ]
     encoded = encode_entries((entry.to_existing() for entry in entries), shape)
-    return MergedManifest(encoded, summarise_partitions([entry.partition for entry in entries], shape))
-
-
-def apply_merge(
-    current: ManifestList,
-    merged: Sequence[ManifestFile],
-    *,
-    shape: TableShape,
-    snapshot_id: int,
-    sequence_number: int,
-    location: str,
-    new: MergedManifest,
-) -> ManifestList:
-    """Return the list with one manifest, stored at `location`, in place of those that it merges."""
-    one = {
-        "manifest_path": location,
-        "manifest_length": len(new.encoded),
-        "partition_spec_id": shape.spec.spec_id,
-        "content": Content.DATA,
+    described = {
+        **describe_manifest([], shape=shape, snapshot_id=snapshot_id, location=location, size_bytes=len(encoded)),
         "sequence_number": sequence_number,
-        "min_sequence_number": min(manifest["min_sequence_number"] for manifest in merged),
-        "added_snapshot_id": snapshot_id,
-        "added_files_count": 0,
-        "existing_files_count": sum(m["added_files_count"] + m["existing_files_count"] for m in merged),
-        "deleted_files_count": 0,
-        "added_rows_count": 0,
-        "existing_rows_count": sum(m["added_rows_count"] + m["existing_rows_count"] for m in merged),
-        "deleted_rows_count": 0,
-        "partitions": new.partitions,
+        "min_sequence_number": min(manifest["min_sequence_number"] for manifest in manifests),
+        "existing_files_count": sum(m["added_files_count"] + m["existing_files_count"] for m in manifests),
+        "existing_rows_count": sum(m["added_rows_count"] + m["existing_rows_count"] for m in manifests),
+        "partitions": summarise_partitions([entry.partition for entry in entries], shape),
     }
-    gone = {manifest["manifest_path"] for manifest in merged}
-    kept = (manifest for manifest in current.manifests if manifest["manifest_path"] not in gone)
-    return ManifestList((one, *kept), current.extra_fields)
+    return encoded, described
 
 
 @dataclass(slots=True)
@@ -172,8 +147,7 @@ def new_list_location(state: TableState, snapshot_id: int) -> str:
 async def load_manifests(store: ObjectStore, state: TableState) -> TableState:
     """Return the state with the manifests of its snapshot, read unless they are known.
 
-    Raises:
-        StorageError: the list cannot be read, or is damaged.
+    Raises: StorageError if the list cannot be read, or is damaged.
     """
     if state.manifests is not None:
         return state
@@ -192,33 +166,33 @@ async def maybe_merge(store: ObjectStore, state: TableState, *, snapshot_id: int
     if not chosen:
         return state, 0
     location = metadata_location(state, _new_manifest_name())
+    merge = functools.partial(
+        merge_manifests,
+        shape=state.shape,
+        snapshot_id=snapshot_id,
+        sequence_number=state.last_sequence_number + 1,
+        location=location,
+    )
     try:
         bodies = await map_parallel(
             lambda manifest: store.read(manifest["manifest_path"]), chosen, at_once=MERGE_PARALLEL_READS
         )
         # In a thread: there can be tens of thousands of entries.
-        new = await asyncio.to_thread(merge_entries, bodies, chosen, state.shape)
-        await store.write(location, new.encoded)
+        encoded, described = await asyncio.to_thread(merge, bodies, chosen)
+        await store.write(location, encoded)
     except StorageError as error:
         _log.warning("manifest_merge_postponed", extra={"table": str(state.name), "reason": str(error)})
         return state, 0
-    merged = apply_merge(
-        state.manifests,
-        chosen,
-        shape=state.shape,
-        snapshot_id=snapshot_id,
-        sequence_number=state.last_sequence_number + 1,
-        location=location,
-        new=new,
-    )
+    gone = {manifest["manifest_path"] for manifest in chosen}
+    kept = (manifest for manifest in state.manifests.manifests if manifest["manifest_path"] not in gone)
+    merged = ManifestList((described, *kept), state.manifests.extra_fields)
     return replace(state, manifests=merged), len(chosen)
 
 
 async def write_metadata(store: ObjectStore, plan: AppendPlan, manifest: FreshManifest) -> None:
     """Write the manifest list and, unless it is durable, the manifest, in parallel.
 
-    Raises:
-        StorageError: one of them may not have been written.
+    Raises: StorageError if one of them may not have been written.
     """
     location = plan.next_state.manifest_list
     assert location is not None

@@ -313,8 +313,7 @@ class LayoutPlan:
 def plan_new_layout(schema: Schema, settings: TableSettings) -> tuple[PartitionSpec, SortOrder, Mapping[str, str]]:
     """Return spec, order and properties of a new table. A sort order is applied later if its columns do not exist yet.
 
-    Raises:
-        PartitionRejected: a partition's column does not exist yet, or has an unsuitable type.
+    Raises: PartitionRejected if a partition's column does not exist yet, or has an unsuitable type.
     """
     config = settings.config
     codec = config.parquet_compression

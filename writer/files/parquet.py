@@ -28,10 +28,10 @@ from lakefeed.aio import map_parallel, or_raise
 from lakefeed.contract.changes import SourceId, Span
 from lakefeed.contract.ledger import Ledger
 from lakefeed.iceberg.arrow import apply_order, split_by_partition, to_arrow_schema
-from lakefeed.iceberg.layout import UNSORTED, Partition, SortOrder, check_order
+from lakefeed.iceberg.layout import UNSORTED, Partition, SortOrder, sort_source
 from lakefeed.iceberg.manifests import DataFile, TableShape
 from lakefeed.iceberg.terms import SortRejected
-from lakefeed.iceberg.types import ListType, MapType, Schema, StructType, Type, written_fields
+from lakefeed.iceberg.types import ListType, Schema, StructType, Type, children, written_fields
 from lakefeed.iceberg.values import BOUND_MAX_UNITS, encode_single_value, upper_binary_bound, upper_text_bound
 from lakefeed.storage.store import ObjectStore
 from lakefeed.writer.commit.state import TableState, data_location
@@ -136,8 +136,7 @@ class FileRows:
 def join_rows(tables: Sequence[pa.Table], shape: TableShape) -> pa.Table:
     """Return the rows of a flush as one table in the columns of their Iceberg table.
 
-    Raises:
-        pa.ArrowInvalid: rows do not fit the table's columns.
+    Raises: pa.ArrowInvalid if rows do not fit the table's columns.
     """
     parts = [conform(table, shape.schema.columns) for table in tables] or [to_arrow_schema(shape.schema).empty_table()]
     return pa.concat_tables(parts)
@@ -146,8 +145,7 @@ def join_rows(tables: Sequence[pa.Table], shape: TableShape) -> pa.Table:
 def lay_out(rows: pa.Table, shape: TableShape, *, order: SortOrder, files_for: Callable[[int], int]) -> list[FileRows]:
     """Decide what each file holds.
 
-    Raises:
-        PartitionRejected: the table's partition spec cannot be computed here.
+    Raises: PartitionRejected if the table's partition spec cannot be computed here.
     """
     if not rows.num_rows:
         return []
@@ -163,7 +161,8 @@ def lay_out(rows: pa.Table, shape: TableShape, *, order: SortOrder, files_for: C
 def usable_order(order: SortOrder, shape: TableShape) -> SortOrder:
     """Return the order, or none where another engine's cannot be computed here: rows must not wait for their order."""
     try:
-        check_order(order, shape.schema)
+        for field in order.fields:
+            sort_source(field, shape.schema)
     except SortRejected:
         return UNSORTED
     return order
@@ -251,17 +250,31 @@ def describe_file(
     first_columns = [group.column(0) for group in groups]
     leaves = list(_leaf_columns(StructType(written_fields(schema.columns))))
     assert len(leaves) == footer.num_columns, "the file was written with this schema"
-    columns = [_describe_column(leaf, [group.column(i) for group in groups]) for i, leaf in enumerate(leaves)]
+    column_sizes, value_counts, null_counts = {}, {}, {}
+    lower_bounds, upper_bounds = {}, {}
+    for index, leaf in enumerate(leaves):
+        chunks = [group.column(index) for group in groups]
+        statistics = [chunk.statistics for chunk in chunks]
+        column_sizes[leaf.field_id] = sum(chunk.total_compressed_size for chunk in chunks)
+        value_counts[leaf.field_id] = sum(chunk.num_values for chunk in chunks)
+        if not all(one is not None and one.has_null_count for one in statistics):
+            continue
+        null_counts[leaf.field_id] = sum(one.null_count for one in statistics)
+        lower, upper = (None, None) if leaf.repeated else _bounds(leaf.type, chunks, statistics)
+        if lower is not None:
+            lower_bounds[leaf.field_id] = lower
+        if upper is not None:
+            upper_bounds[leaf.field_id] = upper
     return DataFile(
         location=location,
         partition=partition,
         record_count=footer.num_rows,
         size_bytes=size_bytes,
-        column_sizes={c.field_id: c.size_bytes for c in columns},
-        value_counts={c.field_id: c.value_count for c in columns},
-        null_counts={c.field_id: c.null_count for c in columns if c.null_count is not None},
-        lower_bounds={c.field_id: c.lower for c in columns if c.lower is not None},
-        upper_bounds={c.field_id: c.upper for c in columns if c.upper is not None},
+        column_sizes=column_sizes,
+        value_counts=value_counts,
+        null_counts=null_counts,
+        lower_bounds=lower_bounds,
+        upper_bounds=upper_bounds,
         split_offsets=tuple(first.dictionary_page_offset or first.data_page_offset for first in first_columns),
     )
 
@@ -276,49 +289,16 @@ class _Leaf:
     repeated: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _ColumnStatistics:
-    """What the manifest records of one column."""
-
-    field_id: int
-    size_bytes: int
-    value_count: int
-    null_count: int | None
-    lower: bytes | None
-    upper: bytes | None
-
-
-def _leaf_columns(struct: StructType, *, prefix: str = "", repeated: bool = False) -> Iterator[_Leaf]:
-    for field in struct.fields:
-        yield from _type_leaves(field.id, f"{prefix}{field.name}", field.type, repeated=repeated)
-
-
-def _type_leaves(field_id: int, path: str, type_: Type, *, repeated: bool) -> Iterator[_Leaf]:
-    """Yield the leaves of a type in Parquet's order and with Parquet's names."""
-    match type_:
-        case str():
-            yield _Leaf(field_id, path, type_, repeated)
-        case StructType():
-            yield from _leaf_columns(type_, prefix=f"{path}.", repeated=repeated)
-        case ListType(element_id, element):
-            yield from _type_leaves(element_id, f"{path}.list.element", element, repeated=True)
-        case MapType(key_id, key, value_id, value):
-            yield from _type_leaves(key_id, f"{path}.key_value.key", key, repeated=True)
-            yield from _type_leaves(value_id, f"{path}.key_value.value", value, repeated=True)
-
-
-def _describe_column(leaf: _Leaf, chunks: list[Any]) -> _ColumnStatistics:
-    statistics = [chunk.statistics for chunk in chunks]
-    counted = all(one is not None and one.has_null_count for one in statistics)
-    lower, upper = (None, None) if leaf.repeated or not counted else _bounds(leaf.type, chunks, statistics)
-    return _ColumnStatistics(
-        field_id=leaf.field_id,
-        size_bytes=sum(chunk.total_compressed_size for chunk in chunks),
-        value_count=sum(chunk.num_values for chunk in chunks),
-        null_count=sum(one.null_count for one in statistics) if counted else None,
-        lower=lower,
-        upper=upper,
-    )
+def _leaf_columns(type_: Type, *, prefix: str = "", repeated: bool = False) -> Iterator[_Leaf]:
+    """Yield the leaves below a type in Parquet's order and with Parquet's names."""
+    if not isinstance(type_, StructType):
+        prefix, repeated = f"{prefix}{'list' if isinstance(type_, ListType) else 'key_value'}.", True
+    for child in children(type_):
+        path = f"{prefix}{child.name}"
+        if isinstance(child.type, str):
+            yield _Leaf(child.id, path, child.type, repeated)
+        else:
+            yield from _leaf_columns(child.type, prefix=f"{path}.", repeated=repeated)
 
 
 def _bounds(type_: str, chunks: list[Any], statistics: list[Any]) -> tuple[bytes | None, bytes | None]:

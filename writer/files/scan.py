@@ -73,8 +73,7 @@ async def find_files(
 
     Bounds are values as Iceberg stores them: longs as numbers, timestamps in microseconds, text as text.
 
-    Raises:
-        CatalogError: the table has delete files.
+    Raises: CatalogError if the table has delete files.
     """
     if state.manifest_list is None:
         return []
@@ -164,8 +163,7 @@ class SnapshotFiles:
 async def load_contents(store: ObjectStore, manifest_list: str, *, sequence_id: int) -> SnapshotFiles:
     """Load the files of a snapshot; `sequence_id` is the field of sequences.
 
-    Raises:
-        WriterError: a manifest cannot be read.
+    Raises: WriterError if a manifest cannot be read.
     """
     manifests = list_manifests(await store.read(manifest_list), manifest_list)
     data = [each for each in manifests if not each.holds_deletes]
@@ -224,8 +222,7 @@ class ScannedFile:
 def read_rows(data: bytes, names: Mapping[int, str], *, is_counted: bool) -> ScannedFile:
     """Read all rows of a file; `names` has the table's columns by field id. CPU work: callers run it in a thread.
 
-    Raises:
-        FileUnreadable: it is not a file of this table, or is damaged.
+    Raises: FileUnreadable if it is not a file of this table, or is damaged.
     """
     try:
         with pq.ParquetFile(pa.BufferReader(data)) as file:

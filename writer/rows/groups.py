@@ -600,8 +600,7 @@ def unreadable_record(frame: Frame, *, table: str, offset: int, reason: str) -> 
 def frame_of_record(text: str, *, source: SourceId, last: Position, received_at_us: int) -> Frame:
     """Rebuild a record's frame from the row that was made of it.
 
-    Raises:
-        RecordIncomplete: the row is not of that shape.
+    Raises: RecordIncomplete if the row is not of that shape.
     """
     try:
         row = _decode_record_row(text)

@@ -196,8 +196,7 @@ def field_ids(type_: Type) -> Iterator[int]:
 def conform(table: pa.Table, columns: StructType) -> pa.Table:
     """Return the same rows under columns that evolved from the table's: new names, wider types, nulls for new fields.
 
-    Raises:
-        pa.ArrowInvalid: some value does not fit the columns without decoding it again.
+    Raises: pa.ArrowInvalid if some value does not fit the columns without decoding it again.
     """
     schema = to_arrow_schema(Schema(0, columns))
     if table.schema.equals(schema, check_metadata=True):

@@ -7,9 +7,10 @@ from decimal import Decimal
 import fastavro
 import pytest
 
+from lakefeed.contract.changes import TableName
 from lakefeed.contract.errors import ManifestUnreadable
 from lakefeed.iceberg.arrow import split_by_partition
-from lakefeed.iceberg.layout import PartitionField, PartitionSpec, parse_partition
+from lakefeed.iceberg.layout import PartitionField, PartitionSpec, parse_partition, spec_to_json
 from lakefeed.iceberg.manifests import (
     DataFile,
     Manifest,
@@ -23,13 +24,14 @@ from lakefeed.iceberg.manifests import (
 from lakefeed.iceberg.types import Field, Schema, StructType
 from lakefeed.writer.commit.manifests import (
     OWN_MANIFEST_PREFIX,
-    MergedManifest,
-    apply_merge,
-    merge_entries,
+    maybe_merge,
+    merge_manifests,
     plan_merge,
 )
+from lakefeed.writer.commit.state import table_state_from
 from lakefeed.writer.config import WriterConfig
 from lakefeed.writer.files.parquet import write_data_file
+from tests.writer.commit.test_commit_plan import make_document
 from tests.writer.examples import NESTED, nested_rows
 
 SPEC = parse_partition("identity(_cdc_sequence)", NESTED)
@@ -59,8 +61,14 @@ def make_list(count, **settings):
     return manifests, encoded
 
 
-def merge_all(manifests, encoded) -> MergedManifest:
-    return merge_entries([encoded[m["manifest_path"]] for m in manifests.manifests], manifests.manifests, SHAPE)
+def merge(bodies, manifests, shape=SHAPE):
+    return merge_manifests(
+        bodies, manifests, shape=shape, snapshot_id=9, sequence_number=4, location="file:///m/one.avro"
+    )
+
+
+def merge_all(manifests, encoded):
+    return merge([encoded[m["manifest_path"]] for m in manifests.manifests], manifests.manifests)
 
 
 @pytest.mark.parametrize(("count", "merged"), [(2, 0), (3, 3), (4, 4)])
@@ -102,7 +110,7 @@ def test_what_is_not_a_plain_manifest_of_ours_is_left_alone(change):
 
 def test_entries_keep_the_snapshot_and_sequence_they_came_with():
     manifests, encoded = make_list(2)
-    merged = list(fastavro.reader(io.BytesIO(merge_all(manifests, encoded).encoded)))
+    merged = list(fastavro.reader(io.BytesIO(merge_all(manifests, encoded)[0])))
     assert [entry["status"] for entry in merged] == [0] * 4
     assert [(e["snapshot_id"], e["sequence_number"], e["file_sequence_number"]) for e in merged] == [
         (2, 2, 2),
@@ -115,27 +123,15 @@ def test_entries_keep_the_snapshot_and_sequence_they_came_with():
 
 def test_row_ids_that_were_inherited_are_written_out():
     data, manifest = make_manifest(1, snapshot_id=1)
-    listed = {**manifest, "sequence_number": 1, "first_row_id": 500}
-    merged = merge_entries([data], [listed], replace(SHAPE, format_version=3)).encoded
+    listed = {**manifest, "sequence_number": 1, "min_sequence_number": 1, "first_row_id": 500}
+    merged, _ = merge([data], [listed], replace(SHAPE, format_version=3))
     records = list(fastavro.reader(io.BytesIO(merged)))
     assert [record["data_file"]["first_row_id"] for record in records] == [500, 501]
 
 
 def test_one_manifest_stands_for_all_that_it_merges():
     manifests, encoded = make_list(3)
-    kept = {**manifests.manifests[0], "manifest_path": "file:///m/theirs.avro"}
-    current = ManifestList((kept, *manifests.manifests))
-    after = apply_merge(
-        current,
-        manifests.manifests,
-        shape=SHAPE,
-        snapshot_id=9,
-        sequence_number=4,
-        location="file:///m/one.avro",
-        new=merge_all(manifests, encoded),
-    )
-    one, other = after.manifests
-    assert other is kept
+    _, one = merge_all(manifests, encoded)
     assert (one["existing_files_count"], one["existing_rows_count"], one["added_files_count"]) == (6, 6, 0)
     assert (one["sequence_number"], one["min_sequence_number"], one["added_snapshot_id"]) == (4, 1, 9)
     [summary] = one["partitions"]
@@ -144,6 +140,33 @@ def test_one_manifest_stands_for_all_that_it_merges():
 
 
 THREE = {"commit.manifest.min-count-to-merge": "3"}
+
+
+class MemoryStore:
+    def __init__(self, objects):
+        self.objects = objects
+
+    async def read(self, location):
+        return self.objects[location]
+
+    async def write(self, location, data):
+        self.objects[location] = data
+
+
+async def test_merged_manifest_takes_the_place_of_all_that_it_merges():
+    manifests, encoded = make_list(3)
+    kept = {**manifests.manifests[0], "manifest_path": "file:///m/theirs.avro"}
+    document = make_document(**{"partition-specs": [spec_to_json(SPEC)], "properties": THREE})
+    extra = ({"name": "later", "type": "int"},)
+    current = ManifestList((kept, *manifests.manifests), extra)
+    state = replace(table_state_from(TableName(("default",), "users"), document), manifests=current)
+    store = MemoryStore(encoded)
+    after, replaced = await maybe_merge(store, state, snapshot_id=9)
+    one, other = after.manifests.manifests
+    assert replaced == 3
+    assert other is kept
+    assert after.manifests.extra_fields == extra
+    assert (one["sequence_number"], one["manifest_length"]) == (8, len(store.objects[one["manifest_path"]]))
 
 
 def merged_manifest(number: int, size_bytes: int = 1_000):
@@ -181,17 +204,9 @@ def test_a_merge_takes_the_oldest_that_fit_the_target_size():
 
 
 def test_counts_of_a_second_merge_are_those_of_all_files():
-    merged = (merged_manifest(1), *make_list(1)[0].manifests)
-    after = apply_merge(
-        ManifestList(merged),
-        merged,
-        shape=SHAPE,
-        snapshot_id=9,
-        sequence_number=4,
-        location="file:///m",
-        new=MergedManifest(b"", ()),
-    )
-    [one] = after.manifests
+    manifests, encoded = make_list(1)
+    [body] = encoded.values()
+    _, one = merge([body, body], [merged_manifest(1), *manifests.manifests])
     assert (one["existing_files_count"], one["existing_rows_count"]) == (4 + 2, 4 + 2)
     assert (one["added_files_count"], one["added_rows_count"]) == (0, 0)
 
@@ -207,7 +222,7 @@ def test_a_limit_that_is_no_number_counts_as_not_set(text):
 def test_a_damaged_manifest_is_reported_by_its_location():
     data, manifest = make_manifest(1, snapshot_id=1)
     with pytest.raises(ManifestUnreadable, match=manifest["manifest_path"]):
-        merge_entries([data[: len(data) // 2]], [{**manifest, "sequence_number": 1}], SHAPE)
+        merge([data[: len(data) // 2]], [{**manifest, "sequence_number": 1}])
 
 
 # Of each type that Python's own calendar does not hold, and of decimals, whose bytes have their type's size.
@@ -233,14 +248,14 @@ def test_partitions_of_every_value_are_merged_and_summarised_as_if_written_toget
         return describe_manifest(part, shape=shape, snapshot_id=1, location="file:///m", size_bytes=1)
 
     bodies = [encode_manifest([file], shape=shape, snapshot_id=1) for file in files]
-    listed = [{**described([file]), "sequence_number": 1} for file in files]
-    merged = merge_entries(bodies, listed, shape)
+    listed = [{**described([file]), "sequence_number": 1, "min_sequence_number": 1} for file in files]
+    merged, one = merge(bodies, listed, shape)
 
-    assert merged.partitions == described(files)["partitions"]
+    assert one["partitions"] == described(files)["partitions"]
     together = encode_manifest(files, shape=shape, snapshot_id=1)
     found, wanted = (
         [repr(entry.partition) for entry in read_entries(data, Manifest.of(listed[0]), [type_])]
-        for data in (merged.encoded, together)
+        for data in (merged, together)
     )
     assert found == wanted
 
@@ -254,6 +269,7 @@ def test_partition_of_a_decimal_that_was_widened_since_is_merged():
     older = shape_of("decimal(9, 2)")
     listed = describe_manifest([file], shape=older, snapshot_id=1, location="file:///m", size_bytes=1)
     body = encode_manifest([file], shape=older, snapshot_id=1)
-    merged = merge_entries([body], [{**listed, "sequence_number": 1}], shape_of("decimal(30, 2)"))
-    [record] = fastavro.reader(io.BytesIO(merged.encoded))
+    numbers = {"sequence_number": 1, "min_sequence_number": 1}
+    merged, _ = merge([body], [{**listed, **numbers}], shape_of("decimal(30, 2)"))
+    [record] = fastavro.reader(io.BytesIO(merged))
     assert record["data_file"]["partition"] == {"c": Decimal("-1.50")}
