@@ -64,13 +64,6 @@ _DECIMAL_BYTES = 16
 _BYTE_BITS = 8
 
 
-def valid_mask(values: pa.Array) -> Words | None:
-    """Return words with all bits set for values and none for nulls; None where there is no null."""
-    if not values.null_count:
-        return None
-    return to_mask(values.is_valid().to_numpy(zero_copy_only=False))
-
-
 def is_text(type_: pa.DataType) -> bool:
     """Return whether values are hashed as bytes of any length."""
     return any(is_one(type_) for is_one in (pt.is_string, pt.is_binary, _is_large, pt.is_fixed_size_binary))
@@ -90,7 +83,11 @@ def to_longs(values: pa.Array) -> npt.NDArray[np.generic]:
     elif pt.is_temporal(values.type) and not pt.is_date32(values.type) and values.type.unit in ("s", "ms"):
         values = values.cast(pa.timestamp("us", values.type.tz) if pt.is_timestamp(values.type) else pa.time64("us"))
     if pt.is_floating(values.type):
-        return _double_bits(_raw(values, values.type.to_pandas_dtype()).astype(np.float64))
+        doubles = _raw(values, values.type.to_pandas_dtype()).astype(np.float64)
+        doubles += 0.0  # -0.0 becomes 0.0
+        bits = doubles.view(np.int64)
+        bits[np.isnan(doubles)] = _NAN_BITS
+        return bits
     return _raw(values, f"i{values.type.bit_width // _BYTE_BITS}" if not pt.is_uint8(values.type) else "u1")
 
 
@@ -98,16 +95,6 @@ def _raw(values: pa.Array, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
     """Return a fixed-width array's own memory."""
     count, item = len(values), np.dtype(dtype)
     return np.frombuffer(values.buffers()[1], item, count, values.offset * item.itemsize)
-
-
-def _double_bits(doubles: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Return the bits of doubles. Changes `doubles`."""
-    is_nan = np.isnan(doubles)
-    doubles += 0.0  # -0.0 becomes 0.0
-    bits = doubles.view(np.int64)
-    if is_nan.any():
-        bits[is_nan] = _NAN_BITS
-    return bits
 
 
 def to_texts(values: pa.Array, scratch: Scratch) -> tuple[Words, Lengths, Lengths]:
@@ -138,25 +125,7 @@ def _padded(data: pa.Buffer | None, first: int, size: int, scratch: Scratch) -> 
     return words
 
 
-def unscaled_words(values: pa.Array) -> Words:
-    """Return unscaled values as pairs of words, the low one first."""
-    if not pt.is_decimal128(values.type):
-        values = values.cast(pa.decimal128(values.type.precision, values.type.scale))
-    words = np.frombuffer(values.buffers()[1], np.uint64, 2 * len(values), values.offset * _DECIMAL_BYTES)
-    return words.reshape(-1, 2)
-
-
-def are_long(pairs: Words, type_: pa.DataType) -> npt.NDArray[np.bool_]:
-    """Return which unscaled values are hashed as one long."""
-    if type_.precision <= LONG_DIGITS or type_.scale > LONG_DIGITS:
-        return np.full(len(pairs), type_.precision <= LONG_DIGITS)
-    low, high = pairs[:, 0].view(np.int64), pairs[:, 1].view(np.int64)
-    limit = 10**LONG_DIGITS
-    is_long: npt.NDArray[np.bool_] = (low >> 63 == high) & (low < limit) & (low > -limit)
-    return is_long
-
-
-def shortest_bytes(pairs: Words) -> tuple[Words, Lengths, Lengths]:
+def _shortest_bytes(pairs: Words) -> tuple[Words, Lengths, Lengths]:
     """Return unscaled values as the shortest big-endian bytes that still show the sign."""
     sign = (pairs[:, 1].view(np.int64) >> 63).view(np.uint64)
     low, high = pairs[:, 0] ^ sign, pairs[:, 1] ^ sign
@@ -208,15 +177,12 @@ def _add_field(joined: Words, values: pa.Array, type_: pa.DataType, seed: int, s
     if pt.is_struct(values.type):
         _add_fields(joined, values.flatten(), list(type_), scratch)
         hashes = np.full(len(values), hash_long(1, seed), np.uint64)
-    elif pt.is_list(values.type) or pt.is_large_list(values.type):
-        hashes = _hash_list(values, type_, seed, scratch)
-    elif pt.is_map(values.type):
-        hashes = _hash_map(values, type_, seed, scratch)
+    elif pt.is_map(values.type) or pt.is_list(values.type) or pt.is_large_list(values.type):
+        hashes = _hash_repeated(values, type_, seed, scratch)
     else:
         hashes = _hash_plain(values, seed, scratch)
-    mask = valid_mask(values)
-    if mask is not None:
-        hashes &= mask
+    if values.null_count:
+        hashes &= to_mask(values.is_valid().to_numpy(zero_copy_only=False))
     joined ^= hashes
 
 
@@ -235,43 +201,44 @@ def _hash_plain(values: pa.Array, seed: int, scratch: Scratch) -> Words:
 
 
 def _hash_decimals(values: pa.Array, seed: int, scratch: Scratch) -> Words:
-    pairs = unscaled_words(values)
-    words = scratch.words("words", len(values))
-    words[:] = pairs[:, 0]
-    hashes = hash_words(words, seed, scratch.words("temporary", len(values)))
-    is_long = are_long(pairs, values.type)
+    precision, scale = values.type.precision, values.type.scale
+    if not pt.is_decimal128(values.type):
+        values = values.cast(pa.decimal128(precision, scale))
+    # Unscaled values as pairs of words, the low one first.
+    words = np.frombuffer(values.buffers()[1], np.uint64, 2 * len(values), values.offset * _DECIMAL_BYTES)
+    pairs = words.reshape(-1, 2)
+    longs = scratch.words("words", len(values))
+    longs[:] = pairs[:, 0]
+    hashes = hash_words(longs, seed, scratch.words("temporary", len(values)))
+    if precision <= LONG_DIGITS:
+        return hashes
+    is_long = np.zeros(len(values), bool)
+    if scale <= LONG_DIGITS:
+        low, high = pairs[:, 0].view(np.int64), pairs[:, 1].view(np.int64)
+        limit = 10**LONG_DIGITS
+        is_long = (low >> 63 == high) & (low < limit) & (low > -limit)
     if not is_long.all():
-        replace(hashes, hash_short_slices(*shortest_bytes(pairs), seed), where=~is_long)
+        replace(hashes, hash_short_slices(*_shortest_bytes(pairs), seed), where=~is_long)
     return hashes
 
 
-def _hash_list(values: pa.Array, type_: pa.DataType, seed: int, scratch: Scratch) -> Words:
-    offsets, lengths = _ranges(values)
-    elements = values.values.slice(offsets[0], offsets[-1] - offsets[0])
-    number = np.arange(len(elements), dtype=np.int64) - np.repeat(offsets[:-1] - offsets[0], lengths)
-    added = hash_words(_joined([elements], [type_.value_field], scratch), SEED)
-    return hash_longs(lengths, seed) ^ _joined_by_row(hash_longs(number, added), lengths)
-
-
-def _hash_map(values: pa.Array, type_: pa.DataType, seed: int, scratch: Scratch) -> Words:
-    offsets, lengths = _ranges(values)
-    count = int(offsets[-1] - offsets[0])
-    parts = [part.slice(offsets[0], count) for part in (values.keys, values.items)]
-    added = hash_words(_joined(parts, [type_.key_field, type_.item_field], scratch), SEED)
-    return hash_longs(lengths, seed) ^ _joined_by_row(added, lengths)
-
-
-def _ranges(values: pa.Array) -> tuple[Lengths, Lengths]:
+def _hash_repeated(values: pa.Array, type_: pa.DataType, seed: int, scratch: Scratch) -> Words:
+    """Hash lists and maps: their length, and what their elements or entries add."""
     offsets = values.offsets.to_numpy().astype(np.int64)
-    return offsets, np.diff(offsets)
-
-
-def _joined_by_row(parts: Words, lengths: Lengths) -> Words:
-    joined = np.zeros(len(lengths), np.uint64)
-    filled = lengths > 0
-    if len(parts):
-        joined[filled] = np.bitwise_xor.reduceat(parts, (np.cumsum(lengths) - lengths)[filled])
-    return joined
+    first, lengths = offsets[0], np.diff(offsets)
+    count = int(offsets[-1] - first)
+    if pt.is_map(values.type):
+        parts, fields = [values.keys, values.items], [type_.key_field, type_.item_field]
+    else:
+        parts, fields = [values.values], [type_.value_field]
+    added = hash_words(_joined([part.slice(first, count) for part in parts], fields, scratch), SEED)
+    if not pt.is_map(values.type):  # elements have an order, entries have none
+        added = hash_longs(np.arange(count, dtype=np.int64) - np.repeat(offsets[:-1] - first, lengths), added)
+    hashes = hash_longs(lengths, seed)
+    if count:
+        filled = lengths > 0
+        hashes[filled] ^= np.bitwise_xor.reduceat(added, (offsets[:-1] - first)[filled])
+    return hashes
 
 
 _HASH = "hash"

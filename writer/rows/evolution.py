@@ -32,14 +32,6 @@ from typing import Any, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from lakefeed.contract import changes as names
-from lakefeed.contract.changes import (
-    FIELDS_MAX,
-    NESTING_MAX_DEPTH,
-    are_usable_together,
-    fold,
-    is_usable,
-    is_usable_column,
-)
 from lakefeed.iceberg.types import (
     DECIMAL_MAX_PRECISION,
     UNNUMBERED,
@@ -140,10 +132,10 @@ class SchemaUpdate:
         if self._taken is None:
             self._taken = set(full_names(self.columns.fields))
         added = list(full_names((new,), path[:-1]))
-        usable = is_usable_column(path[0]) if len(path) == 1 else is_usable(path[-1])
+        usable = names.is_usable_column(path[0]) if len(path) == 1 else names.is_usable(path[-1])
         if not usable or len(set(added)) < len(added) or not self._taken.isdisjoint(added):
             return None
-        if len(self._taken) + len(added) > FIELDS_MAX:
+        if len(self._taken) + len(added) > names.FIELDS_MAX:
             return None
         self._taken.update(added)
         self.note(path, describe(new.type, new.doc))
@@ -167,8 +159,8 @@ def full_names(fields: Iterable[Field], parent: Path = ()) -> Iterator[str]:
     """Yield the paths of fields and of all below them, with former names: no other field can have those."""
     for each in fields:
         # A former name may differ by case only, and is then the same name.
-        for name in dict.fromkeys(map(fold, (each.name, *former_names(each)))):
-            yield ".".join((*map(fold, parent), name))
+        for name in dict.fromkeys(map(names.fold, (each.name, *former_names(each)))):
+            yield ".".join((*map(names.fold, parent), name))
         yield from full_names(children(each.type), (*parent, each.name))
 
 
@@ -203,7 +195,7 @@ class Inference:
         if value is None:
             return
         self.kinds.add(_kind_of(value))
-        if self.depth >= NESTING_MAX_DEPTH:
+        if self.depth >= names.NESTING_MAX_DEPTH:
             return
         if isinstance(value, dict):
             for name, member in value.items():
@@ -237,10 +229,10 @@ class Inference:
         return kind
 
     def _infer_object(self) -> Inferred | None:
-        if self.depth >= NESTING_MAX_DEPTH or len(self.fields) > STRUCT_MAX_FIELDS:
+        if self.depth >= names.NESTING_MAX_DEPTH or len(self.fields) > STRUCT_MAX_FIELDS:
             return JsonText.DOCUMENT
         fields = {name: inferred for name, each in self.fields.items() if (inferred := each.infer()) is not None}
-        if JsonText.MIXED in fields.values() or not are_usable_together(fields):
+        if JsonText.MIXED in fields.values() or not names.are_usable_together(fields):
             return JsonText.DOCUMENT
         return StructType(tuple(_field_of(name, inferred) for name, inferred in fields.items())) if fields else None
 
@@ -287,7 +279,7 @@ class StructObserver:
                 name = given  # the row uses both names, so the former one means another field
             if name not in self.known:
                 # The names are bounded: beyond the limit no field could be added anyway.
-                if name in self.unknown or len(self.unknown) < FIELDS_MAX:
+                if name in self.unknown or len(self.unknown) < names.FIELDS_MAX:
                     self.unknown.setdefault(name, Inference(self.depth + 1)).add(member)
             elif member is not None and (observer := self.known[name]) is not None:
                 observer.add(member)

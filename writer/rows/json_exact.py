@@ -42,7 +42,7 @@ from lakefeed.writer.rows.values import (
     fit_decimal,
     fits_text,
     is_text_type,
-    key_reader,
+    read_keys,
     text_of,
 )
 
@@ -228,12 +228,12 @@ def _list_keeper(keep_element: Keeper) -> Keeper:
 
 
 def _map_keeper(key_type: str, keep_value: Keeper) -> Keeper:
-    read_keys, keep_values = key_reader(key_type), _list_keeper(keep_value)
+    keep_values = _list_keeper(keep_value)
 
     def keep(members: Any) -> Split:
         if not isinstance(members, dict):
             return None, members
-        keys = read_keys(list(members))
+        keys = read_keys(list(members), key_type)
         values, left = keep_values(list(members.values()))
         if keys is None or left is not NOTHING:
             return None, members

@@ -23,7 +23,6 @@ import base64
 import binascii
 import math
 import re
-from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, TypeAlias
 
@@ -73,9 +72,6 @@ _MS_PER_DAY = 86_400_000
 
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
 
-# From an object's names to keys as the strict decoder takes them, None if one of them does not fit.
-KeyReader: TypeAlias = Callable[[list[str]], list[Any] | None]
-
 
 class Misfit(WriterError):
     """The strict decoder refuses these rows: take the exact path, which evolves the schema or rescues the value."""
@@ -123,24 +119,20 @@ def as_integer(value: Any, type_: str) -> int | None:
         return value if lowest <= value <= highest else None
     text = number_text(value)
     exact = None if text is None else decimal_of(text)
-    integer = None if exact is None else integer_of(exact)
-    return integer if integer is not None and lowest <= integer <= highest else None
-
-
-def integer_of(number: Decimal) -> int | None:
-    """Return a decimal as an integer of 64 bits, None if it is not one."""
-    if number.adjusted() > len(str(INT64_MAX)) or number != number.to_integral_value():
+    # Numbers that are far too long are not written out: 1e999999999 would take all memory.
+    if exact is None or exact.adjusted() > len(str(INT64_MAX)) or exact != exact.to_integral_value():
         return None
-    integer = int(number)
-    return integer if INT64_MIN <= integer <= INT64_MAX else None
+    integer = int(exact)
+    return integer if lowest <= integer <= highest else None
 
 
 def as_double(value: Any, *, single: bool = False) -> msgspec.Raw | None:
     """Return a parsed number as it was written if a double (or a float) holds it, else None."""
     text = number_text(value)
-    if text is None or not double_holds(text) or (single and not float_holds(float(text))):
+    if text is None or not double_holds(text):
         return None
-    return msgspec.Raw(text)
+    is_held = not single or floats_hold(pa.array([float(text)], pa.float64()))
+    return msgspec.Raw(text) if is_held else None
 
 
 def double_holds(text: str) -> bool:
@@ -156,13 +148,8 @@ def double_holds(text: str) -> bool:
     return exact is not None and exact in (Decimal(repr(value)), Decimal(f"{value:.16e}"))
 
 
-def float_holds(value: float) -> bool:
-    """Return whether a float of 32 bits holds this double, exactly or in the fewest digits that name it."""
-    return floats_hold(pa.array([value], pa.float64()))
-
-
 def floats_hold(doubles: pa.Array) -> bool:
-    """Return whether floats of 32 bits hold all these doubles."""
+    """Return whether floats of 32 bits hold all these doubles, exactly or in the fewest digits that name them."""
     values = doubles.drop_null().to_numpy(zero_copy_only=False)
     with np.errstate(over="ignore"):
         narrow = values.astype(np.float32)
@@ -222,11 +209,19 @@ def read_texts(texts: pa.Array, type_: str) -> pa.Array:
 
     Raises: Misfit if any text is not exactly such a value.
     """
-    pattern = _PATTERNS.get(type_)
+    pattern, target = _PATTERNS.get(type_), to_arrow_type(type_)
     if pattern and not pc.all(pc.match_substring_regex(texts, pattern), min_count=0).as_py():
         raise Misfit(f"text is not in the form of its type: type={type_}")
     try:
-        values = _read(texts, type_)
+        if type_ == "uuid":
+            return read_uuids(texts)
+        if pattern is None:
+            return read_base64(texts).cast(target)
+        if type_ == "time":
+            # Arrow does not read a time of day from text, but it reads timestamps.
+            moments = pc.binary_join_element_wise(pa.scalar("1970-01-01T"), texts, "")
+            return moments.cast(pa.timestamp("us")).cast(target)
+        values = texts.cast(target)
     except ValueError as error:  # Arrow's own errors are ValueErrors too
         raise Misfit(f"text is not a value of its type: type={type_}") from error
     _check_years(values, type_)
@@ -240,19 +235,6 @@ def fits_text(text: str, type_: str) -> bool:
     except Misfit:
         return False
     return True
-
-
-def _read(texts: pa.Array, type_: str) -> pa.Array:
-    target = to_arrow_type(type_)
-    if type_ == "time":
-        # Arrow does not read a time of day from text, but it reads timestamps.
-        moments = pc.binary_join_element_wise(pa.scalar("1970-01-01T"), texts, "").cast(pa.timestamp("us"))
-        return moments.cast(target)
-    if type_ == "uuid":
-        return read_uuids(texts)
-    if type_ in _PATTERNS:
-        return texts.cast(target)
-    return read_base64(texts).cast(target)
 
 
 def _check_years(values: pa.Array, type_: str) -> None:
@@ -329,34 +311,18 @@ def can_be_key(type_: str) -> bool:
     return type_ == "string" or type_ in _INTEGER_BOUNDS or is_text_type(type_) or decimal_parts(type_) is not None
 
 
-def key_reader(type_: str) -> KeyReader:
-    """Return the function that reads an object's names as keys of a type."""
-    if type_ == "string":
-        return lambda names: names
+def read_keys(names: list[str], type_: str) -> list[Any] | None:
+    """Read an object's names as keys of a type, as the strict decoder takes them; None if one does not fit."""
     if bounds := _INTEGER_BOUNDS.get(type_):
-        return lambda names: _read_integer_keys(names, *bounds)
+        keys: list[Any] = [int(name) for name in names if _INTEGER_KEY.fullmatch(name)]
+        return keys if len(keys) == len(names) and all(bounds[0] <= key <= bounds[1] for key in keys) else None
     if parts := decimal_parts(type_):
-        return lambda names: _read_decimal_keys(names, *parts)
+        keys = [key for name in names if (key := fit_decimal(decimal_of(name), *parts)) is not None]
+        return keys if len(set(keys)) == len(names) else None
     if is_text_type(type_):
-        return lambda names: _read_text_keys(names, type_)
-    return lambda names: None if names else []
-
-
-def _read_integer_keys(names: list[str], lowest: int, highest: int) -> list[int] | None:
-    if not all(map(_INTEGER_KEY.fullmatch, names)):
-        return None
-    keys = [int(name) for name in names]
-    return keys if all(lowest <= key <= highest for key in keys) else None
-
-
-def _read_decimal_keys(names: list[str], precision: int, scale: int) -> list[str] | None:
-    keys = [key for name in names if (key := fit_decimal(decimal_of(name), precision, scale)) is not None]
-    return keys if len(set(keys)) == len(names) else None
-
-
-def _read_text_keys(names: list[str], type_: str) -> list[str] | None:
-    try:
-        values = read_texts(pa.array(names, pa.string()), type_)
-    except Misfit:
-        return None
-    return names if len(values.unique()) == len(names) else None
+        try:
+            values = read_texts(pa.array(names, pa.string()), type_)
+        except Misfit:
+            return None
+        return names if len(values.unique()) == len(names) else None
+    return names if type_ == "string" or not names else None

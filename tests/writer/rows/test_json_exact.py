@@ -80,10 +80,10 @@ def test_documents_become_json_text():
 
 def test_nesting_does_not_grow_deeper_row_by_row():
     columns, value = initial_columns(keep_before=False), {"x": 1}
-    for _ in range(evolution.NESTING_MAX_DEPTH + 8):
+    for _ in range(names.NESTING_MAX_DEPTH + 8):
         value = {"x" * (len(value) + 1): 1, "d": value}
         columns = fit(group(value), columns).columns
-    assert json.dumps(types(columns)).count("{") <= evolution.NESTING_MAX_DEPTH
+    assert json.dumps(types(columns)).count("{") <= names.NESTING_MAX_DEPTH
 
 
 def test_json_columns_hold_any_value_as_compact_text():
@@ -256,7 +256,7 @@ def test_required_columns_that_rows_leave_empty_become_optional():
 
 
 def test_columns_beyond_the_limit_are_rescued(monkeypatch):
-    monkeypatch.setattr(evolution, "FIELDS_MAX", 14)
+    monkeypatch.setattr(names, "FIELDS_MAX", 14)
     fitted = fit(group({f"c{n}": n for n in range(5)}))
     assert list(types(fitted.columns)) == ["c0", "c1", "c2"]
     assert rescued(fitted.table) == [{"c3": 3, "c4": 4}]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lakefeed.iceberg.types import Field, MapType
-from lakefeed.writer.rows.values import can_be_key, key_reader
+from lakefeed.writer.rows.values import can_be_key, read_keys
 from tests.writer.sample_rows import declared, fit, group, own_rows, rescued
 
 
@@ -28,7 +28,7 @@ from tests.writer.sample_rows import declared, fit, group, own_rows, rescued
     ],
 )
 def test_names_are_read_as_keys_that_are_each_other_or_not_at_all(type_, names, keys):
-    assert key_reader(type_)(names) == keys
+    assert read_keys(names, type_) == keys
 
 
 @pytest.mark.parametrize(
