@@ -114,10 +114,7 @@ def backfill(table: str, *, address: str, dry_run: bool, as_json: bool, **option
 
 
 def make_input(spark: SparkSession, address: str, options: dict[str, Any]) -> Input:
-    """Build the input from the command's options.
-
-    Raises: SettingsError.
-    """
+    """Build the input from the command's options. Raise SettingsError if they do not fit together."""
     reader_options = parse_options(options["reader_options"])
     is_jdbc = options["kind"] == JDBC
     for name in ("dbtable", "user", "driver", "split_by", "chunk_rows"):

@@ -228,10 +228,7 @@ class FileInput:
         return plan
 
     def columns(self, spark: SparkSession, plan: ChunkPlan) -> StructType:
-        """Return the columns of all files; in formats without types all are text.
-
-        Raises: InputUnreadable.
-        """
+        """Return the columns of all files; in formats without types all are text."""
         paths = [file.path for chunk in plan.chunks for file in chunk.files]
         if self.format == "csv":
             paths = paths[:1]  # of the others only the header matters, which is checked when they are read
@@ -335,10 +332,7 @@ class JdbcInput:
         return self.column, int(low), int(high), int(rows)
 
     def columns(self, spark: SparkSession, plan: ChunkPlan) -> StructType:
-        """Return the table's columns from the database.
-
-        Raises: InputUnreadable.
-        """
+        """Return the table's columns from the database."""
         from pyspark.sql import types  # noqa: PLC0415 - optional, as all of Spark
 
         with _driver_errors(self.address):
@@ -437,10 +431,7 @@ class ReadPosition:
 
 
 def parse_position(text: str) -> ReadPosition:
-    """Read `mark`, `start` or a position.
-
-    Raises: SettingsError.
-    """
+    """Read `mark`, `start` or a position. Raise SettingsError for other texts."""
     if text == "mark":
         return ReadPosition()
     if text == "start":

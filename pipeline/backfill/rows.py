@@ -104,10 +104,7 @@ def _rescued(columns: Sequence[FittedColumn]) -> Column:
 
 
 def key_columns(columns: Sequence[FittedColumn], key: Sequence[str]) -> list[FittedColumn]:
-    """Return the columns of the input that form the key.
-
-    Raises: SettingsError.
-    """
+    """Return the columns of the input that form the key. Raise SettingsError if it lacks one, or one is nested."""
     by_name = {name.lower(): column for column in columns for name in (column.given, column.name)}
     missing = [name for name in key if name.lower() not in by_name]
     if missing:

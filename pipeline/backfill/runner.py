@@ -340,11 +340,10 @@ class Backfill:
         self, chunk: InputChunk, prepared: PreparedRun, record: RunRecord, writer: ChunkWriter
     ) -> RunRecord:
         self._target.check_owner(record)
-        head = tables.current_snapshot(self._target.spark, self._target.sql)
         # What is about to be written is recorded first, so that a later process can find it.
         record = replace(
             record,
-            after=None if head is None else head.snapshot_id,
+            after=tables.current_snapshot_id(self._target.properties()),
             # Rows of a chunk are identified by it, so no two chunks may share it.
             at_us=max(int(self._clock() * _US_PER_S), record.at_us + 1),
         )

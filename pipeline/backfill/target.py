@@ -50,9 +50,8 @@ from lakefeed.contract.properties import UPKEEP_PROPERTIES
 from lakefeed.pipeline.backfill.rows import column_text, form_problem
 from lakefeed.pipeline.backfill.types import FittedColumn
 from lakefeed.pipeline.errors import PipelineError
-from lakefeed.pipeline.mirrors.layout import plan_layout
 from lakefeed.pipeline.mirrors.settings import MirrorMode, MirrorSettings, mirror_names
-from lakefeed.pipeline.mirrors.table import MIRROR_KEY
+from lakefeed.pipeline.mirrors.table import MIRROR_KEY, plan_layout
 from lakefeed.pipeline.spark import tables
 from lakefeed.pipeline.spark.tables import (
     Snapshot,
@@ -145,10 +144,7 @@ class RunRecord:
 
 
 def parse_record(run: str, text: str) -> RunRecord:
-    """Parse a run's property.
-
-    Raises: ValueError.
-    """
+    """Parse a run's property. Raise ValueError if it is damaged."""
     document = decode_object(text)
     after, checksum, key = document.get("after"), document.get("checksum"), member(document, "key")
     if not isinstance(key, list):
@@ -214,11 +210,7 @@ class TargetTable:
         return tables.properties(self.spark, self.sql)
 
     def mark(self, source: str) -> Position | None:
-        """Return the position of a source's last committed change.
-
-        Raises:
-            PipelineError: the table's marker is damaged.
-        """
+        """Return the position of a source's last committed change. Raise PipelineError if the record is damaged."""
         try:
             progress = progress_from_text(self.properties().get(PROGRESS_PROPERTY))
         except WriterError as error:
@@ -226,10 +218,7 @@ class TargetTable:
         return progress.sources.get(SourceId(source))
 
     def check(self) -> None:
-        """Check that the table is a change table.
-
-        Raises: NotAChangeTable.
-        """
+        """Raise NotAChangeTable unless the table is a change table."""
         if not tables.is_change_table(self.properties()):
             raise NotAChangeTable(f"not a change table, choose another name: table={self.name}")
         if missing := [name for name in _REQUIRED if name not in self.columns().names]:
@@ -282,10 +271,7 @@ class TargetTable:
         return all(name.startswith(cdc.RESERVED_PREFIX) for name in sources)
 
     def load_record(self, run: str) -> RunRecord | None:
-        """Load the record of a run; None if there is none.
-
-        Raises: PipelineError.
-        """
+        """Load the record of a run; None if there is none. Raise PipelineError if it is damaged."""
         text = self.properties().get(RUN_PROPERTY_PREFIX + run)
         if text is None:
             return None
@@ -301,10 +287,7 @@ class TargetTable:
         tables.set_properties(self.spark, self.sql, {RUN_PROPERTY_PREFIX + record.run: record.to_text()})
 
     def check_owner(self, record: RunRecord) -> None:
-        """Check that no other process has taken over the run.
-
-        Raises: SettingsError.
-        """
+        """Raise SettingsError if another process has taken over the run."""
         stored = self.load_record(record.run)
         if stored is not None and stored.owner != record.owner:
             raise SettingsError(f"another process has taken over this run, this one stops: run={record.run}")
@@ -314,10 +297,7 @@ class TargetTable:
 
 
 def check_row_ids(target: TargetTable, key: Sequence[FittedColumn]) -> None:
-    """Check that the row ids are those of live changes, if any mirror identifies rows by them.
-
-    Raises: SettingsError.
-    """
+    """Raise SettingsError if a mirror identifies rows by row ids, and these would differ from those of live changes."""
     found = ((column, form_problem(column)) for column in key)
     problems = [f"{column_text(column)}: {problem}" for column, problem in found if problem is not None]
     if not problems:

@@ -23,7 +23,7 @@ from pyspark.sql import Column, types
 from pyspark.sql import functions as sql
 
 from lakefeed.contract.changes import RESERVED_PREFIX
-from lakefeed.pipeline.mirrors.layout import former_names
+from lakefeed.pipeline.mirrors.table import former_names
 from lakefeed.pipeline.spark.tables import quoted, type_sql
 
 # Iceberg's metadata columns, which Spark rejects as names; the writer has the same list.

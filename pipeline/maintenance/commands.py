@@ -86,10 +86,7 @@ def maintain(tables: Sequence[str], *, only: str | None, dry_run: bool, as_json:
 
 
 def parse_steps(text: str | None) -> frozenset[Step]:
-    """Read the steps that --only names; all without it.
-
-    Raises: SettingsError.
-    """
+    """Read the steps that --only names; all without it. Raise SettingsError for other names."""
     if text is None:
         return frozenset(Step)
     known = {step.value: step for step in Step}

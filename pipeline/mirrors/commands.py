@@ -106,10 +106,7 @@ def run_mirrors(spark: SparkSession, tables: Sequence[str], config: MirrorConfig
 def choose_tables(
     spark: SparkSession, catalog: str, names: Sequence[str], config: MirrorConfig
 ) -> list[TableIdentifier]:
-    """Return the tables to mirror: the given ones, or all change tables that settings do not skip.
-
-    Raises: PipelineError.
-    """
+    """Return the tables to mirror: the given ones, or all change tables that settings do not skip."""
     if not names:
         return [table for table in change_tables(spark, catalog) if not config.settings_of(str(table)).skip]
     chosen = [TableIdentifier.parse(name) for name in names]

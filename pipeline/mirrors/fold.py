@@ -31,13 +31,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame, Window, WindowSpec
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.types import BinaryType, DataType, StringType
 
 from lakefeed.contract import changes as cdc
 from lakefeed.contract.changes import Operation
-from lakefeed.pipeline.mirrors.layout import CARRIED, POSITION_COLUMNS, UNKNOWN, Layout
+from lakefeed.pipeline.mirrors.table import CARRIED, POSITION_COLUMNS, UNKNOWN, Layout
 from lakefeed.pipeline.spark.tables import quoted, text_literal
 
 IS_DELETED = "_cdc_is_deleted"
@@ -191,7 +191,7 @@ def fold(
 
 
 def ordered(changes: DataFrame, layout: Layout, *, sources_differ: bool) -> DataFrame:
-    """Add the columns by which the rows of a key are ordered; `in_order` returns the window.
+    """Add the columns by which the rows of a key are ordered, ORDER_COLUMNS.
 
     The times of one source are made to rise with its positions, so that all changes of a row have one order.
     """
@@ -211,11 +211,6 @@ def ordered(changes: DataFrame, layout: Layout, *, sources_differ: bool) -> Data
     return spread.withColumn(_ORDER_TIME, F.max(cdc.TIMESTAMP).over(of_source))
 
 
-def in_order(layout: Layout, *apart: Column) -> WindowSpec:
-    """Return the window of a key's rows, oldest first, separate for different values of `apart`."""
-    return Window.partitionBy(*map(column, layout.key), *apart).orderBy(*map(F.asc, ORDER_COLUMNS))
-
-
 def carried(rows: DataFrame, layout: Layout, unchanged: Collection[str], *apart: Column) -> DataFrame:
     """Fill columns that a change did not send from earlier changes of its row, and record which change they are from.
 
@@ -223,7 +218,8 @@ def carried(rows: DataFrame, layout: Layout, unchanged: Collection[str], *apart:
     A stored row, which has CARRIED, keeps the values it was given unless there are newer ones.
     """
     names = [name for name in layout.row_columns if name in unchanged]
-    so_far = in_order(layout, *apart).rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    in_order = Window.partitionBy(*map(column, layout.key), *apart).orderBy(*map(F.asc, ORDER_COLUMNS))
+    so_far = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     for name in names:
         was_sent = ~F.coalesce(F.array_contains(cdc.UNCHANGED, name), F.lit(False))
         value = F.when(~is_delete(), column(name)).alias(_VALUE)

@@ -32,23 +32,22 @@ from lakefeed.contract.properties import CONSUMER_SNAPSHOTS_MAX
 from lakefeed.pipeline.consumers.registry import register
 from lakefeed.pipeline.errors import PipelineError
 from lakefeed.pipeline.maintenance.steps import expire
-from lakefeed.pipeline.mirrors.layout import Layout, plan_layout
 from lakefeed.pipeline.mirrors.marker import (
+    MARKER,
     Marker,
     ReadTable,
     StreamFrom,
     completed_snapshot,
-    copy_marker,
     load_lineage,
     load_marker,
     plan_resume,
 )
 from lakefeed.pipeline.mirrors.merge import ConcurrentMirror, MergeResult, MirrorState, load_state, merge_changes
 from lakefeed.pipeline.mirrors.settings import MirrorNames, MirrorSettings
-from lakefeed.pipeline.mirrors.table import load_built_key, load_origin, prepare_mirror
+from lakefeed.pipeline.mirrors.table import Layout, load_built_key, load_origin, plan_layout, prepare_mirror
 from lakefeed.pipeline.mirrors.tombstones import Tombstones
 from lakefeed.pipeline.spark.failures import message_of
-from lakefeed.pipeline.spark.tables import read_as_of
+from lakefeed.pipeline.spark.tables import read_as_of, set_properties
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -105,18 +104,13 @@ class Follower:
         self._marker: Marker | None = None
         self._copied_marker: Marker | None = None
         self._stream_id = ""
-        self._merges = 0
+        self.has_merged = False
         self._registered_at = -REGISTER_EVERY_S
         # At random, so that the mirrors of one application do not all clean up at once, nor never if they restart
         # often.
         self._cleaned_at = time.monotonic() - random.uniform(0.0, cleanup_interval_s(settings))  # noqa: S311 - jitter
         self._end = _StreamEnd.FINISHED
         self._failure: BaseException | None = None
-
-    @property
-    def has_merged(self) -> bool:
-        """Return whether this follower has merged anything yet."""
-        return self._merges > 0
 
     def run(self, *, once: bool) -> None:
         """Follow the table: until its present end if `once`, else until the application stops."""
@@ -321,7 +315,7 @@ class Follower:
             state=state,
         )
         self._marker = marker
-        self._merges += 1
+        self.has_merged = True
         seconds = round(time.monotonic() - started, 3)
         facts = {"rows": merged.rows, "keys": merged.keys, "deletes": merged.deletes, "snapshot": marker.snapshot}
         _log.info("mirror_merged", extra={"table": str(self._names.table), **facts, "seconds": seconds})
@@ -356,7 +350,7 @@ class Follower:
 
     def _copy_marker(self) -> None:
         if self._marker is not None and self._marker != self._copied_marker:
-            copy_marker(self._spark, self._names.mirror_sql, self._marker)
+            set_properties(self._spark, self._names.mirror_sql, {MARKER: self._marker.to_text()})
             self._copied_marker = self._marker
 
     def _clean_up(self) -> None:

@@ -31,7 +31,7 @@ from lakefeed.pipeline.mirrors.fold import (
     same_key,
     unknown_names,
 )
-from lakefeed.pipeline.mirrors.layout import (
+from lakefeed.pipeline.mirrors.table import (
     CARRIED,
     ENDED_BY,
     ENDED_BY_FIELDS,

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from lakefeed.pipeline.spark.tables import Snapshot, lineage, properties, set_properties
+from lakefeed.pipeline.spark.tables import Snapshot, lineage, properties
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,11 +78,6 @@ def load_marker(spark: SparkSession, mirror: str) -> Marker | None:
     """Load the newest marker of a mirror, given by its name in SQL."""
     # The properties are read only if no snapshot has a marker.
     return find_marker(load_lineage(spark, mirror), {}) or find_marker((), properties(spark, mirror))
-
-
-def copy_marker(spark: SparkSession, mirror: str, marker: Marker) -> None:
-    """Copy the marker to the mirror's properties."""
-    set_properties(spark, mirror, {MARKER: marker.to_text()})
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,14 +62,15 @@ from lakefeed.pipeline.mirrors.fold import (
     without_truncated,
 )
 from lakefeed.pipeline.mirrors.history import merge_history, versions_of
-from lakefeed.pipeline.mirrors.layout import CARRIED, UNKNOWN, Layout
 from lakefeed.pipeline.mirrors.marker import MARKER, Marker, load_lineage, parse_marker
 from lakefeed.pipeline.mirrors.settings import MirrorNames, MirrorSettings, RowsWithoutKey
+from lakefeed.pipeline.mirrors.table import CARRIED, UNKNOWN, Layout
 from lakefeed.pipeline.mirrors.tombstones import Tombstones
 from lakefeed.pipeline.spark.failures import retry_on_conflict
 from lakefeed.pipeline.spark.tables import (
     Snapshot,
     commit_with_properties,
+    current_snapshot_id,
     properties,
     quoted,
     set_properties,
@@ -80,9 +81,6 @@ _log = logging.getLogger(__name__)
 
 # The columns that some change did not send, by their names at that time: rows of the mirror may lack them.
 UNSENT = "lakefeed.mirror.unsent"
-# Iceberg lists it among the properties.
-_SNAPSHOT = "current-snapshot-id"
-_NO_SNAPSHOT = "none"
 
 # A merge fails if a compaction of the mirror commits first, or if the catalog's response is lost. Repeating is
 # harmless.
@@ -144,15 +142,6 @@ class KeyBounds:
 
 
 @dataclass(frozen=True, slots=True)
-class FoldStats:
-    """The size of a folded batch, and the bounds of its keys."""
-
-    keys: int
-    deletes: int
-    bounds: tuple[KeyBounds, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class MergeResult:
     """What one merge did."""
 
@@ -181,8 +170,8 @@ def merge_changes(
     deletes = tombstones.deletes(spark)
     folded = source = _fold(batch, layout, deletes).persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        measured = measure(folded, layout)
-        if measured.deletes or batch.truncates or (batch.has_deletes and layout.keeps_history):
+        keys, delete_count, bounds = measure(folded, layout)
+        if delete_count or batch.truncates or (batch.has_deletes and layout.keeps_history):
             # In a history every delete ends a version, which may come late; otherwise the last one is enough.
             is_delete = column(cdc.OPERATION) == DELETE
             deleted = batch.events.where(is_delete) if layout.keeps_history else folded.where(IS_DELETED)
@@ -196,7 +185,7 @@ def merge_changes(
                 layout,
                 target=names.mirror_sql,
                 view=view,
-                bounds=measured.bounds,
+                bounds=bounds,
                 unchanged=batch.unchanged,
                 truncates=batch.truncates,
                 gaps=gaps,
@@ -207,7 +196,7 @@ def merge_changes(
         folded.unpersist()
         source.unpersist()
         spark.catalog.dropTempView(view)
-    return MergeResult(batch.rows, measured.keys, measured.deletes)
+    return MergeResult(batch.rows, keys, delete_count)
 
 
 # -- 1. the batch
@@ -221,10 +210,7 @@ def prepare_batch(
     settings: MirrorSettings,
     truncates: Sequence[Truncate],
 ) -> ChangeBatch:
-    """Prepare changes and inspect them; `truncates` are the earlier ones.
-
-    Raises: ChangesWithoutKey.
-    """
+    """Prepare changes and inspect them; `truncates` are the earlier ones. Raise ChangesWithoutKey as configured."""
     events = with_key_changes(prepare(batch_changes, layout), layout)
     operation = column(cdc.OPERATION)
     rows, sources_differ, unchanged, truncate_count, without_key, has_deletes = events.agg(
@@ -269,15 +255,15 @@ def _fold(batch: ChangeBatch, layout: Layout, deletes: DataFrame | None) -> Data
     return folded if deletes is None or blocks_first else without_tombstoned(folded, deletes, layout)
 
 
-def measure(folded: DataFrame, layout: Layout) -> FoldStats:
+def measure(folded: DataFrame, layout: Layout) -> tuple[int, int, list[KeyBounds]]:
     """Count keys and deletes, and find the bounds of the keys. This fills the cache."""
     bounded = [name for name in layout.key if not isinstance(layout.schema[name].dataType, BinaryType)]
     extremes = [each(column(name)).cast("string") for name in bounded for each in (F.min, F.max)]
     found = folded.agg(F.count(F.lit(1)), F.count_if(column(IS_DELETED)), *extremes).collect()[0]
     kinds = (layout.schema[name].dataType.simpleString() for name in bounded)
     pairs = zip(bounded, kinds, found[2::2], found[3::2], strict=True)
-    bounds = (KeyBounds(name, kind, low, high) for name, kind, low, high in pairs if low is not None)
-    return FoldStats(found[0], found[1], tuple(bounds))
+    bounds = [KeyBounds(name, kind, low, high) for name, kind, low, high in pairs if low is not None]
+    return found[0], found[1], bounds
 
 
 # -- 4. unsent columns
@@ -336,13 +322,10 @@ def _all_truncates(batch: ChangeBatch, names: MirrorNames) -> tuple[Truncate, ..
 def commit_marked(
     spark: SparkSession, statement: str, names: MirrorNames, *, marker: Marker, state: MirrorState
 ) -> None:
-    """Run a statement whose snapshot carries the marker, and retry if another commit came first.
-
-    Raises: ConcurrentMirror, MirrorRolledBack.
-    """
+    """Run a statement whose snapshot carries the marker, and retry if another commit came first."""
 
     def attempt() -> None:
-        if _snapshot_in(properties(spark, names.mirror_sql)) != state.snapshot:
+        if current_snapshot_id(properties(spark, names.mirror_sql)) != state.snapshot:
             snapshots = load_lineage(spark, names.mirror_sql)
             check_commits(snapshots, state=state, run=marker.run, mirror=str(names.mirror))
         commit_with_properties(spark, {MARKER: marker.to_text()}, statement)
@@ -357,10 +340,7 @@ def commit_marked(
 
 
 def check_commits(snapshots: Sequence[Snapshot], *, state: MirrorState, run: str, mirror: str) -> None:
-    """Check the commits to a mirror since `state`; `snapshots` are its own, newest first.
-
-    Raises: ConcurrentMirror, MirrorRolledBack.
-    """
+    """Raise ConcurrentMirror or MirrorRolledBack, by the commits since `state` among `snapshots`, newest first."""
     for snapshot in snapshots:
         if snapshot.snapshot_id == state.snapshot:
             return
@@ -473,9 +453,4 @@ def _assignments(values: Mapping[str, str]) -> str:
 def load_state(spark: SparkSession, names: MirrorNames) -> MirrorState:
     """Load a mirror's snapshot and the columns that its rows may lack."""
     found = properties(spark, names.mirror_sql)
-    return MirrorState(_snapshot_in(found), frozenset(json.loads(found.get(UNSENT, "[]"))))
-
-
-def _snapshot_in(table_properties: Mapping[str, str]) -> int | None:
-    text = table_properties.get(_SNAPSHOT, _NO_SNAPSHOT)
-    return None if text == _NO_SNAPSHOT else int(text)
+    return MirrorState(current_snapshot_id(found), frozenset(json.loads(found.get(UNSENT, "[]"))))

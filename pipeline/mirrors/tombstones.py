@@ -16,14 +16,21 @@ from datetime import UTC, datetime, timedelta
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType, TimestampType
 
 from lakefeed.contract import changes as cdc
 from lakefeed.pipeline.mirrors.fold import DELETE, TRUNCATE, Truncate, latest_truncates, truncates_in
-from lakefeed.pipeline.mirrors.layout import POSITION_COLUMNS, Layout, columns_sql, plan_evolution, retention_properties
 from lakefeed.pipeline.mirrors.settings import MirrorNames, MirrorSettings
-from lakefeed.pipeline.mirrors.table import MirrorOrigin, check_origin
-from lakefeed.pipeline.spark.tables import exists, properties, property_pairs, quoted, set_properties, text_literal
+from lakefeed.pipeline.mirrors.table import (
+    POSITION_COLUMNS,
+    Layout,
+    MirrorOrigin,
+    check_origin,
+    create_or_alter,
+    load_properties,
+    retention_properties,
+)
+from lakefeed.pipeline.spark.tables import quoted, text_literal
 
 _DELETED_AT = "_cdc_deleted_at"
 # A rewrite is worth it above this number of files beyond one per day.
@@ -46,25 +53,19 @@ class Tombstones:
         self.truncates: tuple[Truncate, ...] = ()
 
     def load(self, spark: SparkSession) -> None:
-        """Create the table or alter it to the present key columns, and load its truncates.
-
-        Raises: NotAMirror, ChangeTableReplaced, ColumnMismatch.
-        """
-        needs = StructType([self._layout.schema[name] for name in self._columns])
-        wanted = retention_properties(self._settings) | self._origin.to_properties()
-        if exists(spark, self._table):
-            present = properties(spark, self._table)
+        """Create the table or alter it to the present key columns, and load its truncates."""
+        present = load_properties(spark, self._table)
+        if present is not None:
             check_origin(present, self._origin, name=self._name)
-            for statement in plan_evolution(self._table, has=spark.table(self._table).schema, needs=needs):
-                spark.sql(statement)
-            changed = {key: value for key, value in wanted.items() if present.get(key) != value}
-            set_properties(spark, self._table, changed)
-        else:
-            spark.sql(
-                f"CREATE TABLE {self._table} ({columns_sql(needs)}, {_DELETED_AT} timestamp) USING iceberg "
-                f"PARTITIONED BY (days({_DELETED_AT})) "
-                f"TBLPROPERTIES ({property_pairs({'format-version': '2', **wanted})})"
-            )
+        fields = [self._layout.schema[name] for name in self._columns]
+        create_or_alter(
+            spark,
+            self._table,
+            StructType([*fields, StructField(_DELETED_AT, TimestampType())]),
+            partition=f"days({_DELETED_AT})",
+            wanted={"format-version": "2", **retention_properties(self._settings), **self._origin.to_properties()},
+            present=present,
+        )
         self.truncates = latest_truncates(truncates_in(spark.table(self._table)))
         self._is_empty = not spark.table(self._table).limit(1).collect()
 

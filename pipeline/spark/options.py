@@ -164,10 +164,7 @@ def session_config(options: Mapping[str, Any]) -> SessionConfig:
 
 
 def check_catalog(config: SessionConfig) -> None:
-    """Check that an Iceberg REST catalog answers at the address and accepts the token.
-
-    Raises: CatalogCheckFailed.
-    """
+    """Raise CatalogCheckFailed unless an Iceberg REST catalog answers at the address and accepts the token."""
     url = config.url.removesuffix("/")
     query = f"?{urllib.parse.urlencode({'warehouse': config.warehouse})}" if config.warehouse else ""
     request = urllib.request.Request(f"{url}/v1/config{query}")  # noqa: S310 - SessionConfig takes http(s) only

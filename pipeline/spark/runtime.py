@@ -73,11 +73,7 @@ KNOWN = {version.line: version for version in (SPARK_3_5, SPARK_4_0, SPARK_4_1)}
 
 
 def installed_version() -> SparkVersion:
-    """Return the version of the installed Spark.
-
-    Raises:
-        SparkUnavailable: Spark is not installed, or no Iceberg runtime is known for it.
-    """
+    """Return the version of the installed Spark. Raise SparkUnavailable if no Iceberg runtime is known for it."""
     text = _pyspark_version()
     line = ".".join(text.split(".")[:2])
     if line not in KNOWN:
@@ -129,11 +125,7 @@ _SHADED_CLASS = "org/apache/iceberg/shaded/com/fasterxml/jackson/core/JsonFactor
 
 
 def find_java_home(environ: Mapping[str, str], version: SparkVersion = SPARK_3_5) -> Path:
-    """Return the home of a Java that fits.
-
-    Raises:
-        SparkUnavailable: none was found; the message lists the candidates.
-    """
+    """Return the home of a Java that fits. Raise SparkUnavailable with the candidates if none does."""
     rejected = []
     for origin, executable in _java_candidates(environ, version):
         home, java_version = _probe_java(executable)
@@ -170,11 +162,7 @@ def _probe_java(executable: Path) -> tuple[str, str]:
 
 
 def find_iceberg_jar(explicit: Path | None) -> Path:
-    """Return a complete Iceberg runtime jar: the explicit one, or the one from PyPI for Spark 3.5.
-
-    Raises:
-        SparkUnavailable: there is none, or the explicit one is incomplete.
-    """
+    """Return a complete Iceberg runtime jar: the explicit one, or the one from PyPI for Spark 3.5."""
     jar = explicit
     if jar is None:
         package = _package_directory("snowpark_connect_deps_iceberg")

@@ -225,10 +225,7 @@ def catalog_conf(config: SessionConfig) -> dict[str, str]:
 
 
 def load_s3_settings(path: Path | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the service's settings of S3; empty if its files are elsewhere or the AWS credential chain is used.
-
-    Raises: SettingsError.
-    """
+    """Return the service's settings of S3; empty if its files are elsewhere or the AWS credential chain is used."""
     loaded = load_sections({_STORAGE: StorageConfig}, path, environ)
     storage = loaded.sections[_STORAGE]
     found = {name: getattr(storage, name) for name in _S3_NAMES if f"{_STORAGE}.{name}" in loaded.origins}
@@ -285,11 +282,7 @@ def build_session(
 
 
 def find_jars(config: SessionConfig, version: SparkVersion) -> tuple[Path, ...]:
-    """Return the jars for the class path, without what spark-submit or a Maven coordinate provides.
-
-    Raises:
-        SparkUnavailable: the Iceberg runtime is missing or incomplete.
-    """
+    """Return the jars for the class path, without what spark-submit or a Maven coordinate provides."""
     if config.is_submitted:
         return (*filter(None, [config.iceberg_jar]), *config.other_jars)
     s3_jars = () if _downloads(config, "iceberg-aws-bundle") else find_s3_jars(version)
@@ -311,11 +304,7 @@ def _downloads(config: SessionConfig, artifact: str) -> bool:
 
 
 def prepare_environment(config: SessionConfig, environ: MutableMapping[str, str], version: SparkVersion) -> None:
-    """Set what PySpark reads from the environment when it starts the JVM.
-
-    Raises:
-        SparkUnavailable: no suitable Java was found.
-    """
+    """Set what PySpark reads from the environment when it starts the JVM."""
     environ["JAVA_HOME"] = str(find_java_home(environ, version))
     if config.is_local:
         # Workers would otherwise start the first python3 on PATH, which has other packages than this one.

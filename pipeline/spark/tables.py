@@ -73,10 +73,7 @@ class TableIdentifier:
 
     @classmethod
     def parse(cls, text: str, default_namespace: str = "default") -> TableIdentifier:
-        """Read `sales.orders`, or `users` in the default namespace.
-
-        Raises: SettingsError.
-        """
+        """Read `sales.orders`, or `users` in the default namespace. Raise SettingsError for other texts."""
         parts = text.split(".")
         if not all(parts):
             raise SettingsError(f"a table name must not have empty parts: {text!r}")
@@ -207,10 +204,10 @@ def snapshots(spark: SparkSession, table: str) -> list[Snapshot]:
     return sorted(found, key=lambda each: each.committed_ms)
 
 
-def current_snapshot(spark: SparkSession, table: str) -> Snapshot | None:
-    """Return the newest snapshot of the main branch; None if the table has never been written to."""
-    rows = _snapshot_rows(spark, table, "s.summary", condition="r.name IS NOT NULL")
-    return _snapshot(rows[0]) if rows else None
+def current_snapshot_id(table_properties: Mapping[str, str]) -> int | None:
+    """Return the newest snapshot of the main branch, which Iceberg lists as a property; None if there is none."""
+    text = table_properties.get("current-snapshot-id", "none")
+    return None if text == "none" else int(text)
 
 
 def lineage(spark: SparkSession, table: str, *, summary_keys: Sequence[str] | None = None) -> list[Snapshot]:
@@ -237,12 +234,12 @@ def ancestors(snapshots_: Iterable[Snapshot], newest_id: int | None) -> list[Sna
     return found
 
 
-def _snapshot_rows(spark: SparkSession, table: str, summary: str, *, condition: str = "true") -> list[Row]:
+def _snapshot_rows(spark: SparkSession, table: str, summary: str) -> list[Row]:
     # Times as numbers: PySpark returns timestamps in the driver's zone, where an hour may occur twice.
     return spark.sql(
         f"SELECT s.snapshot_id, s.parent_id, unix_millis(s.committed_at) AS committed_ms, s.operation,"
         f" {summary} AS summary, r.name IS NOT NULL AS is_main FROM {table}.snapshots s"
-        f" LEFT JOIN {table}.refs r ON r.snapshot_id = s.snapshot_id AND r.name = 'main' WHERE {condition}"
+        f" LEFT JOIN {table}.refs r ON r.snapshot_id = s.snapshot_id AND r.name = 'main'"
     ).collect()
 
 
@@ -263,10 +260,7 @@ def has_jvm(spark: SparkSession) -> bool:
 
 
 def load_metadata(spark: SparkSession, table: str) -> dict[str, Any]:
-    """Return a table's current metadata document. `table` is its name in SQL.
-
-    Raises: MetadataUnavailable.
-    """
+    """Return a table's current metadata document. Raise MetadataUnavailable without a JVM."""
     if not has_jvm(spark):
         raise MetadataUnavailable(
             "table metadata cannot be read over Spark Connect, use --master or spark-submit instead of --remote:"

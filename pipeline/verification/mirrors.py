@@ -35,10 +35,9 @@ from lakefeed.pipeline.mirrors.fold import (
     with_key_changes,
     without_truncated,
 )
-from lakefeed.pipeline.mirrors.layout import Layout, plan_layout
 from lakefeed.pipeline.mirrors.marker import load_marker
 from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorNames, MirrorSettings, mirror_names
-from lakefeed.pipeline.mirrors.table import load_built_key
+from lakefeed.pipeline.mirrors.table import Layout, load_built_key, plan_layout
 from lakefeed.pipeline.spark import tables
 from lakefeed.pipeline.spark.failures import message_of, spark_errors
 from lakefeed.pipeline.spark.tables import (
@@ -124,10 +123,10 @@ def _open(spark: SparkSession, names: MirrorNames, settings: MirrorSettings) -> 
     Raises: NotAMirror, ChangeTableReplaced, InvalidKey.
     """
     for _ in range(ATTEMPTS_MAX):
-        before = tables.current_snapshot(spark, names.mirror_sql)
+        before = tables.current_snapshot_id(tables.properties(spark, names.mirror_sql))
         if before is None:
             return None
-        rows = _mirror_rows(spark, names.mirror_sql, before.snapshot_id)
+        rows = _mirror_rows(spark, names.mirror_sql, before)
         built_key = load_built_key(spark, names)
         marker = load_marker(spark, names.mirror_sql) if built_key else None
         if marker is None:
@@ -135,16 +134,13 @@ def _open(spark: SparkSession, names: MirrorNames, settings: MirrorSettings) -> 
         changes = _changes_as_of(spark, names.table_sql, rows.schema, marker.snapshot)
         layout = plan_layout(changes.schema, settings, built_key=built_key)
         expected = _expected_rows(changes, layout)
-        after = tables.current_snapshot(spark, names.mirror_sql)
-        if after is None:
-            return None
-        if before.snapshot_id == after.snapshot_id:
+        if tables.current_snapshot_id(tables.properties(spark, names.mirror_sql)) == before:
             document = load_metadata(spark, names.table_sql)
             fields = fields_in(rows.schema, document, marker.snapshot)
             then = fields_as_of(document, marker.snapshot)
             return _Mirror(
                 name=names.mirror,
-                snapshot=before.snapshot_id,
+                snapshot=before,
                 rows=rows,
                 fields=fields,
                 merged_snapshot=marker.snapshot,

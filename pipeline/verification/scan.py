@@ -342,10 +342,7 @@ def facts_of(groups: Iterable[Row]) -> dict[SourceId, RowFacts]:
 
 
 def row_hash(fields: Sequence[Mapping[str, Any]]) -> Column:
-    """Return the hash of a row of a table with these fields of its Iceberg schema. The hash goes by field ids.
-
-    Raises: TypeUnknown.
-    """
+    """Return the hash of a row, by the field ids of its table's Iceberg schema. Raise TypeUnknown for unknown types."""
     return sql.xxhash64(_joined(fields, lambda name: sql.col(quoted(name))))
 
 

@@ -13,11 +13,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody names it
 from pyspark.sql.types import ArrayType, StringType, StructType
 
-from lakefeed.pipeline.mirrors.layout import plan_layout
 from lakefeed.pipeline.mirrors.marker import Marker
 from lakefeed.pipeline.mirrors.merge import load_state, merge_changes
 from lakefeed.pipeline.mirrors.settings import MirrorMode, MirrorSettings, mirror_names
-from lakefeed.pipeline.mirrors.table import MirrorOrigin, prepare_mirror
+from lakefeed.pipeline.mirrors.table import MirrorOrigin, plan_layout, prepare_mirror
 from lakefeed.pipeline.mirrors.tombstones import Tombstones
 from lakefeed.pipeline.spark.tables import TableIdentifier
 from tests.mirror_model import START_MS, Change, expected_history, expected_rows

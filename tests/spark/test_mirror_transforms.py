@@ -20,8 +20,8 @@ from lakefeed.pipeline.mirrors.fold import (
     without_truncated,
 )
 from lakefeed.pipeline.mirrors.history import versions_of
-from lakefeed.pipeline.mirrors.layout import Layout, plan_layout
 from lakefeed.pipeline.mirrors.settings import MirrorMode, MirrorSettings
+from lakefeed.pipeline.mirrors.table import Layout, plan_layout
 from lakefeed.pipeline.spark.tables import text_literal
 
 CHANGES = (

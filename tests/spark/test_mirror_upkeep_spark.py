@@ -16,10 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lakefeed.pipeline import consumers
 from lakefeed.pipeline.mirrors.commands import run_mirrors
-from lakefeed.pipeline.mirrors.layout import columns_sql, plan_evolution, plan_layout
 from lakefeed.pipeline.mirrors.merge import MergeResult, merge_changes
 from lakefeed.pipeline.mirrors.runner import MirrorRun, load_status
 from lakefeed.pipeline.mirrors.settings import MirrorConfig, MirrorMode, MirrorSettings
+from lakefeed.pipeline.mirrors.table import columns_sql, plan_evolution, plan_layout
 from lakefeed.pipeline.spark.tables import TableIdentifier, catalog_of, snapshots
 from tests.mirror_events import START_MS, Pusher
 from tests.service_process import ServiceProcess

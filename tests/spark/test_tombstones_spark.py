@@ -7,8 +7,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType, TimestampType
 
 from lakefeed.pipeline.mirrors.fold import Truncate
-from lakefeed.pipeline.mirrors.layout import plan_layout
 from lakefeed.pipeline.mirrors.settings import MirrorSettings, mirror_names
+from lakefeed.pipeline.mirrors.table import plan_layout
 from lakefeed.pipeline.mirrors.tombstones import Tombstones
 from lakefeed.pipeline.spark.tables import TableIdentifier, properties, snapshots
 from tests.spark.conftest import OpenSpark

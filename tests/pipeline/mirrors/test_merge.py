@@ -4,7 +4,6 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from lakefeed.pipeline.mirrors.fold import Truncate, latest_truncates, truncated
-from lakefeed.pipeline.mirrors.layout import plan_layout
 from lakefeed.pipeline.mirrors.marker import MARKER, Marker
 from lakefeed.pipeline.mirrors.merge import (
     ConcurrentMirror,
@@ -16,6 +15,7 @@ from lakefeed.pipeline.mirrors.merge import (
     within,
 )
 from lakefeed.pipeline.mirrors.settings import MirrorSettings
+from lakefeed.pipeline.mirrors.table import plan_layout
 from lakefeed.pipeline.spark.tables import Snapshot
 
 

@@ -17,7 +17,8 @@ from pyspark.sql.types import (
 )
 
 from lakefeed.pipeline.errors import PipelineError
-from lakefeed.pipeline.mirrors.layout import (
+from lakefeed.pipeline.mirrors.settings import MirrorMode, MirrorSettings
+from lakefeed.pipeline.mirrors.table import (
     ColumnMismatch,
     InvalidKey,
     Layout,
@@ -27,7 +28,6 @@ from lakefeed.pipeline.mirrors.layout import (
     plan_layout,
     storage_properties,
 )
-from lakefeed.pipeline.mirrors.settings import MirrorMode, MirrorSettings
 
 
 def column(name: str, kind: Any = None, comment: str = "") -> StructField:
