@@ -27,16 +27,16 @@ test: everything ## Run all tests
 test-spark4: everything ## Run the Spark tests on Spark 4.1, in an environment of their own
 	$(ENV_PYTHON) -m tests.spark4 $(ARGS)
 
-# Random tests that the suite runs briefly. Seeds are printed: set CRASH_TEST_SEED, MODEL_SEED, FUZZ_SEED, MIRROR_SEED,
+# Random tests that the suite runs briefly. Seeds are printed: set CRASH_TEST_SEED, MODEL_SEED, SIMULATION_SEED, FUZZ_SEED, MIRROR_SEED,
 # BAD_REQUESTS_SEED, PYICEBERG_SEED, PLANNED_FILTERS_SEED or DAMAGED_FILES_SEED to see a failure again.
-soak: everything ## Search for defects of the data plane and the catalog for about an hour
-	HYPOTHESIS_PROFILE=soak MODEL_CASES=$${MODEL_CASES:-100000} MODEL_SEED=$${MODEL_SEED:-random} CRASH_TEST_ROUNDS=$${CRASH_TEST_ROUNDS:-10} \
+soak: everything ## Search for defects of the data plane and the catalog for about two hours
+	HYPOTHESIS_PROFILE=soak SIMULATION_SEEDS=$${SIMULATION_SEEDS:-10000} SIMULATION_SEED=$${SIMULATION_SEED:-random} MODEL_CASES=$${MODEL_CASES:-100000} MODEL_SEED=$${MODEL_SEED:-random} CRASH_TEST_ROUNDS=$${CRASH_TEST_ROUNDS:-10} \
 	FUZZ_FRAMES=$${FUZZ_FRAMES:-100000} FUZZ_SEED=$${FUZZ_SEED:-random} AGED_COMMITS=$${AGED_COMMITS:-2000} SCHEMA_HISTORIES=$${SCHEMA_HISTORIES:-1000} \
 	BAD_REQUESTS=$${BAD_REQUESTS:-30000} BAD_REQUESTS_SEED=$${BAD_REQUESTS_SEED:-random} \
 	PYICEBERG_SAMPLES=$${PYICEBERG_SAMPLES:-5000} PYICEBERG_SEED=$${PYICEBERG_SEED:-random} PLANNED_FILTERS=$${PLANNED_FILTERS:-5000} \
 	PLANNED_FILTERS_SEED=$${PLANNED_FILTERS_SEED:-random} DAMAGED_FILES=$${DAMAGED_FILES:-100000} DAMAGED_FILES_SEED=$${DAMAGED_FILES_SEED:-random} \
 	MIRROR_MODES=all MIRROR_ROUNDS=$${MIRROR_ROUNDS:-20} MIRROR_SEED=$${MIRROR_SEED:-random} BACKFILL_SEED=$${BACKFILL_SEED:-random} \
-	$(ENV_PYTHON) -m pytest --timeout=0 -s -v tests/model tests/crash tests/integration/test_data_plane_faults.py \
+	$(ENV_PYTHON) -m pytest --timeout=0 -s -v tests/model tests/simulation tests/crash tests/integration/test_data_plane_faults.py \
 	tests/catalog/routes/test_bad_requests.py tests/catalog/metadata/test_updates_differential.py tests/pyiceberg tests/lakefeed/iceberg/test_manifests.py tests/writer/commit/test_expiring.py tests/writer/rows/test_schema_round_trip.py tests/spark/test_mirror_kills.py tests/spark/test_mirror_conflicts_spark.py tests/spark/test_mirror_upkeep_spark.py tests/spark/backfill/test_runs_spark.py $(ARGS)
 
 # Needs Java 17, Maven and Maven Central, for Iceberg's own tests and client; says so and ends with 3 where they are not.

@@ -217,7 +217,7 @@ def _sources(parts: Parts, connections: list[ClientConnection]) -> Iterator[dict
             "sourceDoId": source,
             "epoch": durable.epoch,
             "lastDurableSequence": durable.sequence,
-            "lastCommittedSequence": committed.sequence if committed else None,
+            "lastCommittedSequence": committed.sequence if committed and committed.epoch == durable.epoch else None,
             "connected": source in by_source,
         }
         if source in by_source:
