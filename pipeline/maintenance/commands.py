@@ -21,8 +21,7 @@ from lakefeed.pipeline.spark.tables import TableIdentifier, catalog_of, exists
 from lakefeed.settings import SettingsError, load_section
 
 if TYPE_CHECKING:
-    from lakefeed.pipeline.maintenance.runner import TableReport
-    from lakefeed.pipeline.maintenance.steps import StepResult
+    from lakefeed.pipeline.maintenance.runner import StepResult, TableReport
 
 
 FAILED = 1

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from lakefeed.contract.properties import CONSUMER_SNAPSHOTS_MAX
 from lakefeed.pipeline.consumers.registry import register
 from lakefeed.pipeline.errors import PipelineError
-from lakefeed.pipeline.maintenance.steps import expire
+from lakefeed.pipeline.maintenance.runner import expire
 from lakefeed.pipeline.mirrors.marker import (
     MARKER,
     Marker,

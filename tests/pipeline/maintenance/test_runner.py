@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from lakefeed.contract.consumers import History
-from lakefeed.pipeline.maintenance import steps
+from lakefeed.pipeline.maintenance import runner
 from lakefeed.pipeline.maintenance.plan import MaintenanceSettings, TableFacts, TableSizes
 
 TABLE = "`lake`.`sales`.`o'rders`"
@@ -14,7 +14,7 @@ FACTS = TableFacts({}, History([], []), SIZES)
 
 
 def rewrite(settings: MaintenanceSettings, facts: TableFacts = FACTS, rewrite_bytes: int = 0) -> str:
-    return steps.rewrite_data_files(TABLE, settings, facts, rewrite_bytes=rewrite_bytes)
+    return runner.rewrite_data_files(TABLE, settings, facts, rewrite_bytes=rewrite_bytes)
 
 
 def test_a_compaction_is_called_on_the_tables_catalog_with_its_sizes() -> None:
@@ -42,8 +42,8 @@ def test_a_table_with_a_sort_order_is_rewritten_in_that_order() -> None:
 
 
 def test_a_large_rewrite_is_committed_in_parts() -> None:
-    assert "partial-progress" not in rewrite(MaintenanceSettings(), rewrite_bytes=steps.PARTS_FROM_BYTES)
-    assert "partial-progress" in rewrite(MaintenanceSettings(), rewrite_bytes=steps.PARTS_FROM_BYTES + 1)
+    assert "partial-progress" not in rewrite(MaintenanceSettings(), rewrite_bytes=runner.PARTS_FROM_BYTES)
+    assert "partial-progress" in rewrite(MaintenanceSettings(), rewrite_bytes=runner.PARTS_FROM_BYTES + 1)
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,9 @@ def test_a_large_rewrite_is_committed_in_parts() -> None:
     [("file:///x", "false"), ("s3://b/x", "true"), ("gs://b/x", "true"), ("hdfs://n/x", "false")],
 )
 def test_object_stores_are_listed_by_their_prefix(location: str, expected: str) -> None:
-    spelled = steps.remove_orphan_files(TABLE, older_than_ms=0, location=location, is_dry_run=True)
+    spelled = runner.remove_orphan_files(TABLE, older_than_ms=0, location=location, is_dry_run=True)
     assert f"dry_run => true, prefix_listing => {expected})" in spelled
 
 
 def test_a_timestamp_is_written_with_milliseconds_and_zone() -> None:
-    assert steps.timestamp_sql(1_794_800_000_007) == "TIMESTAMP '2026-11-16 03:33:20.007 UTC'"
+    assert runner.timestamp_sql(1_794_800_000_007) == "TIMESTAMP '2026-11-16 03:33:20.007 UTC'"
