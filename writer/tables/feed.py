@@ -143,7 +143,10 @@ class Feed:
                 return
             if not self._memory.evict():
                 self._memory.flush_largest()
-                await self._signals.changed.wait(seen)
+                # Until something changes, or a table counts as stuck by now, which nothing reports.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._config.flush_check_interval_s):
+                        await self._signals.changed.wait(seen)
 
     def _cut(self, records: Sequence[Record], *, max_bytes: int) -> Iterable[Part]:
         next_offset = self._tail.offset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from pathlib import Path
 
@@ -89,6 +90,34 @@ async def test_slow_flushes_are_not_restarted_though_others_need_memory(tmp_path
         begun = [location for location in running.store.begun if is_slow(location)]
     check_tables(local_lake, source)
     assert len(begun) == sum(files_of(local_lake, table) for table in SLOW), "each file was written once"
+
+
+async def test_other_tables_are_read_once_a_table_that_catches_up_gets_stuck(
+    tmp_path: Path, local_lake: Lake, monkeypatch
+) -> None:
+    """A table gets stuck as time passes, and nothing else happens: no flush ends, and nothing is evicted."""
+    monkeypatch.setattr("lakefeed.writer.tables.table.LAG_MAX_S", 3600)
+    async with running_feed(tmp_path, local_lake, **SMALL | {"buffer_max_bytes": 448 * KIB}) as running:
+        source = Source(running)
+        running.store.slow = is_slow
+        await begin_two_slow_flushes(running, source)
+        for table in [*["slow_1"] * 4, *["slow_2"] * 12]:
+            await source.give(table)
+        end = running.log.durable_end
+        await wait_for(lambda: running.feed.applier.offset == end)
+        evicted = running.feed.tables["default.slow_2"]
+        evicted.evict_waiting()
+        await wait_for(lambda: evicted.pending.buffer.bytes >= SMALL["flush_max_bytes"])
+        assert is_behind(running, "slow_2"), "it has read again what fits"
+        await source.give("good")
+        await asyncio.sleep(0.2)
+        assert running.feed.applier.offset == end, "the live reader leaves memory to the table that catches up"
+        monkeypatch.setattr("lakefeed.writer.tables.table.LAG_MAX_S", 0)
+        await wait_for(lambda: running.feed.applier.offset == running.log.durable_end)
+        running.store.gate.set()
+        await wait_for(lambda: not is_behind(running, "slow_2"))
+        assert (await running.flush())["success"]
+    check_tables(local_lake, source)
 
 
 async def test_stalled_flush_is_evicted_for_others_and_started_again(
