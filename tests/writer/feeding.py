@@ -139,6 +139,7 @@ async def running_feed(
     lake: Lake,
     *,
     catalog_url: str = "",
+    catalog_timeout_s: float = 30.0,
     log_config: LogConfig = LOG_CONFIG,
     tables: Mapping[str, Mapping[str, Any]] | None = None,
     log: Log | None = None,
@@ -151,7 +152,7 @@ async def running_feed(
     with ThreadPoolExecutor(2) as decoders, ThreadPoolExecutor(1) as encoders:
         async with (
             open_store(lake.storage) as store,
-            open_catalog(catalog_url or lake.catalog_url, timeout_s=2.0) as catalog,
+            open_catalog(catalog_url or lake.catalog_url, timeout_s=catalog_timeout_s) as catalog,
             asyncio.TaskGroup() as tasks,
         ):
             await catalog.load_config()

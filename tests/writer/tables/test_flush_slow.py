@@ -78,7 +78,10 @@ def files_of(lake: Lake, table: str) -> int:
         return len(catalog.load_table(f"default.{table}").inspect.files())
 
 
-async def test_slow_flushes_are_not_restarted_though_others_need_memory(tmp_path: Path, local_lake: Lake) -> None:
+async def test_slow_flushes_are_not_restarted_though_others_need_memory(
+    tmp_path: Path, local_lake: Lake, monkeypatch
+) -> None:
+    monkeypatch.setattr("lakefeed.writer.tables.pending.STALLED_AFTER_S", 3600)
     async with running_feed(tmp_path, local_lake, **SMALL) as running:
         source = Source(running)
         running.store.slow = is_slow
@@ -129,8 +132,8 @@ async def test_stalled_flush_is_evicted_for_others_and_started_again(
         source = Source(running)
         running.store.slow = is_slow
         await begin_two_slow_flushes(running, source)
-        await push_to_others(running, source)
-        await wait_for(lambda: sum(map(is_slow, running.store.begun)) > len(SLOW))
+        while sum(map(is_slow, running.store.begun)) <= len(SLOW):
+            await push_to_others(running, source)
         running.store.gate.set()
         await wait_for(lambda: not any(is_behind(running, table) for table in SLOW))
         assert (await running.flush())["success"]
