@@ -55,9 +55,12 @@ def is_behind(running: Running, table: str) -> bool:
 async def begin_two_slow_flushes(running: Running, source: Source) -> None:
     """Let two tables begin flushes that together hold more than half of the memory, and gather more."""
     for table in SLOW:
-        for _ in range(6):
+        for _ in range(4):  # with more, a full memory could start a flush of fewer
             await source.give(table)
         await wait_for(lambda table=table: is_flushing(running, table))
+    for table in SLOW:
+        for _ in range(2):
+            await source.give(table)
 
 
 async def push_to_others(running: Running, source: Source) -> None:
