@@ -53,7 +53,6 @@ from lakefeed.contract.verification import (
     compare,
     compare_readers,
     file_miscounted,
-    file_unreadable,
     plan,
 )
 from lakefeed.iceberg.arrow import FIELD_ID_KEY
@@ -193,7 +192,7 @@ class Verifier:
                     is_counted = file.snapshot_id not in uncounted
                     rows = await asyncio.to_thread(read_rows, reading.result(), self._names, is_counted=is_counted)
                 except WriterError as error:
-                    finding = file_unreadable(file.location, str(error), snapshot_id=file.snapshot_id)
+                    finding = Finding(Kind.UNREADABLE, str(error), file.snapshot_id, file=file.location)
                     if finding not in scanned.findings:
                         scanned.findings.append(finding)
                         self._on_rows(file.rows)

@@ -67,10 +67,6 @@ class Progress:
             _moved_on(self.complete, complete or {}),
         )
 
-    def is_ahead_of(self, spans: Mapping[SourceId, Span]) -> bool:
-        """Return whether some of these changes are committed already."""
-        return bool(self.marks_in(spans))
-
     def marks_in(self, spans: Mapping[SourceId, Span]) -> dict[SourceId, Position]:
         """Return the marks of the sources that have some of these changes committed already."""
         marks = {source: self.sources[source] for source in spans if source in self.sources}

@@ -339,7 +339,7 @@ class Scanned:
     # Of each snapshot that is short of rows: files that it added, that are not live, and that no rewrite replaced.
     gone: Mapping[int, Collection[str]] = field(default_factory=dict)
     duplicates: Mapping[str, Duplicates] = field(default_factory=dict)  # by source
-    findings: list[Finding] = field(default_factory=list)  # of single files: see file_miscounted, file_unreadable
+    findings: list[Finding] = field(default_factory=list)  # of single files: UNREADABLE, and see file_miscounted
     is_cut_short: bool = False  # a file could not be read, and nothing of the others is known
     has_hidden_columns: bool = False  # some files have columns that the scan could not read
 
@@ -348,11 +348,6 @@ def file_miscounted(location: str, *, rows: int, recorded: int, snapshot_id: int
     """Return the finding of a file that has another number of rows than its manifest says."""
     kind = Kind.LOSS if rows < recorded else Kind.SURPLUS
     return Finding(kind, f"file has {rows:,} rows, its manifest says {recorded:,}", snapshot_id, file=location)
-
-
-def file_unreadable(location: str, reason: str, *, snapshot_id: int | None = None) -> Finding:
-    """Return the finding of a data file that cannot be read."""
-    return Finding(Kind.UNREADABLE, reason, snapshot_id, file=location)
 
 
 def compare(planned: Plan, scanned: Scanned) -> Report:

@@ -88,7 +88,21 @@ class S3Store(ObjectStore):
                 aws_access_key_id=config.s3_access_key_id or None,
                 aws_secret_access_key=config.s3_secret_access_key or None,
                 aws_session_token=config.s3_session_token or None,
-                config=_client_config(config),
+                config=AioConfig(
+                    retries={
+                        "total_max_attempts": 1
+                    },  # our own also cover truncated bodies, and 429 without an S3 code
+                    max_pool_connections=MAX_CONNECTIONS,
+                    connect_timeout=min(CONNECT_TIMEOUT_S, config.request_timeout_s),
+                    read_timeout=config.request_timeout_s,
+                    s3={
+                        "addressing_style": "path" if config.s3_path_style else "auto",
+                        "payload_signing_enabled": False,
+                    },
+                    # We send the checksum in a header: botocore would use a trailer, which not every store accepts.
+                    request_checksum_calculation="when_required",
+                    response_checksum_validation="when_supported" if config.s3_checksum == "crc32" else "when_required",
+                ),
             )
             self._client = await self._exits.enter_async_context(client)
         except (BotoCoreError, ValueError) as error:  # no such profile, half of a key, an endpoint that is no URL
@@ -189,19 +203,6 @@ class S3Store(ObjectStore):
                     raise
             await asyncio.sleep(BACKOFF.jittered_s(attempt))
         raise AssertionError("the last attempt returns or raises")
-
-
-def _client_config(config: StorageConfig) -> AioConfig:
-    return AioConfig(
-        retries={"total_max_attempts": 1},  # our own also cover truncated bodies, and 429 without an S3 code
-        max_pool_connections=MAX_CONNECTIONS,
-        connect_timeout=min(CONNECT_TIMEOUT_S, config.request_timeout_s),
-        read_timeout=config.request_timeout_s,
-        s3={"addressing_style": "path" if config.s3_path_style else "auto", "payload_signing_enabled": False},
-        # We send the checksum in a header: botocore would use a trailer, which not every store accepts.
-        request_checksum_calculation="when_required",
-        response_checksum_validation="when_supported" if config.s3_checksum == "crc32" else "when_required",
-    )
 
 
 def is_transient(error: Exception) -> bool:

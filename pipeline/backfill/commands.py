@@ -16,11 +16,10 @@ from lakefeed.pipeline.backfill.inputs import (
     FileInput,
     Input,
     JdbcInput,
-    parse_options,
     parse_position,
     position_text,
 )
-from lakefeed.pipeline.spark.options import opened_session, spark_options
+from lakefeed.pipeline.spark.options import opened_session, parse_pairs, spark_options
 from lakefeed.pipeline.spark.session import JobKind
 from lakefeed.pipeline.spark.tables import TableIdentifier, catalog_of
 from lakefeed.settings import SettingsError, load_section
@@ -115,7 +114,7 @@ def backfill(table: str, *, address: str, dry_run: bool, as_json: bool, **option
 
 def make_input(spark: SparkSession, address: str, options: dict[str, Any]) -> Input:
     """Build the input from the command's options. Raise SettingsError if they do not fit together."""
-    reader_options = parse_options(options["reader_options"])
+    reader_options = parse_pairs(options["reader_options"], rule="--option must be NAME=VALUE")
     is_jdbc = options["kind"] == JDBC
     for name in ("dbtable", "user", "driver", "split_by", "chunk_rows"):
         if options[name] is not None and not is_jdbc:

@@ -270,17 +270,6 @@ class FileInput:
         return reader.csv(list(paths)) if self.format == "csv" else reader.json(list(paths))
 
 
-def parse_options(options: Sequence[str]) -> dict[str, str]:
-    """Parse NAME=VALUE options.
-
-    Raises: SettingsError.
-    """
-    pairs = [option.partition("=") for option in options]
-    if wrong := [option for option, (name, equals, _) in zip(options, pairs, strict=True) if not name or not equals]:
-        raise SettingsError(f"--option must be NAME=VALUE: {wrong[0]}")
-    return {name: value for name, _, value in pairs}
-
-
 # -- databases
 
 

@@ -97,59 +97,51 @@ class StagedChunk:
     facts: Facts | None
 
 
-class ChunkWriter:
-    """Appends chunks to one table."""
+def stage_chunk(
+    target: TargetTable, rows: DataFrame, columns: Sequence[FittedColumn], context: ReadContext, *, with_ledger: bool
+) -> StagedChunk:
+    """Read a chunk and count its rows. Nothing is written to the table.
 
-    def __init__(self, target: TargetTable, columns: Sequence[FittedColumn], *, with_ledger: bool) -> None:
-        self._target = target
-        self._columns = columns
-        self._with_ledger = with_ledger
+    Raises:
+        InputRowsWithoutKey: rows have no key.
+        What Spark raises for an input that cannot be read.
+    """
+    metadata = target.metadata()
+    changes = as_changes(rows, columns, target.columns(), context)
+    if metadata is not None:
+        changes = changes.localCheckpoint()
+    count, keyed = changes.agg(sql.count(sql.lit(1)), sql.count(cdc.ROW_ID)).collect()[0]
+    if keyed != count:
+        raise InputRowsWithoutKey(
+            f"some rows have no key, their chunk was not written: key={','.join(context.key)} rows={count - keyed}"
+        )
+    if not with_ledger or metadata is None:
+        return StagedChunk(changes, count, None)
+    return StagedChunk(changes, count, facts_of(tally_rows(changes, fields_of(metadata)).collect()))
 
-    def stage(self, rows: DataFrame, context: ReadContext) -> StagedChunk:
-        """Read a chunk and count its rows. Nothing is written to the table.
 
-        Raises:
-            InputRowsWithoutKey: rows have no key.
-            What Spark raises for an input that cannot be read.
-        """
-        metadata = self._target.metadata()
-        changes = as_changes(rows, self._columns, self._target.columns(), context)
-        if metadata is not None:
-            changes = changes.localCheckpoint()
-        count, keyed = changes.agg(sql.count(sql.lit(1)), sql.count(cdc.ROW_ID)).collect()[0]
-        if keyed != count:
-            raise InputRowsWithoutKey(
-                f"some rows have no key, their chunk was not written: key={','.join(context.key)} rows={count - keyed}"
-            )
-        if not self._with_ledger or metadata is None:
-            return StagedChunk(changes, count, None)
-        return StagedChunk(changes, count, facts_of(tally_rows(changes, fields_of(metadata)).collect()))
+def commit_chunk(target: TargetTable, staged: StagedChunk, mark: ChunkMark) -> CommittedChunk:
+    """Append a chunk as one snapshot; none if it has no rows.
 
-    def commit(self, staged: StagedChunk, mark: ChunkMark) -> CommittedChunk:
-        """Append a chunk as one snapshot; none if it has no rows.
-
-        Raises:
-            What Spark raises: the chunk may be committed nevertheless.
-        """
-        summary = {BACKFILL_KEY: mark.to_text()}
-        if staged.facts is not None:
-            summary[LEDGER_KEY] = Ledger(staged.facts, {}).to_text()
-        if staged.rows:
-            self._append(staged.changes, summary)
-        return CommittedChunk(staged.rows, None if staged.facts is None else _checksum(staged.facts))
-
-    def _append(self, changes: DataFrame, summary: dict[str, str]) -> None:
-        # Columns that were added since the rows were read.
-        new = [each for each in self._target.columns().fields if each.name not in changes.columns]
-        for each in new:
+    Raises:
+        What Spark raises: the chunk may be committed nevertheless.
+    """
+    checksum = None if staged.facts is None else _checksum(staged.facts)
+    if not staged.rows:
+        return CommittedChunk(0, checksum)
+    changes = staged.changes
+    # Columns that were added since the rows were read.
+    for each in target.columns().fields:
+        if each.name not in changes.columns:
             changes = changes.withColumn(each.name, sql.lit(None).cast(each.dataType))
-        writer = changes.writeTo(self._target.sql)
-        for key, value in summary.items():
-            writer = writer.option(f"snapshot-property.{key}", value)
-        if self._target.is_one_partition():
-            # Distributed by partition, one task would write all rows.
-            writer = writer.option("distribution-mode", "none").option("fanout-enabled", "true")
-        writer.append()
+    writer = changes.writeTo(target.sql).option(f"snapshot-property.{BACKFILL_KEY}", mark.to_text())
+    if staged.facts is not None:
+        writer = writer.option(f"snapshot-property.{LEDGER_KEY}", Ledger(staged.facts, {}).to_text())
+    if target.is_one_partition():
+        # Distributed by partition, one task would write all rows.
+        writer = writer.option("distribution-mode", "none").option("fanout-enabled", "true")
+    writer.append()
+    return CommittedChunk(staged.rows, checksum)
 
 
 def _found_in_rows(target: TargetTable, record: RunRecord) -> CommittedChunk | None:
@@ -235,7 +227,7 @@ class Backfill:
             SettingsError: the request cannot be fulfilled.
         """
         target, request = self._target, self._request
-        is_new = not target.exists()
+        is_new = not tables.exists(target.spark, target.sql)
         if not is_new:
             target.check()
         run = request.run or default_run(table=str(target.name), source=request.source, address=self._input.address)
@@ -289,9 +281,8 @@ class Backfill:
             self._on_chunk(number, 0)
         if not record.is_done:
             self._alter(prepared)
-            writer = ChunkWriter(self._target, prepared.fitting.columns, with_ledger=self._request.config.ledger)
             for chunk in chunks[record.next :]:
-                record = self._write_chunk(chunk, prepared, record, writer)
+                record = self._write_chunk(chunk, prepared, record)
             self._target.check_owner(record)
             record = replace(record, is_done=True, after=None)
             self._target.save_record(record)
@@ -336,9 +327,7 @@ class Backfill:
 
     # -- one chunk
 
-    def _write_chunk(
-        self, chunk: InputChunk, prepared: PreparedRun, record: RunRecord, writer: ChunkWriter
-    ) -> RunRecord:
+    def _write_chunk(self, chunk: InputChunk, prepared: PreparedRun, record: RunRecord) -> RunRecord:
         self._target.check_owner(record)
         # What is about to be written is recorded first, so that a later process can find it.
         record = replace(
@@ -348,20 +337,20 @@ class Backfill:
             at_us=max(int(self._clock() * _US_PER_S), record.at_us + 1),
         )
         self._target.save_record(record)
-        written = self._append(chunk, prepared, record, writer)
+        written = self._append(chunk, prepared, record)
         self._on_chunk(chunk.number, written.rows)
         facts = {"table": str(self._target.name), "run": record.run, "chunk": chunk.number, "rows": written.rows}
         _log.info("backfill_chunk_committed", extra=facts)
         return record.after_chunk(written.rows, written.checksum)
 
-    def _append(
-        self, chunk: InputChunk, prepared: PreparedRun, record: RunRecord, writer: ChunkWriter
-    ) -> CommittedChunk:
+    def _append(self, chunk: InputChunk, prepared: PreparedRun, record: RunRecord) -> CommittedChunk:
         # The mark first: changes committed between the mark and the read win over the rows.
         position = self._request.position.resolve(self._target.mark(self._request.source))
         context = ReadContext(source=self._request.source, key=self._request.key, position=position, at_us=record.at_us)
         try:
-            staged = writer.stage(self._input.read(self._target.spark, chunk, prepared.given), context)
+            rows = self._input.read(self._target.spark, chunk, prepared.given)
+            columns, with_ledger = prepared.fitting.columns, self._request.config.ledger
+            staged = stage_chunk(self._target, rows, columns, context, with_ledger=with_ledger)
         except spark_errors() as error:
             raise InputUnreadable(f"a chunk cannot be read: chunk={chunk.number}: {root_cause_of(error)}") from error
         mark = ChunkMark(record.run, chunk.number, len(prepared.plan.chunks))
@@ -369,7 +358,7 @@ class Backfill:
             # Another process may have taken over during the read.
             self._target.check_owner(record)
             try:
-                written = writer.commit(staged, mark)
+                written = commit_chunk(self._target, staged, mark)
             except spark_errors() as error:
                 reason = message_of(error)
                 _log.warning("backfill_append_failed", extra={"chunk": chunk.number, "reason": reason})

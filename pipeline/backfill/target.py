@@ -193,10 +193,6 @@ class TargetTable:
         """Return the name in SQL."""
         return self.name.sql(self.catalog)
 
-    def exists(self) -> bool:
-        """Return whether the table exists."""
-        return tables.exists(self.spark, self.sql)
-
     def columns(self) -> StructType:
         """Return the columns as Spark sees them."""
         return self.spark.table(self.sql).schema

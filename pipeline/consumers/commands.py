@@ -11,8 +11,8 @@ import click
 from lakefeed.command_line import json_option, print_json, print_table
 from lakefeed.contract.consumers import describe
 from lakefeed.contract.errors import ConsumerError
-from lakefeed.pipeline.consumers.registry import consumers as load_consumers
 from lakefeed.pipeline.consumers.registry import drop as drop_consumer
+from lakefeed.pipeline.consumers.registry import load_history
 from lakefeed.pipeline.spark.options import opened_session, spark_options
 from lakefeed.pipeline.spark.session import JobKind
 from lakefeed.pipeline.spark.tables import TableIdentifier, all_tables, catalog_of
@@ -56,7 +56,7 @@ def list_consumers(tables: Sequence[str], *, as_json: bool, **options: Any) -> N
         found = [
             {"table": str(table), **describe(consumer, now_ms=now_ms)}
             for table in names or [name for name, own in all_tables(spark, catalog).items() if own]
-            for consumer in load_consumers(spark, table.sql(catalog))
+            for consumer in load_history(spark, table.sql(catalog)).consumers()
         ]
     if as_json:
         print_json({"consumers": found})

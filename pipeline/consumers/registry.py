@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 
 from lakefeed.contract.consumers import (
     MAX_AGE_DEFAULT,
-    Consumer,
     History,
     Moment,
     Ref,
@@ -115,11 +114,6 @@ def hold(spark: SparkSession, table: str, name: str, *, max_age: timedelta = MAX
             if is_last:
                 raise
     raise AssertionError("the last attempt returns or raises")
-
-
-def consumers(spark: SparkSession, table: str) -> list[Consumer]:
-    """Return the consumers of a table, by name, with how far behind each one is."""
-    return load_history(spark, table).consumers()
 
 
 def drop(spark: SparkSession, table: str, name: str) -> bool:

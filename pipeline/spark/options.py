@@ -24,7 +24,7 @@ import typing
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -149,18 +149,24 @@ def session_config(options: Mapping[str, Any]) -> SessionConfig:
     given: dict[str, Any] = {name: options[name] for name in names if options.get(name) not in (None, ())}
     if "packages" in given:
         given["packages"] = tuple(part for text in given["packages"] for part in text.split(",") if part)
-    given["conf"] = dict(config.conf)
-    for text in options.get("conf") or ():
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise SettingsError(f"--conf must be KEY=VALUE: {text}")
-        given["conf"][key] = value
+    given["conf"] = {**config.conf, **parse_pairs(options.get("conf") or (), rule="--conf must be KEY=VALUE")}
     try:
         config = dataclasses.replace(config, **given)
     except ValueError as error:
         raise SettingsError(str(error)) from error
     s3 = load_s3_settings(path, os.environ)
     return dataclasses.replace(config, conf={**s3_conf(s3, config), **config.conf})
+
+
+def parse_pairs(texts: Iterable[str], *, rule: str) -> dict[str, str]:
+    """Return the names and values of a repeated option. Raise SettingsError with the rule for a text without `=`."""
+    pairs = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise SettingsError(f"{rule}: {text}")
+        pairs[name] = value
+    return pairs
 
 
 def check_catalog(config: SessionConfig) -> None:

@@ -28,13 +28,13 @@ from lakefeed.contract.verification import (
     EXAMPLES_MAX,
     Duplicates,
     Finding,
+    Kind,
     Plan,
     Range,
     Report,
     Scanned,
     compare,
     file_miscounted,
-    file_unreadable,
     plan,
 )
 from lakefeed.pipeline.spark.failures import message_of, spark_errors
@@ -160,7 +160,7 @@ class _Scan:
             if named is None:
                 raise
             text = f"not a readable file of this table, nothing else was compared: {message_of(error)}"
-            scanned.findings.append(file_unreadable(named.group(), text))
+            scanned.findings.append(Finding(Kind.UNREADABLE, text, file=named.group()))
             scanned.is_cut_short = True
         finally:
             counted.unpersist()

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from lakefeed.contract.errors import ConsumerError
 from lakefeed.ingest.cli.main import main
-from lakefeed.pipeline.consumers.registry import consumers, drop, hold, register
+from lakefeed.pipeline.consumers.registry import drop, hold, load_history, register
 from lakefeed.pipeline.spark.tables import snapshots
 from tests import pushed_changes
 from tests.service_process import ServiceProcess, service_process
@@ -38,7 +38,7 @@ def spark(service: ServiceProcess, open_spark: OpenSpark) -> SparkSession:
 
 
 def places(spark: SparkSession) -> dict[str, int]:
-    return {each.name: each.snapshot_id for each in consumers(spark, USERS)}
+    return {each.name: each.snapshot_id for each in load_history(spark, USERS).consumers()}
 
 
 def test_a_consumer_moves_forward_and_back_only_on_request(spark: SparkSession) -> None:
@@ -60,7 +60,7 @@ def test_a_consumer_is_kept_for_its_age_from_its_registration_and_renewed_when_t
 ) -> None:
     [first, *_] = snapshots(spark, USERS)
     register(spark, USERS, "kept", first.snapshot_id, max_age=timedelta(hours=2))
-    [kept] = [each for each in consumers(spark, USERS) if each.name == "kept"]
+    [kept] = [each for each in load_history(spark, USERS).consumers() if each.name == "kept"]
     assert 7_200_000 <= kept.kept_until_ms - time.time() * 1000 + 30_000 <= 7_320_000
     assert not register(spark, USERS, "kept", first.snapshot_id, max_age=timedelta(hours=2))
     assert register(spark, USERS, "kept", first.snapshot_id, max_age=timedelta(hours=3)), (

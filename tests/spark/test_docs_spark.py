@@ -21,7 +21,7 @@ from lakefeed.ingest.cli.push import PushRequest, push_lines
 from lakefeed.pipeline.backfill.inputs import FileInput, parse_position
 from lakefeed.pipeline.backfill.runner import Backfill, BackfillRequest
 from lakefeed.pipeline.backfill.target import TargetTable
-from lakefeed.pipeline.consumers.registry import consumers
+from lakefeed.pipeline.consumers.registry import load_history
 from lakefeed.pipeline.spark.session import SessionConfig
 from lakefeed.pipeline.spark.tables import TableIdentifier
 from tests.service_process import ServiceProcess, service_process
@@ -85,7 +85,7 @@ def test_examples_for_jobs_of_users_run_as_they_stand(
     shown = "SELECT _cdc_sequence, _cdc_operation, id FROM audit.seen ORDER BY _cdc_epoch, _cdc_ingested_at, 1, id"
     live = [*((1, "INSERT", 1), (2, "INSERT", 2), (3, "INSERT", 3), (4, "UPDATE", 3), (5, "DELETE", 1))]
     assert [tuple(row) for row in spark.sql(shown).collect()] == live
-    assert {each.name for each in consumers(spark, "lake.default.users")} >= {"audit"}
+    assert {each.name for each in load_history(spark, "lake.default.users").consumers()} >= {"audit"}
     assert [tuple(row) for row in spark.table("gold.users_by_country").collect()] == [("US", 2)]
     assert _cards(spark) == [(2, "Grace from US"), (3, "Edsger from US")]
 

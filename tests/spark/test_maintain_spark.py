@@ -14,7 +14,7 @@ from typing import Any
 from click.testing import Result
 from pyspark.sql import DataFrame, SparkSession
 
-from lakefeed.pipeline.consumers.registry import consumers, finished_snapshot, follow, hold
+from lakefeed.pipeline.consumers.registry import finished_snapshot, follow, hold, load_history
 from lakefeed.pipeline.maintenance.plan import MaintenanceConfig, Step
 from lakefeed.pipeline.maintenance.runner import Maintenance, TableReport
 from lakefeed.pipeline.spark.session import SessionConfig, s3_conf
@@ -85,7 +85,7 @@ class Reader:
         wait_for(
             lambda: (
                 (name, finished_snapshot(self.query.lastProgress))
-                in [(each.name, each.snapshot_id) for each in consumers(self.spark, self.table)]
+                in [(each.name, each.snapshot_id) for each in load_history(self.spark, self.table).consumers()]
             ),
             f"the registration of {name}",
         )
@@ -177,7 +177,7 @@ def test_streams_see_every_change_once_while_their_table_is_written_and_maintain
                 reports = maintenance.run([USERS])
                 assert told(reports, Step.ORPHANS, "orphans") >= len(orphans)
                 assert not any(path.exists() for path in orphans), "they are old, and nothing names them"
-                [asleep] = [each for each in consumers(spark, table) if each.name == "sleeper"]
+                [asleep] = [each for each in load_history(spark, table).consumers() if each.name == "sleeper"]
                 assert asleep.snapshots_behind is not None, "no snapshot after the one of the sleeper has gone"
                 assert asleep.snapshots_behind > 20
                 changes.push_at_most(20)

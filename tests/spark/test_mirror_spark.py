@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
 
 from lakefeed.ingest.cli.main import main
-from lakefeed.pipeline.consumers.registry import consumers
+from lakefeed.pipeline.consumers.registry import load_history
 from lakefeed.pipeline.mirrors.commands import run_mirrors
 from lakefeed.pipeline.mirrors.marker import Marker, load_lineage
 from lakefeed.pipeline.mirrors.merge import MergeResult, merge_changes
@@ -44,7 +44,7 @@ def test_a_mirror_shows_the_last_state_of_each_row_and_is_a_consumer_of_its_tabl
     assert rows == [(2, "Hopper", None, 4), (3, "Edsger", None, 3), (4, "Alan", 41, 6)]
     [status] = load_status(spark, catalog_of(spark), [TableIdentifier.parse("users")], settings)
     assert (status.snapshots_behind, status.seconds_behind) == (0, 0.0)
-    [consumer] = consumers(spark, "default.users")
+    [consumer] = load_history(spark, "default.users").consumers()
     assert (consumer.name, consumer.snapshot_id) == ("mirror_users_current", status.snapshot)
     deletes = spark.sql("SELECT count(*) FROM default.users_current.delete_files").collect()[0][0]
     assert deletes > 0, "merge-on-read writes delete files"
@@ -110,7 +110,7 @@ def test_a_mirror_is_a_consumer_while_it_reads_the_whole_table_and_does_not_beco
     seen: list[list[tuple[str, int]]] = []
 
     def looking(changes: DataFrame, *, marker: Marker, **options: Any) -> MergeResult:
-        found = consumers(changes.sparkSession, "default.whole")
+        found = load_history(changes.sparkSession, "default.whole").consumers()
         seen.append([(each.name, each.snapshot_id) for each in found])
         assert seen[-1] == [("mirror_whole_current", marker.snapshot)]
         return merge_changes(changes, marker=marker, **options)

@@ -185,7 +185,7 @@ class Committer:
         """
         pendings = [self._prepare(state, flush) for state, flush in flushes]
         # Marks past our rows are ours, if an earlier call has committed, or another node's.
-        must_check = any(state.progress.is_ahead_of(flush.spans) for state, flush in flushes)
+        must_check = any(state.progress.marks_in(flush.spans) for state, flush in flushes)
         failure: CatalogError | None = None
         for number in range(attempts_max or ATTEMPTS_MAX):
             if number:

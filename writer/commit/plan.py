@@ -268,7 +268,7 @@ def read_outcome(base: TableState, fresh: TableState, document: Mapping[str, Any
         raise TableReplaced(f"another table has this name now: table={base.name} uuid={base.uuid} found={fresh.uuid}")
     if find_flush(document, flush.id) is not None:
         return Outcome.LANDED
-    if fresh.progress.is_ahead_of(flush.spans):
+    if fresh.progress.marks_in(flush.spans):
         return Outcome.OVERTAKEN
     if not contains_all_written(fresh.schema.columns, StructType(written_fields(base.schema.columns))):
         raise ColumnsChanged(f"columns of the flush were dropped: table={base.name} flush={flush.id}", table=base.name)

@@ -54,21 +54,24 @@ _KEY_TYPES = pa.schema(
 _KEY_SOURCES = (cdc.SOURCE, cdc.SEQUENCE, cdc.INGESTED_AT, cdc.OPERATION, cdc.ROW_ID)
 
 
-# -- files by column bounds
-
-
 @dataclass(frozen=True, slots=True)
-class StoredFile:
-    """A data file of a table and the sequence number of its commit."""
+class LiveFile:
+    """A data file of a snapshot: the snapshot that added it, its number of rows, and the sequences it may have."""
 
-    sequence_number: int
     location: str
-    record_count: int
+    snapshot_id: int
+    rows: int
+    lowest: int
+    highest: int
+    partition: tuple[Any, ...] = ()
+
+
+# -- files by column bounds
 
 
 async def find_files(
     state: TableState, store: ObjectStore, *, within: Mapping[str, tuple[Any, Any]] | None = None
-) -> list[StoredFile]:
+) -> list[LiveFile]:
     """Find the data files that may have rows whose columns are within these bounds, the oldest first.
 
     Bounds are values as Iceberg stores them: longs as numbers, timestamps in microseconds, text as text.
@@ -85,11 +88,10 @@ async def find_files(
     def is_wanted(entry: Entry) -> bool:
         return entry.status is not Status.DELETED and all(_may_be_in(entry.file, *each) for each in wanted)
 
-    files = [
-        StoredFile(entry.sequence_number, entry.file["file_path"], entry.file["record_count"])
-        for entry in await _load_entries(store, manifests, is_wanted)
-    ]
-    return sorted(files, key=lambda file: (file.sequence_number, file.location))
+    entries = await _load_entries(store, manifests, is_wanted)
+    entries.sort(key=lambda entry: (entry.sequence_number, entry.file["file_path"]))
+    sequence_id = _field(state, cdc.SEQUENCE).id
+    return [_live_file(entry, sequence_id) for entry in entries]
 
 
 def _may_be_in(data_file: Mapping[str, Any], field: Field, lowest: Any, highest: Any) -> bool:
@@ -104,7 +106,7 @@ def _bounds(data_file: Mapping[str, Any], field_id: int, type_: str) -> tuple[An
     return decode_bound(type_, lower), decode_bound(type_, upper)
 
 
-async def read_columns(file: StoredFile, state: TableState, store: ObjectStore, *, names: Sequence[str]) -> pa.Table:
+async def read_columns(file: LiveFile, state: TableState, store: ObjectStore, *, names: Sequence[str]) -> pa.Table:
     """Read columns of a file under the table's current names and types."""
     data = await store.read(file.location)
     fields = [_field(state, name) for name in names]
@@ -138,18 +140,6 @@ def _field_id(field: pa.Field) -> int | None:
 
 
 # -- files of a snapshot
-
-
-@dataclass(frozen=True, slots=True)
-class LiveFile:
-    """A data file of a snapshot: the snapshot that added it, its number of rows, and the sequences it may have."""
-
-    location: str
-    snapshot_id: int
-    rows: int
-    lowest: int
-    highest: int
-    partition: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from lakefeed.contract.errors import (
 )
 from lakefeed.contract.properties import Kind
 from lakefeed.writer.commit.state import TableState
-from lakefeed.writer.files.scan import StoredFile, find_files, read_columns
+from lakefeed.writer.files.scan import LiveFile, find_files, read_columns
 from lakefeed.writer.tables.columns import TableColumns
 from lakefeed.writer.tables.context import TableContext
 from lakefeed.writer.tables.flush_policy import FlushPolicy
@@ -205,7 +205,7 @@ class Contents:
     """The quarantine as of one snapshot: its files, and its open entries."""
 
     state: TableState
-    files: Sequence[StoredFile]
+    files: Sequence[LiveFile]
     entries: pa.Table
 
 
@@ -228,7 +228,7 @@ class Quarantine:
         parts = []
         for file in files:
             parts.append(await read_columns(file, state, self.context.store, names=[cdc.ROW_ID, *ENTRY_COLUMNS]))
-            on_rows(file.record_count)
+            on_rows(file.rows)
         return Contents(state, files, open_entries(entries_of(parts)))
 
     async def read(

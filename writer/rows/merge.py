@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -47,21 +47,8 @@ from lakefeed.writer.rows.evolution import FieldIds
 _Column: TypeAlias = pa.Array | pa.ChunkedArray
 
 
-class MergedColumns(NamedTuple):
-    """The columns of both versions, and the highest field id in use."""
-
-    columns: StructType
-    last_field_id: int
-
-
-def merge_columns(table: StructType, own: StructType, *, last_field_id: int) -> MergedColumns:
+def merge_columns(table: StructType, own: StructType, ids: FieldIds) -> StructType:
     """Add to the table's columns those that only the writer's version has, by name or by a former name."""
-    ids = FieldIds(last_field_id)
-    columns = _merge_structs(table, own, ids)
-    return MergedColumns(columns, ids.last)
-
-
-def _merge_structs(table: StructType, own: StructType, ids: FieldIds) -> StructType:
     pairs = _pair_fields(table, own)
     paired = {own_field.name for own_field in pairs.values()}
     kept = tuple(_merge_field(field, pairs.get(field.name), ids) for field in table.fields)
@@ -97,7 +84,7 @@ def _merge_field(table: Field, own: Field | None, ids: FieldIds) -> Field:
 def _merge_types(table: Type, own: Type, ids: FieldIds) -> Type:
     match table, own:
         case StructType(), StructType():
-            return _merge_structs(table, own, ids)
+            return merge_columns(table, own, ids)
         case ListType(), ListType():
             required = table.element_required and own.element_required
             return replace(table, element=_merge_types(table.element, own.element, ids), element_required=required)

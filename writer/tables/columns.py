@@ -44,7 +44,7 @@ from lakefeed.writer.commit.plan import plan_layout
 from lakefeed.writer.commit.state import TableState
 from lakefeed.writer.metrics import WriterMetrics
 from lakefeed.writer.rows.declaration import declare_columns, without_nanoseconds
-from lakefeed.writer.rows.evolution import SchemaUpdate, initial_columns
+from lakefeed.writer.rows.evolution import FieldIds, SchemaUpdate, initial_columns
 from lakefeed.writer.rows.groups import Expected, Group
 from lakefeed.writer.rows.merge import (
     dropped_ids,
@@ -241,7 +241,9 @@ class TableColumns:
         nanoseconds = state.format_version >= FORMAT_WITH_NANOSECONDS
         if not nanoseconds:  # another writer has created the table in an older format
             own = StructType(without_nanoseconds(own.fields))
-        columns, self._last_field_id = merge_columns(state.schema.columns, own, last_field_id=state.last_column_id)
+        ids = FieldIds(state.last_column_id)
+        columns = merge_columns(state.schema.columns, own, ids)
+        self._last_field_id = ids.last
         self._must_decode_again |= has_other_meaning(self.expected.columns, columns)
         self.state = state
         self._seen = replace(state, manifests=None)

@@ -12,6 +12,7 @@ from lakefeed.contract.ledger import LEDGER_KEY, TOTALS_PROPERTY, Ledger, RowFac
 from lakefeed.contract.progress import FLUSH_ID_KEY, PROGRESS_PROPERTY
 from lakefeed.contract.verification import (
     Duplicates,
+    Finding,
     Kind,
     PlannedFile,
     Range,
@@ -20,7 +21,6 @@ from lakefeed.contract.verification import (
     State,
     compare,
     compare_readers,
-    file_unreadable,
     plan,
     report_lines,
 )
@@ -99,7 +99,7 @@ def test_a_snapshot_without_live_files_is_rewritten_unless_files_are_gone() -> N
 
 
 def test_a_scan_that_was_cut_short_reports_only_what_it_knows() -> None:
-    report = compared(facts={}, is_cut_short=True, findings=[file_unreadable("f", "damaged")])
+    report = compared(facts={}, is_cut_short=True, findings=[Finding(Kind.UNREADABLE, "damaged", file="f")])
     assert (kinds(report), report.snapshots, report.notes) == ([Kind.UNREADABLE], {}, [])
 
 

@@ -8,20 +8,21 @@ import sys
 import threading
 
 from lakefeed.contract.ledger import ChunkMark
+from lakefeed.pipeline.backfill import runner
 from lakefeed.pipeline.backfill.commands import backfill
-from lakefeed.pipeline.backfill.runner import ChunkWriter, CommittedChunk, StagedChunk
+from lakefeed.pipeline.backfill.runner import CommittedChunk, StagedChunk, commit_chunk
+from lakefeed.pipeline.backfill.target import TargetTable
 
 
 def main() -> None:
     chunk, delay_s = int(sys.argv[1]), float(sys.argv[2])
-    real_commit = ChunkWriter.commit
 
-    def commit(self: ChunkWriter, staged: StagedChunk, mark: ChunkMark) -> CommittedChunk:
+    def commit(into: TargetTable, staged: StagedChunk, mark: ChunkMark) -> CommittedChunk:
         if mark.chunk == chunk:
             threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
-        return real_commit(self, staged, mark)
+        return commit_chunk(into, staged, mark)
 
-    ChunkWriter.commit = commit  # type: ignore[method-assign]
+    runner.commit_chunk = commit
     backfill(sys.argv[3:])
 
 

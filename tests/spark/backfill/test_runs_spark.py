@@ -20,7 +20,8 @@ from pyspark.sql.types import StructType
 from lakefeed.contract.ledger import ChunkMark
 from lakefeed.pipeline.backfill import commands, runner
 from lakefeed.pipeline.backfill.inputs import FileInput, InputChunk, JdbcInput
-from lakefeed.pipeline.backfill.runner import Backfill, ChunkWriter, CommittedChunk, SchemaMismatch, StagedChunk
+from lakefeed.pipeline.backfill.runner import Backfill, CommittedChunk, SchemaMismatch, StagedChunk, commit_chunk
+from lakefeed.pipeline.backfill.target import TargetTable
 from lakefeed.pipeline.errors import PipelineError
 from lakefeed.settings import SettingsError
 from tests.fault_proxy import Answer, fault_proxy
@@ -104,14 +105,13 @@ def test_a_database_that_changes_while_it_is_read_and_runs_that_are_killed_end_w
     shop.change(6, flush=True)
     into = target(spark, CATALOG, table)
     wanted = request(position="mark", chunk_max_rows=10)
-    real_commit = ChunkWriter.commit
     deaths = iter(["after", "none", "before", "after", "before"])
 
-    def commit(self: ChunkWriter, staged: StagedChunk, mark: ChunkMark) -> CommittedChunk:
+    def commit(into: TargetTable, staged: StagedChunk, mark: ChunkMark) -> CommittedChunk:
         death = next(deaths, "none")
         if death == "before":
             raise Killed
-        written = real_commit(self, staged, mark)
+        written = commit_chunk(into, staged, mark)
         # Rows that were just read: their changes come later, and have to win.
         read = [row["id"] for row in staged.changes.select("id").collect()]
         shop.change(2, flush=chance.random() < 0.5, among=read)
@@ -119,7 +119,7 @@ def test_a_database_that_changes_while_it_is_read_and_runs_that_are_killed_end_w
             raise Killed
         return written
 
-    monkeypatch.setattr(ChunkWriter, "commit", commit)
+    monkeypatch.setattr(runner, "commit_chunk", commit)
     source, runs = LiveInput(shop), 0
     while True:
         runs += 1
@@ -151,14 +151,13 @@ def test_a_commit_that_is_not_answered_is_looked_for_and_not_repeated(
         # The next commit that adds rows is done, and told to have failed.
         spoiled = []
 
-        def spoil_commits(self: ChunkWriter, staged: StagedChunk, mark: ChunkMark) -> CommittedChunk:
+        def spoil_commits(into: TargetTable, staged: StagedChunk, mark: ChunkMark) -> CommittedChunk:
             if mark.chunk == 0:
                 fault = Answer(504, forwarded=True)
                 spoiled.append(proxy.spoil(fault, method="POST", path="/tables/unanswered$", times=1))
-            return real_commit(self, staged, mark)
+            return commit_chunk(into, staged, mark)
 
-        real_commit = ChunkWriter.commit
-        monkeypatch.setattr(ChunkWriter, "commit", spoil_commits)
+        monkeypatch.setattr(runner, "commit_chunk", spoil_commits)
         outcome = backfill(into, source, request(position="start", run="second", chunk_max_bytes=1))
         assert [rule.met for rule in spoiled] == [1]
         assert (outcome.rows, len(rows_of(into))) == (10, 20)

@@ -9,7 +9,7 @@ import pytest
 
 from lakefeed.iceberg.types import Field, ListType, MapType, StructType
 from lakefeed.writer.rows.declaration import declare_columns, parse_declaration
-from lakefeed.writer.rows.evolution import SchemaUpdate, initial_columns, own_fields
+from lakefeed.writer.rows.evolution import FieldIds, SchemaUpdate, initial_columns, own_fields
 from lakefeed.writer.rows.groups import Expected
 from lakefeed.writer.rows.merge import conform, merge_columns
 from tests.writer.sample_rows import declared, decode_group, fit, group, highest_id, own_rows, rescued
@@ -194,10 +194,10 @@ def test_rows_decoded_before_a_rename_conform_to_it():
 def test_a_rename_by_the_writer_or_by_the_table_is_one_column_when_both_are_merged():
     old = declared(Field(20, "client", "int", doc="who"))
     new = declared(Field(40, "customer", "long", doc='formerly ["client"]'))
-    by_writer = merge_columns(old, new, last_field_id=30)
-    assert own(by_writer.columns) == [Field(20, "customer", "long", doc='who; formerly ["client"]')]
-    by_table = merge_columns(new, old, last_field_id=40)
-    assert own(by_table.columns) == own(new)
+    by_writer = merge_columns(old, new, FieldIds(30))
+    assert own(by_writer) == [Field(20, "customer", "long", doc='who; formerly ["client"]')]
+    by_table = merge_columns(new, old, FieldIds(40))
+    assert own(by_table) == own(new)
 
 
 def test_maps_and_lists_that_evolved_stay_so_when_merged():
@@ -206,6 +206,6 @@ def test_maps_and_lists_that_evolved_stay_so_when_merged():
         Field(23, "l", ListType(24, "int", element_required=True)),
     )
     evolved = declared(Field(20, "m", MapType(21, "string", 22, StructType(()))), Field(23, "l", ListType(24, "long")))
-    merged = own(merge_columns(required, evolved, last_field_id=24).columns)
+    merged = own(merge_columns(required, evolved, FieldIds(24)))
     assert merged[0].type == MapType(21, "string", 22, "int")
     assert merged[1].type == ListType(24, "long")

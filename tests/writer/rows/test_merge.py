@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lakefeed.iceberg.types import Field, ListType, MapType, StructType, Type
+from lakefeed.writer.rows.evolution import FieldIds
 from lakefeed.writer.rows.merge import (
     contains_all_written,
     dropped_ids,
@@ -23,16 +24,16 @@ def struct(*fields: Field) -> StructType:
 
 
 def merged_type(table: Type, own: Type) -> Type:
-    merged = merge_columns(struct(Field(1, "a", table)), struct(Field(9, "a", own)), last_field_id=50)
-    return merged.columns.fields[0].type
+    merged = merge_columns(struct(Field(1, "a", table)), struct(Field(9, "a", own)), FieldIds(50))
+    return merged.fields[0].type
 
 
 def test_tables_own_ids_and_order_win():
     table = struct(Field(7, "b", "string"), Field(3, "a", "long"))
     own = struct(Field(1, "a", "long"), Field(2, "b", "string"))
-    merged = merge_columns(table, own, last_field_id=7)
-    assert merged.columns == table
-    assert merged.last_field_id == 7
+    ids = FieldIds(7)
+    assert merge_columns(table, own, ids) == table
+    assert ids.last == 7
 
 
 def test_columns_that_only_the_writer_knows_are_added_at_the_end_with_new_ids():
@@ -40,9 +41,10 @@ def test_columns_that_only_the_writer_knows_are_added_at_the_end_with_new_ids():
     own = struct(
         Field(1, "a", "long"), Field(2, "new", "double", doc="why"), Field(3, "newer", "string", required=True)
     )
-    merged = merge_columns(table, own, last_field_id=40)
-    assert merged.columns.fields[2:] == (Field(41, "new", "double", doc="why"), Field(42, "newer", "string"))
-    assert merged.last_field_id == 42
+    ids = FieldIds(40)
+    merged = merge_columns(table, own, ids)
+    assert merged.fields[2:] == (Field(41, "new", "double", doc="why"), Field(42, "newer", "string"))
+    assert ids.last == 42
 
 
 def test_nested_types_of_new_columns_are_numbered_throughout():
@@ -52,11 +54,12 @@ def test_nested_types_of_new_columns_are_numbered_throughout():
             Field(3, "scores", MapType(4, "string", 5, StructType((Field(6, "n", "long"),)))),
         )
     )
-    merged = merge_columns(struct(Field(1, "a", "long")), struct(Field(1, "b", new)), last_field_id=10)
-    ids = list(field_ids(merged.columns))
-    assert sorted(ids) == [1, *range(11, 18)]
-    assert len(set(ids)) == len(ids)
-    assert merged.last_field_id == 17
+    ids = FieldIds(10)
+    merged = merge_columns(struct(Field(1, "a", "long")), struct(Field(1, "b", new)), ids)
+    used = list(field_ids(merged))
+    assert sorted(used) == [1, *range(11, 18)]
+    assert len(set(used)) == len(used)
+    assert ids.last == 17
 
 
 def test_structs_and_lists_of_structs_take_new_fields_inside():
@@ -68,8 +71,7 @@ def test_structs_and_lists_of_structs_take_new_fields_inside():
         Field(8, "home", struct(Field(9, "city", "string"), Field(10, "zip", "int"))),
         Field(11, "lines", ListType(12, struct(Field(13, "sku", "string"), Field(14, "count", "long")))),
     )
-    merged = merge_columns(table, own, last_field_id=5)
-    home, lines = merged.columns.fields
+    home, lines = merge_columns(table, own, FieldIds(5)).fields
     assert home.type == struct(Field(2, "city", "string"), Field(6, "zip", "int"))
     assert lines.type == ListType(4, struct(Field(5, "sku", "string"), Field(7, "count", "long")))
 
@@ -101,9 +103,9 @@ def test_tables_type_wins_where_no_promotion_leads_from_it(table, own):
 def test_column_that_either_allows_to_be_missing_may_be_missing():
     table = struct(Field(1, "a", "long", required=True), Field(2, "b", "long", required=True))
     own = struct(Field(1, "a", "long"), Field(2, "b", "long", required=True))
-    merged = merge_columns(table, own, last_field_id=2).columns
+    merged = merge_columns(table, own, FieldIds(2))
     assert [field.required for field in merged.fields] == [False, True]
-    assert [field.required for field in merge_columns(own, table, last_field_id=2).columns.fields] == [False, True]
+    assert [field.required for field in merge_columns(own, table, FieldIds(2)).fields] == [False, True]
 
 
 def test_ids_of_every_nested_field_are_found():
@@ -236,4 +238,4 @@ def replace_ids(type_: StructType, by: int) -> StructType:
 def test_columns_that_only_the_writer_knows_under_a_name_that_differs_by_case_are_not_added():
     table = struct(Field(1, "ID", "long"), Field(2, "home", struct(Field(3, "Zip", "int")), doc='formerly ["House"]'))
     own = struct(Field(7, "id", "long"), Field(8, "home", struct(Field(9, "zip", "int"))), Field(10, "house", "long"))
-    assert merge_columns(table, own, last_field_id=3).columns == table
+    assert merge_columns(table, own, FieldIds(3)) == table
