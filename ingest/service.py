@@ -57,7 +57,7 @@ from lakefeed.writer.commit.committer import Committer
 from lakefeed.writer.commit.fencing import Fence, join_catalog
 from lakefeed.writer.commit.rest_catalog import CatalogClient, open_catalog, open_foreign_catalog
 from lakefeed.writer.commit.sources import ConsumerWatch, load_resume_positions
-from lakefeed.writer.config import LogConfig, WriterConfig
+from lakefeed.writer.config import LogConfig
 from lakefeed.writer.metrics import WriterMetrics
 from lakefeed.writer.rows.evolution import initial_columns
 from lakefeed.writer.tables.context import TableContext
@@ -119,7 +119,10 @@ def _stop_signal() -> asyncio.Event:
 @asynccontextmanager
 async def serving(config: Config) -> AsyncIterator[Addresses]:
     """Run all parts while the block runs; a failing part ends the block with its error."""
-    _check_partition(config.writer)
+    try:  # a partition that not every table could have is an error before there are tables
+        parse_partition(config.writer.partition, Schema(0, initial_columns(keep_before=config.writer.keep_before)))
+    except ValueError as error:
+        raise SettingsError(f"writer.partition: {error}") from error
     own_token = secrets.token_urlsafe()
     auth = _open_auth(config, own_token=own_token)
     data_dir = make_data_dir(config)
@@ -275,15 +278,6 @@ def _build_parts(
         auth=auth,
         consumers=consumers,
     )
-
-
-def _check_partition(config: WriterConfig) -> None:
-    """Raise for a partition that not every table could have, before there are tables."""
-    try:
-        columns = initial_columns(keep_before=config.keep_before)
-        parse_partition(config.partition, Schema(0, columns))
-    except ValueError as error:
-        raise SettingsError(f"writer.partition: {error}") from error
 
 
 def _build_app(config: Config, parts: Parts, *, storage: StorageConfig, data_dir: Path) -> web.Application:

@@ -365,7 +365,9 @@ def create_document(updates: list[Update], *, default_uuid: str, default_locatio
 
     Raises: BadRequest, ValidationFailed.
     """
-    draft = Draft(empty_document(_first_format_version(updates)), now_ms=now_ms)
+    # The version that the client asks for comes first, so that schemas are checked against it in any order of updates.
+    versions = [update.get("format-version") for update in updates if update["action"] == "upgrade-format-version"]
+    draft = Draft(empty_document(_format_version(versions[0] if versions else None)), now_ms=now_ms)
     apply_to_draft(draft, updates)
     if draft.document["current-schema-id"] < 0:
         raise ValidationFailed("Cannot create a table without a current schema")
@@ -387,12 +389,6 @@ def _plan_rest(document: JsonObject, default_uuid: str, default_location: str) -
         rest.append({"action": "set-default-sort-order", "sort-order-id": -1})
     rest.append({"action": "set-properties", "updates": {**_DEFAULT_PROPERTIES, **document["properties"]}})
     return rest
-
-
-def _first_format_version(updates: list[Update]) -> int:
-    """Return the version that the client asks for, so that schemas are checked against it in any order of updates."""
-    asked = [update.get("format-version") for update in updates if update["action"] == "upgrade-format-version"]
-    return _format_version(asked[0]) if asked else DEFAULT_FORMAT_VERSION
 
 
 def _format_version(value: Any) -> int:

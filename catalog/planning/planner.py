@@ -276,7 +276,11 @@ class Planner:
             plan.failure = CatalogError("Internal server error")
 
     async def _prepare_scan(self, scan: Scan) -> PreparedScan:
-        manifests = await self._run(keep_manifests, scan, await self._list_manifests(scan))
+        listed: dict[str, Manifest] = {}  # the lists of several snapshots share most of their manifests
+        async for location, body in self._read(scan.manifest_lists):
+            listed |= {m.location: m for m in await self._run(list_manifests, body, location)}
+            self._check_size(listed, "manifests")
+        manifests = await self._run(keep_manifests, scan, list(listed.values()))
         # Files of an append scan are read as they were added: deletes of later snapshots do not apply.
         with_deletes = {m.location: m for m in manifests if m.holds_deletes and scan.added_by is None}
         deletes: list[Entry] = []
@@ -285,14 +289,6 @@ class Planner:
             self._check_size(deletes, "delete files")
         data = [manifest for manifest in manifests if not manifest.holds_deletes]
         return await self._run(prepare_scan, scan, data, deletes, self._config.plan_page_files)
-
-    async def _list_manifests(self, scan: Scan) -> list[Manifest]:
-        """Read the manifest lists of a scan. Lists of several snapshots share most of their manifests."""
-        listed: dict[str, Manifest] = {}
-        async for location, body in self._read(scan.manifest_lists):
-            listed |= {m.location: m for m in await self._run(list_manifests, body, location)}
-            self._check_size(listed, "manifests")
-        return list(listed.values())
 
     def _check_size(self, held: Sized, what: str) -> None:
         if len(held) > self._config.plans_held_max_files:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import functools
+import hashlib
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from lakefeed.catalog.errors import BadRequest, BodyTooLarge, NoSuchWarehouse
 from lakefeed.catalog.json_fields import JsonObject, parse_count, parse_object, read_object
 from lakefeed.catalog.names import EntryId, Namespace, check_name, namespace_from_path
 from lakefeed.catalog.planning.planner import Planner
-from lakefeed.catalog.service.idempotency import Idempotency, fingerprint, parse_key
+from lakefeed.catalog.service.idempotency import Idempotency, parse_key
 from lakefeed.catalog.service.load_responses import LoadResponses
 from lakefeed.catalog.service.tables import Tables, Views
 from lakefeed.catalog.store.outcomes import RequestOutcome
@@ -130,7 +131,7 @@ def with_idempotency_key(route: Route) -> Handler:
 
         return await services(request).idempotency.run_once(
             key,
-            fingerprint(request.method, request.raw_path, body),
+            hashlib.sha256(b"\0".join((request.method.encode(), request.raw_path.encode(), body))).hexdigest(),
             handle=lambda: route.handler(request),
             replay=replay,
         )

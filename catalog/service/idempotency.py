@@ -12,7 +12,6 @@ and it responds with the first one's outcome.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import re
 from collections.abc import Awaitable, Callable
@@ -51,11 +50,6 @@ def parse_key(text: str) -> str:
     return key
 
 
-def fingerprint(method: str, path: str, body: bytes) -> str:
-    """Return a digest that tells requests apart."""
-    return hashlib.sha256(b"\0".join((method.encode(), path.encode(), body))).hexdigest()
-
-
 class Idempotency:
     """Handles requests with a key."""
 
@@ -74,7 +68,7 @@ class Idempotency:
     async def run_once(
         self,
         key: str,
-        request_fingerprint: str,
+        fingerprint: str,
         *,
         handle: Callable[[], Awaitable[_T]],
         replay: Callable[[RequestOutcome], Awaitable[_T]],
@@ -83,7 +77,7 @@ class Idempotency:
 
         Raises: Unprocessable, TooManyWaiting, StoreFailed, and what `handle` and `replay` raise.
         """
-        claim = KeyClaim(key, request_fingerprint, self._clock_ms())
+        claim = KeyClaim(key, fingerprint, self._clock_ms())
         async with self._locks.hold(key):
             outcome = await self._find(claim)
             if outcome is None:

@@ -68,7 +68,14 @@ class EncodedLoad:
         if not self.is_gzip:
             return self.data + end
         trailer = struct.pack("<LL", zlib.crc32(end, self.plain_crc), (self.plain_bytes + len(end)) & 0xFFFFFFFF)
-        return b"".join((self.data, *_stored_blocks(end), trailer))
+        # The last deflate blocks of the stream, without compression.
+        starts = range(0, len(end), _STORED_BLOCK_MAX_BYTES)
+        chunks = [end[start : start + _STORED_BLOCK_MAX_BYTES] for start in starts]
+        blocks = [
+            struct.pack("<BHH", number == len(chunks), len(chunk), len(chunk) ^ 0xFFFF) + chunk
+            for number, chunk in enumerate(chunks, start=1)
+        ]
+        return b"".join((self.data, *blocks, trailer))
 
 
 def encode_load(stored: StoredMetadata, snapshots: str = ALL, *, compress: bool = False) -> EncodedLoad:
@@ -112,12 +119,3 @@ def load_etag(pointer: Pointer, snapshots: str, config: bytes) -> str:
     """Return the entity tag of a response: a digest of the version, of the snapshots shown and of the config."""
     parts = b"\0".join((pointer.location.encode(), pointer.digest.encode(), snapshots.encode(), config))
     return hashlib.sha256(parts).hexdigest()[:_ETAG_CHARS]
-
-
-def _stored_blocks(data: bytes) -> list[bytes]:
-    """Return the last deflate blocks of a stream, without compression."""
-    chunks = [data[start : start + _STORED_BLOCK_MAX_BYTES] for start in range(0, len(data), _STORED_BLOCK_MAX_BYTES)]
-    return [
-        struct.pack("<BHH", number == len(chunks), len(chunk), len(chunk) ^ 0xFFFF) + chunk
-        for number, chunk in enumerate(chunks, start=1)
-    ]

@@ -149,7 +149,7 @@ class Versions:
             return await self.insert(change.entry, change.document)
         if change.document is not None:
             return await self._replace(change.entry, change.base, change.document)
-        claim = current_claim()
+        claim = current_claim.get()
         if claim is not None:  # a request that changes nothing has an outcome nevertheless
             await self.store.record_outcome(claim, outcome_at(change.base.pointer))
         return change.base

@@ -83,19 +83,15 @@ def outcome_at(pointer: Pointer) -> RequestOutcome:
     return RequestOutcome(pointer.location, digest=pointer.digest)
 
 
-_claim: ContextVar[KeyClaim | None] = ContextVar("claim", default=None)
+# The claim of the request that a task handles; None if it has no key.
+current_claim: ContextVar[KeyClaim | None] = ContextVar("claim", default=None)
 
 
 @contextmanager
 def holding_claim(claim: KeyClaim) -> Iterator[None]:
     """Record the outcome of the first change that this task makes in a store under the claim's key."""
-    token = _claim.set(claim)
+    token = current_claim.set(claim)
     try:
         yield
     finally:
-        _claim.reset(token)
-
-
-def current_claim() -> KeyClaim | None:
-    """Return the claim of the request that this task handles, or None if it has no key."""
-    return _claim.get()
+        current_claim.reset(token)

@@ -186,7 +186,7 @@ class Store(ABC):
         is_single: bool = False,
     ) -> _T:
         """Make a change; for a request with a key, record its outcome, if any, in the same transaction."""
-        claim = current_claim()
+        claim = current_claim.get()
         if claim is None:
             return await self._write(operation, prepare, is_single=is_single)
         return await self._write(_with_outcome(operation, claim, outcome_of), prepare)

@@ -159,7 +159,10 @@ def _text(column: FittedColumn) -> Column:
         case types.TimestampNTZType():
             return _timestamp_text(value)
         case types.TimestampType():
-            return sql.concat(_timestamp_text(_in_utc(value)), sql.lit("Z"))
+            # Local time in UTC, whatever the zone of the session.
+            seconds = (sql.unix_micros(value).cast("decimal(20, 0)") / 1_000_000).cast("decimal(18, 6)")
+            in_utc = sql.expr("TIMESTAMP_NTZ'1970-01-01 00:00:00'") + sql.make_dt_interval(secs=seconds)
+            return sql.concat(_timestamp_text(in_utc), sql.lit("Z"))
         case types.DecimalType():
             return _plain_text(value, type_)
     return value.cast("string")
@@ -181,12 +184,6 @@ def _plain_text(value: Column, type_: types.DecimalType) -> Column:
 def _timestamp_text(value: Column) -> Column:
     """Write a time without a zone. Spark drops trailing zeros after the second, as live changes do."""
     return sql.translate(value.cast("string"), " ", "T")
-
-
-def _in_utc(value: Column) -> Column:
-    """Return a timestamp as local time in UTC, whatever the zone of the session."""
-    seconds = (sql.unix_micros(value).cast("decimal(20, 0)") / 1_000_000).cast("decimal(18, 6)")
-    return sql.expr("TIMESTAMP_NTZ'1970-01-01 00:00:00'") + sql.make_dt_interval(secs=seconds)
 
 
 def _json_text(column: FittedColumn) -> Column:
