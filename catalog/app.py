@@ -1,7 +1,7 @@
 """The catalog as an aiohttp application: builds its parts, owns their lifetime, renders every error.
 
-The host mounts it under `/v1`; the routes here are relative to that. The host authenticates requests and keeps who sent
-one under routes.http.PRINCIPAL; the catalog itself serves every request that reaches it.
+The host mounts it under `/v1`; the routes here are relative to that. The host authenticates each request and stores its
+sender under routes.http.PRINCIPAL. The catalog itself serves every request that reaches it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The service: builds all parts and owns their lifetime. The one module that knows all of them.
+"""The service: builds all parts and owns their lifetime. No other module knows all of them.
 
 Start:  log, control plane with the catalog, writer, data plane
 Stop:   close the WebSocket with 1001, finish the intake, flush until the deadline, end the tasks, close the log
 
 What is not flushed stays in the log for the next start. `serving_catalog` runs the catalog alone (`lakefeed catalog
-serve`): no log, no writer, no data plane. Any number of these may share one PostgreSQL, and ingest nodes commit to them
-(`iceberg.uri`).
+serve`), without log, writer and data plane. Any number of catalogs may share one PostgreSQL database, and ingest nodes
+commit to them (`iceberg.uri`).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ async def run_service(config: Config, *, announce: Announce) -> int:
     except ExceptionGroup as group:
         if (fenced := group.subgroup(Fenced)) is not None:
             error: BaseException = fenced
-            while isinstance(error, BaseExceptionGroup):  # however deep it is
+            while isinstance(error, BaseExceptionGroup):  # groups may be nested
                 error = error.exceptions[0]
             logger.error("fenced", extra={"reason": str(error)})  # noqa: TRY400 - no traceback needed
             return EXIT_FENCED
@@ -184,7 +184,7 @@ async def serving(config: Config) -> AsyncIterator[Addresses]:
                 await join_catalog(catalog_client, fence)
                 if config.writer.transactions and not catalog_client.has_transactions:
                     logger.warning("catalog_has_no_transactions", extra={"ignored": "writer.transactions"})
-                if not parts.intake.sources():  # the log is new or was lost: the tables know more
+                if not parts.intake.sources():  # the log is new or was lost: read the positions from the tables
                     await resume.refresh()
                 watch = tasks.create_task(fence.run(), name="fence-watch")
                 async with _working(config, parts, tasks=tasks, ws_listener=ws_listener) as ws_url:
@@ -286,7 +286,7 @@ def _build_app(config: Config, parts: Parts, *, storage: StorageConfig, data_dir
     HttpIngest(
         config.ingest, intake=parts.intake, debezium=parts.debezium, gate=parts.request_gate, metrics=parts.metrics
     ).add_routes(app)
-    if not config.iceberg.uri:  # beside a foreign catalog, our own would only be mistaken for it
+    if not config.iceberg.uri:  # with a foreign catalog, our own would have no tables
         app.add_subapp("/v1", build_own_catalog(config, storage, data_dir))
     return app
 

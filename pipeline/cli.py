@@ -12,8 +12,8 @@ import importlib
 
 import click
 
-# Command -> module and attribute. `lakefeed verify` also works without Spark and belongs to the service; this is its
-# part that uses Spark.
+# Command -> module and attribute. `lakefeed verify` is a command of the service, because it also works without Spark;
+# `verify` here is the part that uses Spark.
 JOBS = {
     "backfill": ("lakefeed.pipeline.backfill.commands", "backfill"),
     "consumers": ("lakefeed.pipeline.consumers.commands", "consumers"),

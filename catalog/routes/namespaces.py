@@ -1,4 +1,4 @@
-"""Routes of namespaces, and of functions, of which every namespace has none."""
+"""Routes of namespaces and functions. There are no functions, because no operation of the specification creates one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def list_namespaces(request: web.Request) -> web.Response:
     try:
         found = await store.list_namespaces(namespace, after=page.after, limit=page.fetch)
     except NoSuchNamespace:
-        # PyIceberg encodes this parameter twice, so the name of a parent that seems to be missing may be encoded.
+        # PyIceberg encodes this parameter twice: if the parent is missing, decode its name once more.
         decoded = unquote(parent)
         if decoded == parent:
             raise
@@ -47,7 +47,7 @@ async def create_namespace(request: web.Request) -> web.Response:
 
 
 async def replay_create(request: web.Request, _outcome: RequestOutcome) -> web.Response:
-    """Respond to a create, which repeats what was asked for."""
+    """Respond to a create with the name and properties of the request."""
     body = await read_json(request)
     return json_response({"namespace": namespace_from_json(body), "properties": maybe_text_map(body, "properties")})
 
@@ -83,7 +83,7 @@ async def update_properties(request: web.Request) -> web.Response:
 
 
 async def replay_update(request: web.Request, outcome: RequestOutcome) -> web.Response:
-    """Respond to an update of properties: which were set and removed, and which could not be, because none exists."""
+    """Respond to an update of properties: which were set, which were removed, and which were missing."""
     body = await read_json(request)
     removals = dict.fromkeys(maybe_texts(body, "removals"))
     return json_response(
@@ -96,7 +96,7 @@ async def replay_update(request: web.Request, outcome: RequestOutcome) -> web.Re
 
 
 async def list_functions(request: web.Request) -> web.Response:
-    """List the functions of an existing namespace: none, because no operation of the specification creates one."""
+    """List the functions of an existing namespace: always an empty list."""
     page = query_page(request)
     await services(request).store.load_namespace(path_namespace(request))
     return page_response("identifiers", [], page, show=str, name=str)

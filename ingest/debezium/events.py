@@ -1,8 +1,9 @@
 """Debezium events as values, and the settings of their source. Rows stay JSON.
 
-A `Change` has the fields of a wire event and what only a Debezium source knows. Operations beyond the wire's three:
+A `Change` has the fields of a wire event, and those that only Debezium sends. The wire protocol has INSERT, UPDATE and
+DELETE; Debezium also has:
 
-    READ      a row of a snapshot: after-image only; replaces what is known of its row
+    READ      a row of a snapshot: after-image only; replaces the row as it is known
     TRUNCATE  all rows of the table are gone: no image, no row id
     MESSAGE   pg_logical_emit_message: prefix and content are the after-image, in a table of their own
 """
@@ -26,11 +27,11 @@ NULL = msgspec.Raw(b"null")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableKeys:
-    """The key of a table's rows.
+    """The columns that identify a table's rows, and which columns of its before-images are real.
 
-    `columns` are those of the replica identity: the primary key by default, the columns of the index where a table has
-    REPLICA IDENTITY USING INDEX (there the primary key arrives as zeros). With `replica_identity_full` every column of
-    a before-image is real; without it only these columns are, because Debezium fills the others with nulls, zeros,
+    `columns` are those of the replica identity: the primary key by default. For a table with REPLICA IDENTITY USING
+    INDEX they are the columns of the index, and Debezium sends the primary key as zeros. With `replica_identity_full`
+    every column of a before-image is real. Otherwise only `columns` are: Debezium fills the others with nulls, zeros,
     empty text or column defaults.
     """
 
@@ -78,9 +79,9 @@ class SourceOperation(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a change comes from in its source. `snapshot` is empty for changes that were streamed.
+    """The position of a change in its source. `snapshot` is empty for streamed changes.
 
-    `sequence` is PostgreSQL's pair: the last commit before the change, and the change; a null is None.
+    `sequence` is PostgreSQL's pair of positions: of the last commit before the change, and of the change itself.
     """
 
     database: str = ""
@@ -101,7 +102,7 @@ class Origin:
 class Change:
     """One change of one row, or of a whole table. Images are empty when absent.
 
-    `unchanged` columns were not sent and stand in no image. `irregular` columns hold text or a number that is not a
+    `unchanged` columns were not sent and are in no image. `irregular` columns hold text or a number that is not a
     regular value of their type: infinities, NaN, years before 1 or after 9999, the time 24:00:00.
     `moved_from` and `moved_to` are row ids: the two halves of a change of key name each other.
     """
@@ -130,7 +131,7 @@ class TransactionStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TransactionMark:
-    """The begin or the end of a transaction; the end says how many events there were, in all and per table."""
+    """The begin or end of a transaction. The end has the number of its events, in total and per table."""
 
     status: TransactionStatus
     transaction: str

@@ -1,4 +1,4 @@
-"""Consumers of a table: streaming readers, registered as tags with how far they have come.
+"""Consumers of a table: streaming readers, registered as tags at the last snapshot that they have finished.
 
     lakefeed_consumer_<name>    type tag, snapshot-id: the last snapshot that the consumer has finished, max-ref-age-ms
 
@@ -46,8 +46,8 @@ class Consumer:
     snapshots_behind: int | None = None
     behind: timedelta = timedelta(0)
 
-    def is_over(self, now_ms: int) -> bool:
-        """Return whether its last registration is too long ago."""
+    def is_expired(self, now_ms: int) -> bool:
+        """Return whether its last registration is too old, so that nothing is kept for it."""
         return self.kept_until_ms is not None and now_ms > self.kept_until_ms
 
 
@@ -64,7 +64,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A snapshot: its id, its parent, its time, and Iceberg's word for what it did."""
+    """A snapshot: its id, its parent, its commit time and its operation."""
 
     snapshot_id: int
     parent_id: int | None
@@ -161,7 +161,7 @@ def snapshots_needed(
 ) -> int:
     """Return how many of the newest snapshots consumers still need, at most `most`. `chain` has the newest first."""
     positions = {snapshot["snapshot-id"]: position for position, snapshot in enumerate(chain[:most])}
-    needed = (positions.get(each.snapshot_id, -1) + 1 for each in consumers if not each.is_over(now_ms))
+    needed = (positions.get(each.snapshot_id, -1) + 1 for each in consumers if not each.is_expired(now_ms))
     return max(needed, default=0)
 
 
@@ -188,7 +188,7 @@ def describe(consumer: Consumer, *, now_ms: int) -> dict[str, Any]:
         "snapshotsBehind": consumer.snapshots_behind,
         "secondsBehind": consumer.behind.total_seconds(),
         "keptForSeconds": None if left_ms is None else max(0, left_ms) / 1000,
-        "isExpired": consumer.is_over(now_ms),
+        "isExpired": consumer.is_expired(now_ms),
     }
 
 

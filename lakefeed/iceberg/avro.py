@@ -1,9 +1,9 @@
 """Avro form of manifests and manifest lists: one reader, one writer, and the schemas of formats 2 and 3.
 
-Values are read without Avro's logical types: Python's dates end at year 9999 where Iceberg's go on, and a decimal is
-the bytes that are stored. Bytes that cannot be read raise one error, ManifestUnreadable.
+Values are read without Avro's logical types: Python's dates end at year 9999, which Iceberg's do not, and a decimal is
+read as its stored bytes. Every error of unreadable bytes is raised as ManifestUnreadable.
 
-Readers of Iceberg go by the `field-id` of each Avro field; names are the specification's.
+Readers of Iceberg match fields by the `field-id` of each Avro field; the names are those of the specification.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _HEADER = fastavro.parse_schema(
         ],
     }
 )
-# Logical types that fastavro would apply, or a backslash that may hide one. It passes over maps, which are arrays.
+# Logical types that fastavro would apply, or a backslash that may hide one. Maps are skipped: they are arrays in Avro.
 _LOGICAL_TYPE = re.compile(rb'\\|"logicalType"\s*:\s*"(?!map")')
-# What fastavro and the codecs below it raise for bytes that are not what they should be.
+# What fastavro and its codecs raise for damaged bytes.
 _UNREADABLE = (
     *(ValueError, TypeError, KeyError, IndexError, AttributeError, EOFError, StopIteration),
     *(ArithmeticError, MemoryError, RecursionError, struct.error, zlib.error, SchemaParseException),
@@ -58,7 +58,7 @@ _UNREADABLE = (
 
 @contextmanager
 def reading(location: str) -> Iterator[None]:
-    """Turn every error of unreadable bytes into ManifestUnreadable."""
+    """Raise every error of unreadable bytes as ManifestUnreadable."""
     try:
         yield
     except _UNREADABLE as error:
@@ -66,9 +66,9 @@ def reading(location: str) -> Iterator[None]:
 
 
 def read_avro(data: bytes, *, wanted: Projection | None = None) -> tuple[list[AvroSchema], Iterator[Record]]:
-    """Read the fields of an Avro file's schema, and its records or the wanted fields of them.
+    """Read the fields of an Avro file's schema, and its records, with the wanted fields only.
 
-    Callers read inside `reading`: bytes that are damaged raise various errors, at once or at a later record.
+    Call it and read the records inside `reading`: damaged bytes raise various errors, at once or at a later record.
     """
     source = io.BytesIO(data)
     header: Any = fastavro.schemaless_reader(source, _HEADER, None)

@@ -1,7 +1,7 @@
 """Iceberg types, fields and schemas as values, and their JSON form in table metadata.
 
 A primitive is its Iceberg name ("long", "decimal(10,2)"); nested types are the classes below. Field ids live in fields,
-as in table metadata. Code that goes through nested types uses `children`, `walk` and `map_type`: a list has one child
+as in table metadata. Code that traverses nested types uses `children`, `walk` and `map_type`: a list has one child
 named "element", a map has the children "key" and "value".
 
 Metadata may hold keys that this version does not know. They are kept as JSON text in `extra` and written back, so that
@@ -90,9 +90,9 @@ Type: TypeAlias = str | StructType | ListType | MapType
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A table's columns under the id that the catalog gave this version of them.
+    """One version of a table's columns, with the id that the catalog gave it.
 
-    The identifier fields belong to other writers; Lakefeed only keeps them.
+    The identifier fields belong to other writers; Lakefeed only preserves them.
     """
 
     schema_id: int
@@ -119,7 +119,7 @@ def fixed_length(type_: str) -> int | None:
 
 
 def promotes(from_: str, to: str) -> bool:
-    """Return whether Iceberg, in every format version, may change a column's type so."""
+    """Return whether every format version of Iceberg allows this promotion of a column's type."""
     if (from_, to) in _PROMOTIONS:
         return True
     old, new = decimal_parts(from_), decimal_parts(to)
@@ -165,7 +165,7 @@ def map_type(type_: Type, change: Callable[[Field], Field]) -> Type:
 def written_fields(columns: StructType) -> tuple[Field, ...]:
     """Return the columns that data files of a table have.
 
-    An optional column of an unknown type, at any depth, is left out: readers then show null.
+    Optional columns with an unknown type at any depth are left out: readers return null for them.
     """
     return tuple(field for field in columns.fields if field.required or _is_known(field.type))
 
@@ -244,7 +244,7 @@ def _field_from_json(document: Mapping[str, Any]) -> Field:
 
 
 def schema_to_json(schema: Schema) -> dict[str, Any]:
-    """Render a schema as the REST catalog takes it."""
+    """Render a schema as the REST catalog expects it."""
     document = {**type_to_json(schema.columns), "schema-id": schema.schema_id}
     if schema.identifier_ids:
         document["identifier-field-ids"] = list(schema.identifier_ids)

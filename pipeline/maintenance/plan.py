@@ -293,7 +293,7 @@ def plan_expiry(facts: TableFacts, settings: MaintenanceSettings, *, now_ms: int
     holders, expired_consumers, cut_ms = [], [], limit_ms
     for consumer in facts.history.consumers():
         depth = consumer.snapshots_behind
-        if depth is None or depth >= most or consumer.is_over(now_ms):
+        if depth is None or depth >= most or consumer.is_expired(now_ms):
             expired_consumers.append(consumer.name)
         elif (since_ms := _oldest_ms(chain[: depth + 1])) < limit_ms:
             holders.append(consumer.name)

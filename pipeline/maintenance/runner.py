@@ -5,10 +5,10 @@ step or table that fails is reported, and the others go on.
 
 A rewrite that conflicts with another commit is rejected as a whole and changes nothing: Iceberg retries the commit a
 few times, then the step runs again. A commit with an unknown outcome is not retried, because it could happen twice; the
-next run plans on what it finds.
+next run plans from the state that it finds.
 
-Tables are names in SQL with the catalog first: `lake`.`sales`.`orders`. Timestamps carry their zone, because Spark
-would read them in the session's own.
+Tables are names in SQL with the catalog first: `lake`.`sales`.`orders`. Timestamps name their zone,
+because Spark would read them in the zone of the session.
 """
 
 from __future__ import annotations
@@ -173,12 +173,13 @@ class Maintenance:
             try:
                 if results and not self.is_dry_run and step is not Step.ORPHANS:  # orphans depend on their age alone
                     plan, facts = self._plan(name, settings)
-                result = (
-                    self._run_step(name, step, plan=plan, facts=facts, settings=settings) if plan.has(step) else None
-                )
+                if not plan.has(step):
+                    continue
+                result = self._run_step(name, step, plan=plan, facts=facts, settings=settings)
             except spark_errors() as error:
                 result = StepResult(step, problem=_log_failure(name, error, step=step.value))
-            results += [result] if result is not None else []
+            if result is not None:
+                results.append(result)
         after: TableSizes | None = before
         problem = None
         if results and not self.is_dry_run:
@@ -329,7 +330,7 @@ def expire(spark: SparkSession, table: str, *, clock: Callable[[], float] = time
 
 
 def rewrite_data_files(table: str, settings: MaintenanceSettings, facts: TableFacts, *, rewrite_bytes: int) -> str:
-    """Write a compaction: in the configured order, else in the table's sort order, else unsorted."""
+    """Return the SQL of a compaction: in the configured order, else in the table's sort order, else unsorted."""
     arguments = {"table": text_literal(table)}
     if settings.zorder:
         arguments |= {"strategy": "'sort'", "sort_order": text_literal(f"zorder({', '.join(settings.zorder)})")}
@@ -349,24 +350,24 @@ def rewrite_data_files(table: str, settings: MaintenanceSettings, facts: TableFa
 
 
 def rewrite_position_delete_files(table: str, settings: MaintenanceSettings) -> str:
-    """Write a rewrite of small position-delete files."""
+    """Return the SQL of a rewrite of small position-delete files."""
     options = {"min-input-files": str(settings.min_input_files)}
     return _call(table, "rewrite_position_delete_files", {"table": text_literal(table), "options": _map(options)})
 
 
 def rewrite_manifests(table: str) -> str:
-    """Write a rewrite of small manifests, without the cache, which would hold all entries in memory."""
+    """Return the SQL of a rewrite of small manifests, without the cache, which would hold all entries in memory."""
     return _call(table, "rewrite_manifests", {"table": text_literal(table), "use_caching": "false"})
 
 
 def expire_snapshots(table: str, *, older_than_ms: int) -> str:
-    """Write an expiry of snapshots. The minimum number to keep is a property of the table."""
+    """Return the SQL of an expiry of snapshots. The minimum number to keep is a property of the table."""
     arguments = {"table": text_literal(table), "older_than": timestamp_sql(older_than_ms), "stream_results": "true"}
     return _call(table, "expire_snapshots", arguments)
 
 
 def remove_orphan_files(table: str, *, older_than_ms: int, location: str, is_dry_run: bool) -> str:
-    """Write a removal of unreferenced files. Object stores are listed by the table's own file access."""
+    """Return the SQL of a removal of unreferenced files. Object stores are listed by the table's own file access."""
     arguments = {
         "table": text_literal(table),
         "older_than": timestamp_sql(older_than_ms),
@@ -377,7 +378,7 @@ def remove_orphan_files(table: str, *, older_than_ms: int, location: str, is_dry
 
 
 def timestamp_sql(ms: int) -> str:
-    """Write a timestamp, to the millisecond."""
+    """Return a timestamp as SQL, to the millisecond."""
     at = datetime.fromtimestamp(ms // 1000, UTC)
     return f"TIMESTAMP '{at:%Y-%m-%d %H:%M:%S}.{ms % 1000:03d} UTC'"
 

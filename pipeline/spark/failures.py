@@ -1,8 +1,8 @@
-"""Spark's errors, recognised without importing Spark, and retries of what lost against another commit.
+"""Spark's errors, recognised without importing Spark, and retries after conflicts between commits.
 
-A commit that is rejected because another one came first can be repeated as a whole, and so can a job whose snapshot
-expired while it was reading. A commit with an unknown outcome may have landed, so it is repeated only if doing it twice
-changes nothing.
+A commit that is rejected because another one came first can be retried as a whole, and so can a job whose snapshot
+expired while it was reading. A commit with an unknown outcome may have landed, so it is retried only if it is
+idempotent.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CONFLICTS = (
     "ValidationException",
     "Missing required files to delete",
     "iceberg.exceptions.NotFoundException",
-    "NoSuchKeyException",  # NotFoundException in the words of the S3 client
+    "NoSuchKeyException",  # NotFoundException, as the S3 client reports it
 )
 # The commit may or may not have landed. A lost connection is reported as RESTException.
 _UNKNOWN = ("CommitStateUnknownException", "iceberg.exceptions.RESTException")
@@ -101,25 +101,19 @@ def retry_on_conflict(
     backoff: Backoff = _BACKOFF,
     is_idempotent: bool = False,
 ) -> T:
-    """Run an action, and again if another commit came first. `what` names it in the log.
+    """Run an action, and retry it if another commit came first. `what` names it in the log.
 
-    An idempotent action is also repeated if its outcome is unknown.
+    An idempotent action is also retried if its outcome is unknown.
     """
     for attempt in range(1, attempts_max):
         try:
             return action()
         except Exception as error:
-            if not (is_conflict(str(error)) or (is_idempotent and _is_unknown(str(error)))):
+            message = str(error)
+            is_unknown = any(name in message for name in _UNKNOWN)
+            may_retry = is_idempotent if is_unknown else any(name in message for name in _CONFLICTS)
+            if not may_retry:
                 raise
             _log.warning("conflict_retried", extra={"what": what, "reason": first_line(error)})
             time.sleep(backoff.jittered_s(attempt))
     return action()
-
-
-def is_conflict(message: str) -> bool:
-    """Return whether Iceberg's message reports that another commit came first, so that a retry is right."""
-    return not _is_unknown(message) and any(name in message for name in _CONFLICTS)
-
-
-def _is_unknown(message: str) -> bool:
-    return any(name in message for name in _UNKNOWN)

@@ -109,13 +109,13 @@ def test_a_mirror_is_a_consumer_while_it_reads_the_whole_table_and_does_not_beco
     Pusher(service, "whole", "whole").insert(1, n=1).commit()
     seen: list[list[tuple[str, int]]] = []
 
-    def looking(changes: DataFrame, *, marker: Marker, **options: Any) -> MergeResult:
+    def check_consumer_and_merge(changes: DataFrame, *, marker: Marker, **options: Any) -> MergeResult:
         found = load_history(changes.sparkSession, "default.whole").consumers()
         seen.append([(each.name, each.snapshot_id) for each in found])
         assert seen[-1] == [("mirror_whole_current", marker.snapshot)]
         return merge_changes(changes, marker=marker, **options)
 
-    monkeypatch.setattr("lakefeed.pipeline.mirrors.follower.merge_changes", looking)
+    monkeypatch.setattr("lakefeed.pipeline.mirrors.follower.merge_changes", check_consumer_and_merge)
     run_once(spark, "whole", keyed(config, "default.whole"))
     assert seen
     as_history = keyed(config, "default.whole", mode=MirrorMode.HISTORY, target="{table}_current")

@@ -14,7 +14,7 @@ from urllib.parse import urlparse
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from lakefeed.pipeline import consumers
+from lakefeed.pipeline.consumers.registry import register
 from lakefeed.pipeline.mirrors.commands import run_mirrors
 from lakefeed.pipeline.mirrors.merge import MergeResult, merge_changes
 from lakefeed.pipeline.mirrors.runner import MirrorRun, load_status
@@ -147,7 +147,7 @@ def test_old_versions_of_a_mirror_go_by_themselves_with_their_files_but_not_its_
     assert len(list(newest.parent.glob("*.parquet"))) == 2, "one of each version"
 
     reader = snapshots(spark, "default.small_current")[-1].snapshot_id
-    consumers.register(spark, "default.small_current", "dashboard", reader)
+    register(spark, "default.small_current", "dashboard", reader)
     for number in range(3, 5):
         push.update(1, n=number).commit()
         run_once(spark, "small", settings)
@@ -207,7 +207,7 @@ def test_a_registration_is_renewed_while_a_table_is_read_and_a_reread_after_expi
     def counting(session: SparkSession, table: str, name: str, snapshot: int) -> bool:
         with turn:
             registered.append(snapshot)
-            return has_expired.is_set() or consumers.register(session, table, name, snapshot)
+            return has_expired.is_set() or register(session, table, name, snapshot)
 
     def slow(changes: DataFrame, **options: Any) -> MergeResult:
         first = not has_expired.is_set()
@@ -269,12 +269,12 @@ def test_each_mirror_has_a_pool_of_its_own_for_all_that_it_does(
 ) -> None:
     pools: list[tuple[str, int, str | None]] = []
 
-    def looking(changes: DataFrame, **options: Any) -> MergeResult:
+    def record_pool_and_merge(changes: DataFrame, **options: Any) -> MergeResult:
         pool = changes.sparkSession.sparkContext.getLocalProperty("spark.scheduler.pool")
         pools.append((str(options["names"].table), options["marker"].batch, pool))
         return merge_changes(changes, **options)
 
-    monkeypatch.setattr("lakefeed.pipeline.mirrors.follower.merge_changes", looking)
+    monkeypatch.setattr("lakefeed.pipeline.mirrors.follower.merge_changes", record_pool_and_merge)
     pushers = [Pusher(service, name, name) for name in ("left", "right")]
     both = {f"default.{name}": {"key": ("id",)} for name in ("left", "right")}
     for key in (1, 2):

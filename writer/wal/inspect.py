@@ -2,7 +2,7 @@
 
 Reading (tail.py) and opening (directory.py) stop at the first bad record. An inspection continues after it, so that
 `wal inspect` shows all good records and `wal repair` keeps them. Nothing is locked or changed, so it works beside a
-running service and on a log that no longer opens. What the service does meanwhile does not count as damage:
+running service and on a log that no longer opens. Work of the service at the same time is not damage:
 
     a group is being written     the newest segment is read again until two readings agree: records that the first one
                                  saw after a bad record were written later, and the second one sees that record whole
@@ -51,7 +51,7 @@ from lakefeed.writer.wal.records import (
 
 @dataclass(frozen=True, slots=True)
 class FoundRecord:
-    """A good record, or a mark, whose length is 0 and after which any offset may follow."""
+    """A good record, or a mark. A mark has length 0, and any offset may follow it."""
 
     position: int
     length: int
@@ -60,7 +60,7 @@ class FoundRecord:
 
     @property
     def end_position(self) -> int:
-        """The position after it."""
+        """Return the position after it."""
         return self.position + aligned(HEADER_BYTES + self.length)
 
 
@@ -76,7 +76,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class TornTail:
-    """Where a group begins that was never finished, or that is being written."""
+    """The start of a group that was never finished, or that is being written."""
 
     position: int
     offset: int
@@ -133,7 +133,7 @@ def scan_segment(view: memoryview, bounds: SegmentBounds) -> Iterator[ScanItem]:
 
 
 def _torn_rest(view: memoryview, position: int, *, offset: int, salt: int) -> Iterator[Damage | TornTail]:
-    """Yield where a torn tail with good records in it begins in the newest segment: after everything that was synced.
+    """Yield the torn tail of the newest segment, if it has good records: it begins after everything that was synced.
 
     None of these records claims that everything before it was synced, so the log ends before them. A part of the bad
     bytes before the first of them may have been synced, and is damaged.
@@ -300,7 +300,7 @@ class SegmentReport:
 
     @property
     def needs_repair(self) -> bool:
-        """Whether the log cannot be opened or read because of this segment."""
+        """Return whether the log cannot be opened or read because of this segment."""
         return self.problem is not None or bool(self.damages)
 
 
@@ -319,7 +319,7 @@ class LogReport:
 
     @property
     def needs_repair(self) -> bool:
-        """Whether there is damage that `lakefeed wal repair` would repair."""
+        """Return whether there is damage that `lakefeed wal repair` would repair."""
         return any(segment.needs_repair for segment in self.segments)
 
 
@@ -360,12 +360,12 @@ def inspect_log(
 
 
 def log_bytes(directory: Path) -> int:
-    """Return about how much `inspect_log` will read."""
+    """Return about how many bytes `inspect_log` will read."""
     return sum(path.stat().st_size for path in directory.glob(f"*{SEGMENT_SUFFIX}"))
 
 
 def load_view(path: Path, size_bytes: int, files: Filesystem) -> memoryview | None:
-    """Return a segment, with zeros up to `size_bytes` if it is shorter; None if its name is gone or another file's."""
+    """Return a segment, with zeros up to `size_bytes` if it is shorter; None if the file was removed or replaced."""
     try:
         with files.opened(path, os.O_RDONLY) as descriptor:
             view = memoryview(bytearray(max(size_bytes, files.size(descriptor))))

@@ -2,7 +2,7 @@
 
     kind: u8 | header_length: u32 | header: JSON bytes[header_length] | body: bytes (the frame, unchanged)
 
-The header repeats what readers would otherwise have to decode the body for.
+The header repeats facts of the body, so that readers need not decode the body to get them.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Encoding(enum.IntEnum):
 class Frame:
     """One admitted batch. Changes at or below `after_sequence` were admitted before: readers drop them.
 
-    `origin` is ingest's: the source's own positions along with these changes. `expanded_bytes` is what the body may
-    take once decoded, if that is more than its size. `declared` is what the source declared about tables in this
-    batch, as JSON {table: declaration} (rows/declaration.py), if it has not before. `open_transaction` names the
-    source's transaction that continues after the batch, if transactions are tracked.
+    `origin` has the source's own positions with these changes; only ingest reads it. `expanded_bytes` is the maximum
+    size of the decoded body, if that is more than the body's size. `declared` has the declarations of tables that the
+    source sent with this batch for the first time, as JSON {table: declaration} (rows/declaration.py).
+    `open_transaction` names the source's transaction that continues after the batch, if transactions are tracked.
     """
 
     source: SourceId
@@ -84,7 +84,7 @@ def decode_frame(payload: bytes) -> Frame:
 
 @dataclass(frozen=True, slots=True)
 class PayloadFacts:
-    """What a payload may take once decoded, and whether it declares columns."""
+    """The maximum size of a payload once decoded, and whether it declares columns."""
 
     decoded_max_bytes: int
     declares: bool

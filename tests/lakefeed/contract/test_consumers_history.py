@@ -32,8 +32,8 @@ def test_consumers_are_the_tags_of_that_name_with_their_lag() -> None:
     assert (at_head.name, at_head.snapshots_behind, at_head.behind) == ("at-head", 0, timedelta(0))
     assert (slow.name, slow.snapshots_behind, slow.behind) == ("slow", 5, timedelta(seconds=5))
     assert (at_head.kept_until_ms, slow.kept_until_ms) == (None, 4000 + HOUR_MS)
-    assert slow.is_over(4000 + HOUR_MS + 1)
-    assert not slow.is_over(4000 + HOUR_MS)
+    assert slow.is_expired(4000 + HOUR_MS + 1)
+    assert not slow.is_expired(4000 + HOUR_MS)
 
 
 def test_lag_of_a_consumer_before_a_hole_in_the_history_is_unknown() -> None:
