@@ -169,6 +169,7 @@ def test_help_texts_are_unchanged():
 
 
 def _help_texts(command: click.Command, name: str, parent: click.Context | None) -> Iterator[str]:
+    command._help_option = None  # click keeps it, and a test that calls a command without `main` has made one without -h
     context = click.Context(
         command,
         info_name=name,
@@ -176,7 +177,6 @@ def _help_texts(command: click.Command, name: str, parent: click.Context | None)
         terminal_width=HELP_WIDTH,
         max_content_width=HELP_WIDTH,
         color=False,
-        # As on the command line. click keeps a command's help option, so another test may have made it already.
         help_option_names=main.context_settings["help_option_names"],
     )
     yield f"=== {context.command_path}"
