@@ -169,7 +169,7 @@ def test_help_texts_are_unchanged():
 
 
 def _help_texts(command: click.Command, name: str, parent: click.Context | None) -> Iterator[str]:
-    command._help_option = None  # click keeps it, and a test that calls a command without `main` has made one without -h
+    command._help_option = None  # click keeps one of a test that called the command without `main`, so without -h
     context = click.Context(
         command,
         info_name=name,
