@@ -1,17 +1,27 @@
 """Command `lakefeed push`: a WebSocket client that sends a file of rows or changes.
 
-Line N of the input is sequence N of its source. A push that is repeated under the same source name therefore sends only
-what the service does not have yet. A push under a new name sends everything.
+The sequence of a line is its number and a checksum of everything up to it, so that a position tells the file:
+
+    line number * 1,000,000,000 + crc32(table, key, lines 1 to this one) % 1,000,000,000
+
+A push asks where its source is. If that is the sequence of one of its own lines, the file was pushed up to there, from
+whichever machine and to whichever node, and only the lines after it are sent. If not, the source has another file: the
+push is refused, or sends its lines under the next epoch (--append). Without --source the source is named by the
+content, so the same file has the same source. All lines are read before the first one is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
+import hashlib
+import io
+import shutil
+import tempfile
 import time
-import uuid
+import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -22,6 +32,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
 from lakefeed.command_line import progress_bar, readable_errors, token_option
+from lakefeed.contract.changes import Operation
 from lakefeed.ingest.admission.auth import bearer_headers
 from lakefeed.ingest.cli.service import DEFAULT_WS_URL, print_flushed
 from lakefeed.ingest.errors import PushError
@@ -35,7 +46,13 @@ ANSWER_TIMEOUT_S = 120.0
 # For a refusal without a delay of its own.
 RETRY_DELAY_MS = 200
 
-OPERATIONS = tuple(msgspec.Raw(b'"%s"' % name) for name in (b"INSERT", b"UPDATE", b"DELETE"))
+SEQUENCES_PER_LINE = 1_000_000_000
+
+# By their JSON text, in upper case.
+OPERATIONS = {b'"%s"' % each.value.encode(): each.value for each in Operation}
+CHANGE_FIELDS = frozenset(
+    ("operation", "sequence", "timestamp", "table", "rowId", "before", "after", "unchanged", "metadata")
+)
 
 _NULL = msgspec.Raw(b"null")
 
@@ -46,21 +63,46 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class PushRequest:
-    """Where to send the lines, and the name of their source."""
+    """Where to send the lines, and as what. Without a source, the content names it."""
 
     url: str
-    source: str
+    source: str | None
     table: str | None
     key: str
     flush: bool = True
+    append: bool = False
+    again: bool = False
     token: str = field(default="", repr=False)
+
+    def numbered(self, file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
+        """Read the file from its beginning: each line's number, its sequence, and the line."""
+        file.seek(0)
+        checksum = zlib.crc32(orjson.dumps((self.table, self.key)))
+        for number, line in enumerate(file, start=1):
+            checksum = zlib.crc32(b"%s\n" % line.strip(), checksum)  # the last line may get its line feed later
+            yield number, number * SEQUENCES_PER_LINE + checksum % SEQUENCES_PER_LINE, line
+
+    def lines_up_to(self, position: int, file: BinaryIO) -> int | None:
+        """Return how many lines of the file a position of its source covers; None if it is that of another file."""
+        for number, sequence, _ in self.numbered(file):
+            if sequence == position:
+                return number
+            if sequence == position + 1:  # all that lies below this line is committed, says a table
+                return number - 1
+        return None
 
 
 @dataclass(slots=True)
 class PushReport:
-    """Counts of a push. `tables` maps each table to its flush: snapshot id and committed rows."""
+    """Counts of a push. `resumed` is how many lines earlier pushes have sent.
 
+    `tables` maps each table to its flush: snapshot id and committed rows.
+    """
+
+    source: str
+    resumed: int = 0
     skipped: int = 0
+    sent: int = 0
     acked: int = 0
     duplicates: int = 0
     committed: bool = False
@@ -80,46 +122,72 @@ Progress = Callable[[int, int], None]
 @click.command()
 @click.argument("file", type=click.File("rb"))
 @click.option("--table", help="Table of every line that does not name one itself.")
-@click.option("--source", help="Name of this source. Pushing again under the same name sends only new lines.")
+@click.option("--source", help="Name of this source: a file that has grown sends only its new lines.  [by content]")
+@click.option("--append", is_flag=True, help="Send the file although the source has sent another one.")
+@click.option("--again", is_flag=True, help="Send the whole file although it was sent before.")
 @click.option("--key", default="id", show_default=True, help="Column that identifies a row, for `_cdc_row_id`.")
 @click.option("--url", default=DEFAULT_WS_URL, show_default=True, help="WebSocket address of the service.")
 @token_option
 @click.option("--flush/--no-flush", default=True, show_default=True, help="Wait until everything is committed.")
-def push(file: BinaryIO, *, source: str | None, **options: Any) -> None:
+def push(file: BinaryIO, **options: Any) -> None:
     """Send a file of JSON lines to the service.
 
-    FILE is a path, or - for standard input. A line with an `operation` and an `after` or `before` is a change; any
-    other object is a row to insert. The command ends when every line is durable and, with --flush, committed.
+    FILE is a path, or - for standard input, which is read to its end first. A line with an `operation` and an `after`
+    or `before`, or with no other fields than those of a change, is a change; any other object is a row to insert. The
+    command ends when every line is durable and, with --flush, committed. It fails if a line was not accepted.
+
+    The same file is sent once, unless --again is given. Another file under the same --source needs --append.
 
     \b
       lakefeed push users.ndjson --table users
       lakefeed push changes.ndjson --source shop-db     # run it again: only new lines are sent
     """
-    request = PushRequest(source=source or f"push-{uuid.uuid4()}", **options)
-    try:
-        size_bytes = os.fstat(file.fileno()).st_size or None
-    except OSError:
-        size_bytes = None
-    sent = 0
-    with readable_errors(), progress_bar("pushing", size_bytes, in_bytes=True, keep=True) as bar:
+    request = PushRequest(**options)
+    acked = 0
+    with readable_errors(), _seekable(file) as content, progress_bar("pushing", in_bytes=True, keep=True) as bar:
+        bar.set_total(content.seek(0, io.SEEK_END))
 
         def on_acked(changes: int, input_bytes: int) -> None:
-            nonlocal sent
-            sent += changes
-            bar.advance(input_bytes, description=f"{sent:,} changes acked")
+            nonlocal acked
+            acked += changes
+            bar.advance(input_bytes, description=f"{acked:,} changes acked")
 
-        report = asyncio.run(push_lines(request, file, on_acked))
+        report = asyncio.run(push_file(request, content, on_acked))
     click.echo(f"acked {report.acked:,} changes ({report.duplicates:,} duplicates, {report.skipped:,} lines skipped)")
+    if report.resumed and not report.sent:
+        click.echo(f"this file was pushed before as source {report.source}: --again sends it anyway")
     print_flushed(report.tables)
+    if report.duplicates:
+        raise click.ClickException(
+            "lines were not accepted, because another client sends changes of the same source:"
+            f" source={report.source} lines={report.duplicates}"
+        )
     if request.flush and not report.committed:
         raise click.ClickException("all changes are durable, but not all are committed yet: see `lakefeed status`")
 
 
-async def push_lines(request: PushRequest, lines: Iterable[bytes], progress: Progress) -> PushReport:
-    """Send all lines; `progress(changes, input_bytes)` is called as they are acked.
+@contextmanager
+def _seekable(file: BinaryIO) -> Iterator[BinaryIO]:
+    """Return the file, or a copy of an input that can be read only once."""
+    if file.seekable():
+        yield file
+        return
+    with tempfile.TemporaryFile() as copy:
+        shutil.copyfileobj(file, copy)
+        yield copy
+
+
+async def push_file(request: PushRequest, file: BinaryIO, progress: Progress) -> PushReport:
+    """Send the lines that the service does not have; `progress(changes, input_bytes)` is called as they are acked.
 
     Raises: PushError.
     """
+    content = hashlib.blake2b(orjson.dumps((request.table, request.key)), digest_size=16)
+    for number, sequence, line in request.numbered(file):
+        content.update(line)
+        if line.strip():
+            read_change(line, number, sequence, table=request.table, key=request.key)
+    report = PushReport(request.source or f"push-{content.hexdigest()}")
     try:
         async with connect(
             request.url,
@@ -128,31 +196,67 @@ async def push_lines(request: PushRequest, lines: Iterable[bytes], progress: Pro
             max_size=None,
             open_timeout=OPEN_TIMEOUT_S,
         ) as socket:
-            return await _push(socket, request, lines, progress)
+            await _push(socket, request, file, report, progress)
+            return report
     except (OSError, InvalidHandshake, InvalidURI, TimeoutError) as error:
         raise PushError(f"cannot reach the service: url={request.url} error={error}") from error
-    except ConnectionClosed as error:
-        raise PushError(f"the service closed the connection: {error}") from error
+    except (ConnectionClosed, PushError) as error:
+        closed = "the service closed the connection: " if isinstance(error, ConnectionClosed) else ""
+        rest = (
+            f"; lines before may be durable: to send only the others, use --source {report.source}"
+            if report.sent
+            else ""
+        )
+        raise PushError(f"{closed}{error}{rest}") from error
 
 
 async def _push(
-    socket: ClientConnection, request: PushRequest, lines: Iterable[bytes], progress: Progress
-) -> PushReport:
-    report = PushReport()
-    hello = {"type": "connect", "timestamp": _now_ms(), "sourceDoId": request.source}
-    await socket.send(orjson.dumps(hello), text=True)
-    durable = (await _receive(socket, "status")).get("lastDurableSequence") or 0
+    socket: ClientConnection, request: PushRequest, file: BinaryIO, report: PushReport, progress: Progress
+) -> None:
+    report.resumed = await _resume(socket, request, file, report.source)
     in_flight: deque[_Batch] = deque()
-    for batch in _batches(request, lines, after=durable, report=report):
+    for batch in _batches(request, file, report):
         if len(in_flight) >= WINDOW_BATCHES:
             await _settle_first(socket, in_flight, report, progress)
+        report.sent += batch.changes
         await socket.send(batch.frame, text=True)
         in_flight.append(batch)
     while in_flight:
         await _settle_first(socket, in_flight, report, progress)
     if request.flush:
-        await _flush(socket, request, report)
-    return report
+        await _flush(socket, report)
+
+
+async def _resume(socket: ClientConnection, request: PushRequest, file: BinaryIO, source: str) -> int:
+    """Connect as the source, under the next epoch if the whole file is to be sent; return how many lines are not.
+
+    Raises: PushError if the source has sent another file.
+    """
+    status = await _hello(socket, source, epoch=0)
+    if status["type"] == "nack":  # an earlier push has started a later epoch
+        status = await _hello(socket, source, epoch=status["epoch"])
+    epoch, durable = status["epoch"], status.get("lastDurableSequence")
+    if durable is None and epoch == 0:
+        return 0
+    done = request.lines_up_to(durable, file) if durable is not None else None
+    if done is not None and not request.again:
+        return done
+    if done is None and not request.append:
+        raise PushError(
+            f"another file was pushed under this source: source={source} epoch={epoch} position={durable}:"
+            " choose another --source, or send this file as well with --append"
+        )
+    await _hello(socket, source, epoch=epoch + 1)
+    return 0
+
+
+async def _hello(socket: ClientConnection, source: str, *, epoch: int) -> dict[str, Any]:
+    message = {"type": "connect", "timestamp": _now_ms(), "sourceDoId": source, "epoch": epoch}
+    await socket.send(orjson.dumps(message), text=True)
+    answer = await _receive(socket, "status", "nack")
+    if answer["type"] == "nack" and "epoch" not in answer:
+        raise _refused(answer)
+    return answer
 
 
 async def _settle_first(
@@ -177,8 +281,8 @@ async def _settle_first(
         await asyncio.sleep(delay_ms / 1_000)
 
 
-async def _flush(socket: ClientConnection, request: PushRequest, report: PushReport) -> None:
-    message = {"type": "flush_request", "timestamp": _now_ms(), "sourceDoId": request.source, "reason": "manual"}
+async def _flush(socket: ClientConnection, report: PushReport) -> None:
+    message = {"type": "flush_request", "timestamp": _now_ms(), "sourceDoId": report.source, "reason": "manual"}
     await socket.send(orjson.dumps(message), text=True)
     answer = await _receive(socket, "flush_response", "nack")
     while answer["type"] == "nack":
@@ -218,51 +322,57 @@ def _refused(nack: dict[str, Any]) -> PushError:
     return PushError(f"refused: {nack['errorMessage']} (reason: {nack['reason']})")
 
 
-def _batches(request: PushRequest, lines: Iterable[bytes], *, after: int, report: PushReport) -> Iterator[_Batch]:
+def _batches(request: PushRequest, file: BinaryIO, report: PushReport) -> Iterator[_Batch]:
     events: list[msgspec.Raw] = []
-    input_bytes = number = 0
+    input_bytes = batch_number = 0
 
     def batch() -> _Batch:
-        kind = {"type": "cdc_batch", "timestamp": _now_ms(), "sourceDoId": request.source}
-        return _Batch(len(events), input_bytes, _encode({**kind, "sequenceNumber": number, "events": events}))
+        kind = {"type": "cdc_batch", "timestamp": _now_ms(), "sourceDoId": report.source}
+        return _Batch(len(events), input_bytes, _encode({**kind, "sequenceNumber": batch_number, "events": events}))
 
-    for line_number, line in enumerate(lines, start=1):
+    for number, sequence, line in request.numbered(file):
         input_bytes += len(line)
-        if line_number <= after or not line.strip():
+        if number <= report.resumed or not line.strip():
             report.skipped += 1
             continue
-        events.append(read_line(line, line_number, table=request.table, key=request.key))
+        events.append(read_change(line, number, sequence, table=request.table, key=request.key))
         if len(events) >= BATCH_MAX_CHANGES or input_bytes >= BATCH_MAX_BYTES:
             yield batch()
-            number, events, input_bytes = number + 1, [], 0
+            batch_number, events, input_bytes = batch_number + 1, [], 0
     if events:
         yield batch()
 
 
-def read_line(line: bytes, line_number: int, *, table: str | None, key: str) -> msgspec.Raw:
-    """Return a line as a change: as it is if it has an operation and a row image, else as a row to insert.
+def read_change(line: bytes, number: int, sequence: int, *, table: str | None, key: str) -> msgspec.Raw:
+    """Return a line as a change, with its sequence. A line that is not a change is a row to insert.
 
     Raises: PushError.
     """
     try:
         fields = _decode_fields(line)
     except msgspec.ValidationError as error:
-        raise PushError(f"expected a JSON object: line={line_number} error={error}") from error
+        raise PushError(f"expected a JSON object: line={number} error={error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise PushError(f"not valid JSON: line={line_number} error={error}") from error
-    is_change = fields.get("operation") in OPERATIONS and ("after" in fields or "before" in fields)
-    change: dict[str, Any] = fields if is_change else {"operation": "INSERT", "after": msgspec.Raw(line.strip())}
+        raise PushError(f"not valid JSON: line={number} error={error}") from error
+    is_change = "operation" in fields and ("after" in fields or "before" in fields or fields.keys() <= CHANGE_FIELDS)
+    change: dict[str, Any] = fields if is_change else {"operation": b'"INSERT"', "after": msgspec.Raw(line.strip())}
+    operation = OPERATIONS.get(bytes(change["operation"]).upper())
+    if operation is None:
+        raise PushError(
+            f"unknown operation: line={number} expected={','.join(OPERATIONS.values())};"
+            ' a row with a column `operation` can be sent as {"operation": "INSERT", "after": {...}}'
+        )
     own_table = change.get("table", _NULL)
     if own_table == _NULL and table is None:
-        raise PushError(f"no table: give --table, or a `table` in the change: line={line_number}")
+        raise PushError(f"no table: give --table, or a `table` in the change: line={number}")
     event = {
-        "operation": change["operation"],
-        "sequence": line_number,
+        "operation": operation,
+        "sequence": sequence,
         "timestamp": change.get("timestamp", _now_ms()),
         "table": own_table if own_table != _NULL else table,
         "rowId": change["rowId"] if "rowId" in change else _row_id(change, key),
     }
-    images = {name: change[name] for name in ("before", "after", "unchanged") if name in change}
+    images = {name: change[name] for name in ("before", "after", "unchanged", "metadata") if name in change}
     return msgspec.Raw(_encode(event | images))
 
 

@@ -184,7 +184,10 @@ class Ack(msgspec.Struct, rename="camel", tag_field="type", tag="ack", omit_defa
 
 
 class Nack(msgspec.Struct, rename="camel", tag_field="type", tag="nack", omit_defaults=True):
-    """The message was refused and changed nothing. Sizes in bytes, where one was the reason; both names are in use."""
+    """The message was refused and changed nothing. Sizes in bytes, where one was the reason; both names are in use.
+
+    `epoch` is that of the source, where the reason is that the message has an earlier one.
+    """
 
     timestamp: int
     sequence_number: int
@@ -195,6 +198,7 @@ class Nack(msgspec.Struct, rename="camel", tag_field="type", tag="nack", omit_de
     max_size: int | None = None
     actual_size: int | None = None
     received_size: int | None = None
+    epoch: int | None = None
     correlation_id: str | None = None
     rate_limit: RateLimit | None = None
 

@@ -367,7 +367,10 @@ class DataPlane:
         known = self._intake.durable_position(SourceId(message.source_do_id))
         if known is not None and message.epoch < known.epoch:
             rule = f"epoch: expected at least {known.epoch}, got {message.epoch}"
-            raise ProtocolError(NackReason.INVALID_SEQUENCE.value, rule)
+            refused = Refused(NackReason.INVALID_SEQUENCE, rule, retry=False)
+            nack = self._batches.nack(refused, 0, message.correlation_id)
+            nack.epoch = known.epoch
+            return nack
         source = connection.session.on_connect(message)
         for other in self._connections:
             if other.session.source == source:

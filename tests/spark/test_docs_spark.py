@@ -17,7 +17,7 @@ from click.testing import Result
 from pyspark.sql import SparkSession
 from websockets.sync.client import connect
 
-from lakefeed.ingest.cli.push import PushRequest, push_lines
+from lakefeed.ingest.cli.push import PushRequest, push_file
 from lakefeed.pipeline.backfill.inputs import FileInput, parse_position
 from lakefeed.pipeline.backfill.runner import Backfill, BackfillRequest
 from lakefeed.pipeline.backfill.target import TargetTable
@@ -47,7 +47,7 @@ def _push_one_by_one(service: ServiceProcess, changes: str) -> None:
     request = PushRequest(source="shop", table="users", key="id", url=service.ws_url)
     lines = changes.encode().splitlines(keepends=True)
     for count in range(1, len(lines) + 1):
-        asyncio.run(push_lines(request, io.BytesIO(b"".join(lines[:count])), lambda _changes, _bytes: None))
+        asyncio.run(push_file(request, io.BytesIO(b"".join(lines[:count])), lambda _changes, _bytes: None))
 
 
 def test_examples_for_jobs_of_users_run_as_they_stand(

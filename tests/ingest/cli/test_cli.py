@@ -18,6 +18,7 @@ from aiohttp import web
 from click.testing import CliRunner, Result
 
 from lakefeed.ingest.cli.main import COMMANDS, main
+from lakefeed.ingest.cli.push import PushReport
 from lakefeed.ingest.config import PIPELINE_SECTIONS, SERVICE_SECTIONS
 from lakefeed.ingest.service import serving
 from lakefeed.settings import setting_types
@@ -266,7 +267,13 @@ def test_push_status_and_flush_tell_what_happened(service):
     assert "2 rows in this flush" in result.output
 
     again = run("push", "-", "--table", "users", "--source", "file", "--url", ws_url, input='{"id": 1}\n{"id": 2}\n')
+    assert again.exit_code == 0
     assert "acked 0 changes (0 duplicates, 2 lines skipped)" in again.output
+    assert "this file was pushed before as source file: --again sends it anyway" in again.output
+
+    other = run("push", "-", "--table", "users", "--source", "file", "--url", ws_url, input='{"id": 3}\n{"id": 4}\n')
+    assert other.exit_code == 1
+    assert "another file was pushed under this source" in other.output
 
     status = run("status", "--url", http_url)
     assert status.exit_code == 0
@@ -297,3 +304,17 @@ def test_push_of_a_bad_line_names_the_line_and_exits_with_1(service):
     result = run("push", "-", "--url", ws_url, input='{"id": 1}\n')
     assert result.exit_code == 1
     assert "no table: give --table" in result.output
+    result = run("push", "-", "--table", "t", "--url", ws_url, input='{"operation": "upsert", "after": {"id": 1}}\n')
+    assert result.exit_code == 1
+    assert "unknown operation: line=1 expected=INSERT,UPDATE,DELETE" in result.output
+
+
+def test_push_with_lines_that_the_service_took_for_duplicates_exits_with_1(monkeypatch):
+    async def push_file(*_: object) -> PushReport:
+        return PushReport("shop", sent=3, acked=1, duplicates=2, committed=True)
+
+    monkeypatch.setattr("lakefeed.ingest.cli.push.push_file", push_file)
+    result = run("push", "-", "--table", "users", input='{"id": 1}\n')
+    assert result.exit_code == 1
+    assert "lines were not accepted" in result.output
+    assert "source=shop lines=2" in result.output

@@ -57,7 +57,7 @@ async def test_new_epoch_has_no_resume_point_and_an_epoch_that_is_over_is_refuse
         assert (await client.batch(1))["status"] == "ok"
         answer = await client.request("connect", sourceDoId="shop", epoch=1)
         assert (answer["type"], answer["reason"], answer["shouldRetry"]) == ("nack", "invalid_sequence", False)
-        assert answer["errorMessage"] == "epoch: expected at least 2, got 1"
+        assert (answer["errorMessage"], answer["epoch"]) == ("epoch: expected at least 2, got 1", 2)
         assert (await client.batch(2))["status"] == "ok", "the refused connect has changed nothing"
 
 

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as t
 from pyspark.sql.types import StructField, StructType
 
-from lakefeed.ingest.cli.push import read_line
+from lakefeed.ingest.cli.push import read_change
 from lakefeed.ingest.debezium.envelope import read_events
 from lakefeed.ingest.debezium.events import Change, DebeziumConfig, TableKeys
 from lakefeed.pipeline.backfill.inputs import FileInput, JdbcInput
@@ -128,7 +128,7 @@ def live_id(parts: Sequence[tuple[Key, Any]]) -> str:
 def pushed_id(value: object) -> str:
     """Ask the live path: a line of `lakefeed push`."""
     line = json.dumps({"v": value}, ensure_ascii=False).encode()
-    return str(json.loads(bytes(read_line(line, 1, table="t", key="v")))["rowId"])
+    return str(json.loads(bytes(read_change(line, 1, 1, table="t", key="v")))["rowId"])
 
 
 def fitted(given: StructType, known: StructType | None = None, **options: Any) -> list[FittedColumn]:
