@@ -5,8 +5,8 @@ ENV_PYTHON := .venv/bin/python
 COMPILE := $(ENV_PYTHON) -m uv pip compile --universal --python-version 3.11 --no-header --no-emit-index-url --quiet \
     --annotation-style line
 
-# Each takes up to 3 GB, with Spark and the servers that its tests start.
-TEST_WORKERS ?= 2
+# As many as cores and memory allow (tests/conftest.py).
+TEST_WORKERS ?= auto
 
 .DEFAULT_GOAL := help
 .PHONY: help run wheel test test-spark4 soak rck pyiceberg-suite check bench bench-spark lock clean service everything

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -21,6 +23,18 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 # The folders whose files take longest, in the order in which workers take them, so that all workers end together.
 _SLOW_FOLDERS = ("tests/spark/", "tests/crash/", "tests/integration/", "tests/model/", "tests/pyiceberg/")
+
+
+# With Spark and the servers that its tests start, and some reserve.
+_WORKER_MAX_BYTES = 5 << 30
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return two workers per core, because tests often wait, or as many as fit into memory."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):  # no limit of a container
+        memory_bytes = min(memory_bytes, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return max(1, min(2 * (os.cpu_count() or 1), memory_bytes // _WORKER_MAX_BYTES))
 
 
 def pytest_configure(config: pytest.Config) -> None:
