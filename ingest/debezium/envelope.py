@@ -267,7 +267,7 @@ def _table_of(operation: SourceOperation, origin: Origin, config: DebeziumConfig
 
 
 def _timestamp_ms_of(raw: RawChange) -> int:
-    """Return when the change was committed; 0, which means the time of receipt, if unknown."""
+    """Return when the change was committed; 0 if unknown, as Debezium has it in snapshots."""
     for name, per_ms in (("ts_us", 1_000), ("ts_ms", 1), ("ts_ns", 1_000_000)):
         ticks = _as_integer(forms.plain(raw.source.get(name)))
         if ticks is not None:

@@ -56,7 +56,7 @@ class _Event(msgspec.Struct, rename="camel", omit_defaults=True):
     sequence: int
     operation: str
     table: str
-    timestamp: int
+    timestamp: int | None = None
     row_id: str = ""
     before: msgspec.Raw = _ABSENT
     after: msgspec.Raw = _ABSENT
@@ -190,7 +190,7 @@ def _event_of(change: Change, sequence: int) -> _Event:
         sequence=sequence,
         operation=change.operation.value,
         table=change.table,
-        timestamp=change.timestamp_ms,
+        timestamp=change.timestamp_ms or None,
         row_id=change.row_id,
         before=change.before or _ABSENT,
         after=change.after or _ABSENT,

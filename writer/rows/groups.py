@@ -64,6 +64,7 @@ HELD_MAX_RATIO = 2
 SCHEMAS_MAX = 1024
 
 _US_PER_MS = 1000
+_MOMENT = pa.timestamp("us", tz="UTC")
 _ARROW_DEFAULTS = {names.OPERATION: "INSERT", names.ROW_ID: ""}
 _NULL = msgspec.Raw(b"null")
 _EMPTY = msgspec.Raw(b"{}")
@@ -270,9 +271,10 @@ class Group(ABC):
     def _received_at_us(self) -> npt.NDArray[np.int64]:
         return self.by_run([run.received_at_us for run in self.runs])
 
-    def _or_receipt(self, times_us: npt.NDArray[np.int64]) -> pa.Array:
-        """Return the times of changes; 0 is the time of receipt."""
-        return _timestamps(np.where(times_us == 0, self._received_at_us(), times_us))
+    def _or_receipt(self, times_us: _Column) -> _Column:
+        """Return the times of changes; null is the time of receipt. Admission bounds them, so microseconds fit."""
+        times = times_us.cast(_MOMENT)
+        return pc.coalesce(times, _timestamps(self._received_at_us())) if times.null_count else times
 
     def _position(self, run: Run, row: int) -> Position:
         return Position(run.epoch, self.sequence_at(row))
@@ -293,7 +295,7 @@ def _arrow_schema(columns: StructType) -> pa.Schema:
 
 def _timestamps(times_us: npt.NDArray[np.int64]) -> pa.Array:
     """Return microseconds as timestamps, which mean the same whatever unit a table's column has."""
-    return pa.array(times_us, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+    return pa.array(times_us, pa.int64()).cast(_MOMENT)
 
 
 def _count_up_to(sequences: npt.NDArray[np.int64], mark: int) -> int:
@@ -377,8 +379,8 @@ class JsonGroup(Group):
     def _brought_column(self, name: str) -> _Column | None:
         match name:
             case names.TIMESTAMP:
-                # Admission bounds timestamps, so that microseconds fit.
-                return self._or_receipt(np.array([event.timestamp for event in self.events], np.int64) * _US_PER_MS)
+                times_ms = pa.array([event.timestamp for event in self.events], pa.int64())
+                return self._or_receipt(pc.multiply(times_ms, _US_PER_MS))
             case names.OPERATION:
                 return pa.array([event.operation for event in self.events], pa.string())
             case names.ROW_ID:
@@ -484,17 +486,14 @@ class ArrowGroup(Group):
             return column
         return column.cast(pa.string()).fill_null(default)
 
-    def _times_us(self) -> npt.NDArray[np.int64]:
-        """Return the time of each change, 0 if it has none. Admission bounds them, so that microseconds fit."""
-        column = self.rows.column(names.TIMESTAMP) if names.TIMESTAMP in self.rows.column_names else None
-        if column is None or pt.is_null(column.type):
-            return np.zeros(len(self), np.int64)
+    def _times_us(self) -> _Column:
+        """Return the time of each change, null if it has none."""
+        if names.TIMESTAMP not in self.rows.column_names:
+            return pa.nulls(len(self), pa.int64())
+        column = self.rows.column(names.TIMESTAMP)
         if pt.is_timestamp(column.type):
-            times_us = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
-        else:
-            times_us = pc.multiply(column, _US_PER_MS)
-        numbers: npt.NDArray[np.int64] = times_us.fill_null(0).to_numpy()
-        return numbers
+            return column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
+        return pc.multiply(column.cast(pa.int64()), _US_PER_MS)
 
 
 def group_arrow(frames: Sequence[NumberedFrame], *, name_of: NameOf = str) -> list[Group]:

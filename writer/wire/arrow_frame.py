@@ -4,7 +4,7 @@ Beside the rows' own columns the stream has these columns:
 
     _cdc_sequence   int64, not null, rising through all batches            needed
     _cdc_operation  text (or dictionary): INSERT, UPDATE or DELETE         default INSERT
-    _cdc_timestamp  timestamp, or int64 in ms; null or 0: time of receipt  default time of receipt
+    _cdc_timestamp  timestamp, or int64 in ms; null: time of receipt       default time of receipt
     _cdc_row_id     text (or dictionary)                                   default ""
     _cdc_before     text: the row before the change, as JSON               default null
     _cdc_unchanged  list of text: columns that the source did not send     default null

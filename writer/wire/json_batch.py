@@ -41,13 +41,13 @@ class BatchMalformed(WriterError):
 
 
 class EventHead(msgspec.Struct, rename="camel", gc=False):
-    """One change without its row, for admission. A timestamp of 0 means the time of receipt."""
+    """One change without its row, for admission. Without a timestamp, its time is the time of receipt."""
 
     sequence: Sequence
     operation: OperationName
     table: NonEmpty
     row_id: str = ""
-    timestamp: TimestampMs = 0
+    timestamp: TimestampMs | None = None
     unchanged: list[str] | None = None
 
 

@@ -300,7 +300,7 @@ def test_epoch_that_a_row_brings_is_not_taken_for_its_own():
         pa.array([1_500, 0, None]).view(pa.timestamp("ms", "+05:00")),
     ],
 )
-def test_change_columns_are_taken_as_they_come(moments):
+def test_change_columns_are_taken_as_they_come_and_0_is_a_time(moments):
     rows = changes(
         {"id": [1, 2, 3]},
         timestamp=moments,
@@ -312,7 +312,7 @@ def test_change_columns_are_taken_as_they_come(moments):
     )
     table = fit_arrow(rows, initial_columns(keep_before=True)).table
     second = dt.datetime(1970, 1, 1, 0, 0, 1, 500_000, dt.UTC)
-    assert table["_cdc_timestamp"].to_pylist() == [second, RECEIVED, RECEIVED]
+    assert table["_cdc_timestamp"].to_pylist() == [second, dt.datetime(1970, 1, 1, tzinfo=dt.UTC), RECEIVED]
     assert table["_cdc_operation"].to_pylist() == ["UPDATE", "DELETE", "INSERT"]
     assert table["_cdc_row_id"].to_pylist() == ["a", "", "c"]
     assert table["_cdc_before"].to_pylist() == ['{"id":0}', None, None]

@@ -1,3 +1,5 @@
+import datetime as dt
+
 import pytest
 
 from lakefeed.contract import changes as names
@@ -23,8 +25,8 @@ def test_changes_are_grouped_by_table_in_log_order():
     assert list(groups) == ["users", "orders"]
     users = groups["users"]
     assert [(event.sequence, event.row_id, event.timestamp) for event in users.events] == [
-        (1, "", 0),
-        (3, "", 0),
+        (1, "", None),
+        (3, "", None),
         (4, "r", 9),
     ]
     assert users.sequences.tolist() == [1, 3, 4]
@@ -128,6 +130,14 @@ def test_a_group_below_all_marks_is_the_group_itself():
 def test_a_group_whose_changes_are_all_below_their_marks_is_empty():
     left = two_sources().after({"a": Position(0, 5), "b": Position(2, 9)})
     assert (len(left), left.runs, left.spans()) == (0, (), {})
+
+
+def test_timestamp_0_is_a_time_and_a_missing_one_is_the_time_of_receipt():
+    events = [event(1, timestamp=0), event(2), event(3, timestamp=None), event(4, timestamp=-5)]
+    times = change_column(json_groups([(0, frame(events))])["users"], names.TIMESTAMP)
+    received = dt.datetime.fromtimestamp(RECEIVED_AT_US / 1e6, dt.UTC)
+    epoch = dt.datetime.fromtimestamp(0, dt.UTC)
+    assert times == [epoch, received, received, epoch - dt.timedelta(milliseconds=5)]
 
 
 def test_received_at_is_kept_per_run():

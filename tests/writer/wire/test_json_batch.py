@@ -21,7 +21,7 @@ def with_row(row: bytes) -> bytes:
 def test_quick_start_batch_needs_nothing_but_its_events():
     batch = decode_batch(body(after={"id": 1}))
     assert msgspec.json.decode(body(after={"id": 1}), type=BatchHead).sequence_number is None
-    assert (batch.events[0].row_id, batch.events[0].timestamp, bytes(batch.events[0].before)) == ("", 0, b"")
+    assert (batch.events[0].row_id, batch.events[0].timestamp, bytes(batch.events[0].before)) == ("", None, b"")
 
 
 def test_full_batch_is_read_by_its_names_on_the_wire():
