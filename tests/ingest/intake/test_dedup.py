@@ -119,6 +119,84 @@ def test_marks_never_take_more_than_their_room():
     assert isinstance(*take(dedup, offers[0]), Duplicate), "known sources go on"
 
 
+# -- resends and other changes with old numbers
+
+
+def contradiction(decision: Fresh | Duplicate | Refused) -> str:
+    assert isinstance(decision, Refused)
+    assert (decision.reason, decision.retry) == (NackReason.INVALID_SEQUENCE, False)
+    return decision.message
+
+
+def test_interleaved_batch_is_refused_instead_of_trimmed():
+    dedup = Dedup()
+    take(dedup, offer_of(1, 3, 5))
+    (decision,) = take(dedup, offer_of(2, 4, 6))
+    assert "sequence=2 first_sequence=2 last_sequence=6 lastDurableSequence=5" in contradiction(decision)
+    assert isinstance(decision, Refused)
+    assert decision.last_durable_sequence == 5
+    assert dedup.mark(SHOP) == Position(0, 5)
+    assert not dedup.is_blocked(SHOP)
+
+
+def test_interleaved_batch_below_the_mark_is_no_duplicate():
+    dedup = Dedup()
+    take(dedup, offer_of(1, 3, 5))
+    assert "sequence=2 " in contradiction(*take(dedup, offer_of(2, 4)))
+    assert "sequence=2 " in contradiction(*take(dedup, offer_of(1, 2, 3)))
+
+
+def test_interleaved_batches_of_one_group_are_refused():
+    decisions = take(Dedup(), offer_of(1, 3, 5), offer_of(2, 4, 6), offer_of(7))
+    assert [type(decision) for decision in decisions] == [Fresh, Refused, Fresh]
+
+
+def test_batch_that_leaves_out_an_accepted_change_is_no_resend():
+    dedup = Dedup()
+    take(dedup, offer_of(1, 2, 3))
+    assert "sequence=3 " in contradiction(*take(dedup, offer_of(1, 2, 4)))
+
+
+def test_after_a_restart_an_interleaved_batch_over_the_mark_is_still_refused():
+    dedup = Dedup()
+    dedup.restore(SHOP, Position(0, 5))
+    assert "sequence=5 " in contradiction(*take(dedup, offer_of(2, 4, 6)))
+    assert fresh_sequences(*take(dedup, offer_of(3, 5, 6))) == [6]
+
+
+def test_new_epoch_may_use_numbers_of_the_one_before():
+    dedup = Dedup()
+    take(dedup, offer_of(1, 3, 5))
+    assert fresh_sequences(*take(dedup, offer_of(2, 4, epoch=1))) == [2, 4]
+    assert take(dedup, offer_of(2, 4, epoch=1)) == [Duplicate(4)]
+    assert "sequence=3 " in contradiction(*take(dedup, offer_of(3, epoch=1)))
+
+
+@settings(max_examples=500, deadline=None)
+@given(data=st.data())
+def test_any_stretch_of_what_was_sent_is_a_resend_and_nothing_else_is(data):
+    numbers = sorted(data.draw(st.sets(st.integers(0, 60), min_size=1)))
+    dense = data.draw(st.integers(0, 3))
+    sent = [*numbers, *range(100, 100 + 40 * dense)]
+    dedup = Dedup()
+    start = 0
+    while start < len(sent):
+        stop = start + data.draw(st.integers(1, 50))
+        take(dedup, offer_of(*sent[start:stop]))
+        start = stop
+    first = data.draw(st.integers(0, len(sent) - 1))
+    stop = data.draw(st.integers(first + 1, len(sent)))
+    again = [*sent[first:stop], *([500] if stop == len(sent) else [])]
+    (decision,) = dedup.decide([offer_of(*again)])
+    assert fresh_sequences(decision) == [500] if stop == len(sent) else isinstance(decision, Duplicate)
+    other = (
+        data.draw(st.integers(0, sent[-1]).filter(lambda number: number not in sent)) if len(sent) <= sent[-1] else None
+    )
+    if other is not None and other > sent[0]:
+        (decision,) = dedup.decide([offer_of(*sorted({*again, other}))])
+        assert isinstance(decision, Refused)
+
+
 # -- gaps
 
 
