@@ -115,6 +115,7 @@ class Feed:
         """Read runs behind the log's end and start decoding them. Cancelling it loses nothing: the log has it all."""
         loop = asyncio.get_running_loop()
         max_bytes = run_max_bytes(self._config)
+        self.applier.moved_at = self._clock()
         while True:
             await self._log.wait_beyond(self._tail.offset)
             await self._wait_for_memory()
@@ -252,9 +253,11 @@ class Feed:
     async def flush(self, table: str | None = None, *, reason: FlushReason = FlushReason.REQUEST) -> FlushReport:
         """Commit everything that is durable now, of one table or all; returns after the commits.
 
-        A paused table is not waited for: the report has its reason. Nor is the end of a transaction: what is open
-        stays in the log. Cancelling stops the waiting only.
+        A paused table is not waited for: the report has its reason, as it has that of an outage of the catalog. Nor is
+        the end of a transaction: what is open stays in the log. Cancelling stops the waiting only.
         """
+        if (outage := self._context.committer.outage) is not None:
+            return FlushReport({}, 0.0, outage)
         started = self._clock()
         target = self._log.durable_end
         async with self.applier.held:
@@ -277,6 +280,12 @@ class Feed:
                 return await answer
         except TimeoutError:
             return Flushed(table.columns.snapshot_id).refused(table.problem)
+
+    def retry_now(self) -> None:
+        """Retry all failing tables without waiting for their delays."""
+        for table in self.tables.values():
+            table.retry_now()
+        self._signals.changed.notify()
 
     async def wait_for_commit(self, seen: int) -> int:
         """Wait for a commit after the first `seen` ones; return how many there are. Cancelling it changes nothing."""

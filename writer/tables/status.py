@@ -33,23 +33,24 @@ class PendingTotals:
 
 @dataclass(frozen=True, slots=True)
 class FlushReport:
-    """What one flush of several tables committed."""
+    """What one flush of several tables committed. `outage` is why no table was asked, if so."""
 
     tables: Mapping[str, Flushed]
     duration_s: float
+    outage: str | None = None
 
     @property
-    def problems(self) -> dict[str, str]:
-        """The tables that did not commit everything, and why."""
-        return {name: item.problem for name, item in self.tables.items() if item.problem is not None}
+    def error(self) -> str:
+        """Why not everything is committed; empty if everything is."""
+        problems = (f"{name}: {item.problem}" for name, item in self.tables.items() if item.problem is not None)
+        return self.outage or "; ".join(problems)
 
     def to_json(self) -> dict[str, Any]:
         """Render as /flush and flush_response send it."""
-        flushed, problems = self.tables.values(), self.problems
-        failure = {"error": "; ".join(f"{name}: {problem}" for name, problem in problems.items())} if problems else {}
+        flushed, error = self.tables.values(), self.error
         return {
-            "success": not problems,
-            **failure,
+            "success": not error,
+            **({"error": error} if error else {}),
             "batchesFlushed": sum(item.files for item in flushed),
             "eventsFlushed": sum(item.rows for item in flushed),
             "bytesWritten": sum(item.bytes for item in flushed),
