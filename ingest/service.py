@@ -1,6 +1,6 @@
 """The service: builds all parts and owns their lifetime. No other module knows all of them.
 
-Start:  log, control plane with the catalog, data plane; then, as soon as the catalog answers, the writer
+Start:  log, control plane with the catalog, writer, data plane
 Stop:   close the WebSocket with 1001, finish the intake, flush until the deadline, end the tasks, close the log
 
 What is not flushed stays in the log for the next start. `serving_catalog` runs the catalog alone (`lakefeed catalog
@@ -54,10 +54,9 @@ from lakefeed.settings import SettingsError
 from lakefeed.storage.config import CLOUD_SCHEMES, StorageConfig
 from lakefeed.storage.store import open_store
 from lakefeed.writer.commit.committer import Committer
-from lakefeed.writer.commit.fencing import Fence
+from lakefeed.writer.commit.fencing import Fence, join_catalog
 from lakefeed.writer.commit.rest_catalog import CatalogClient, open_catalog, open_foreign_catalog
 from lakefeed.writer.commit.sources import ConsumerWatch, load_resume_positions
-from lakefeed.writer.commit.watch import CatalogWatch
 from lakefeed.writer.config import LogConfig
 from lakefeed.writer.metrics import WriterMetrics
 from lakefeed.writer.rows.evolution import initial_columns
@@ -161,12 +160,14 @@ async def serving(config: Config) -> AsyncIterator[Addresses]:
                 clock=time.monotonic,
                 tables=config.tables,
             )
+            resume = ResumePositions(functools.partial(load_resume_positions, catalog_client), clock=time.monotonic)
+            consumers = ConsumerWatch(catalog_client, clock=time.time)
             parts = _build_parts(
                 config,
                 log,
                 context=context,
-                catalog=catalog_client,
-                fence=fence,
+                resume=resume,
+                consumers=consumers,
                 auth=auth,
                 tasks=tasks,
                 registry=registry,
@@ -180,9 +181,13 @@ async def serving(config: Config) -> AsyncIterator[Addresses]:
                 own_body_routes=ROUTES,
                 on_rejected=lambda: rejected.update(["http_connection_limit"]),
             ):
-                await parts.catalog.ask()
-                watch = tasks.create_task(parts.catalog.run(), name="catalog-watch")
-                async with _working(config, parts, context=context, tasks=tasks, ws_listener=ws_listener) as ws_url:
+                await join_catalog(catalog_client, fence)
+                if config.writer.transactions and not catalog_client.has_transactions:
+                    logger.warning("catalog_has_no_transactions", extra={"ignored": "writer.transactions"})
+                if not parts.intake.sources():  # the log is new or was lost: read the positions from the tables
+                    await resume.refresh()
+                watch = tasks.create_task(fence.run(), name="fence-watch")
+                async with _working(config, parts, tasks=tasks, ws_listener=ws_listener) as ws_url:
                     yield Addresses(ws_url=ws_url, http_url=http_url)
                 watch.cancel()
 
@@ -209,8 +214,8 @@ def _build_parts(
     log: FileLog,
     *,
     context: TableContext,
-    catalog: CatalogClient,
-    fence: Fence,
+    resume: ResumePositions,
+    consumers: ConsumerWatch,
     auth: Auth,
     tasks: asyncio.TaskGroup,
     registry: CollectorRegistry,
@@ -231,7 +236,7 @@ def _build_parts(
         log,
         config=config.ingest,
         metrics=metrics,
-        resume_positions=ResumePositions(functools.partial(load_resume_positions, catalog), clock=time.monotonic),
+        resume_positions=resume,
         tracks_transactions=config.writer.transactions,
         table_limit=table_limit,
     )
@@ -271,8 +276,7 @@ def _build_parts(
         metrics=metrics,
         debezium=debezium,
         auth=auth,
-        consumers=ConsumerWatch(catalog, clock=time.time),
-        catalog=CatalogWatch(catalog, fence, on_return=feed.retry_now),
+        consumers=consumers,
     )
 
 
@@ -289,13 +293,13 @@ def _build_app(config: Config, parts: Parts, *, storage: StorageConfig, data_dir
 
 @asynccontextmanager
 async def _working(
-    config: Config, parts: Parts, *, context: TableContext, tasks: asyncio.TaskGroup, ws_listener: socket.socket
+    config: Config, parts: Parts, *, tasks: asyncio.TaskGroup, ws_listener: socket.socket
 ) -> AsyncIterator[str]:
     """Accept changes while the block runs; then stop in order, so that what was acked is committed or in the log."""
     feed = parts.feed
     intake_task = tasks.create_task(parts.intake.run(), name="intake")
     background = [
-        tasks.create_task(_read_log(parts, context), name="feed-reader"),
+        tasks.create_task(feed.run_reader(), name="feed-reader"),
         tasks.create_task(feed.run_applier(), name="feed-applier"),
         tasks.create_task(feed.run_catch_up(), name="feed-catch-up"),
         tasks.create_task(feed.run_timer(), name="feed-timer"),
@@ -309,23 +313,15 @@ async def _working(
     await intake_task
     try:
         async with asyncio.timeout(config.server.shutdown_deadline_s):
-            error = (await feed.flush(reason=FlushReason.SHUTDOWN)).error
-        left = [error] if error else []
+            await feed.flush(reason=FlushReason.SHUTDOWN)
     except TimeoutError:
-        left = feed.status.problems(now=time.monotonic(), stalled_after_s=0)
-    if left:
-        logger.warning("flush_left_for_next_start", extra={"problems": left})
+        logger.warning(
+            "flush_left_for_next_start",
+            extra={"problems": feed.status.problems(now=time.monotonic(), stalled_after_s=0)},
+        )
     for task in background:
         task.cancel()
     feed.stop()
-
-
-async def _read_log(parts: Parts, context: TableContext) -> None:
-    """Feed the tables from the log, as soon as the catalog was joined: only then is known what it can do."""
-    await parts.catalog.joined.wait()
-    if context.config.transactions and not context.commits_together:
-        logger.warning("catalog_has_no_transactions", extra={"ignored": "writer.transactions"})
-    await parts.feed.run_reader()
 
 
 async def _measure_lag(metrics: IngestMetrics) -> None:

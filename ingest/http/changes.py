@@ -104,9 +104,9 @@ class HttpIngest:
             response = await accept(request)
         except ProtocolError as error:
             retry_after_s = error.retry_after_s if isinstance(error, Busy) else None
-            response = self._refuse(error.reason, str(error), error.retry, retry_after_s)
+            response = self._refuse(error.reason, str(error), retry=error.retry, retry_after_s=retry_after_s)
         except DebeziumMalformed as error:
-            response = self._refuse(NackReason.INVALID_FORMAT.value, str(error), False)
+            response = self._refuse(NackReason.INVALID_FORMAT.value, str(error), retry=False)
         except ConnectionError:  # the client is gone
             return web.Response(status=400)
         self._metrics.http_requests.labels(request.path, str(response.status)).inc()
@@ -227,17 +227,12 @@ class HttpIngest:
     def _refuse_verdict(self, verdict: Refused) -> web.Response:
         delay_ms = verdict.retry_delay_ms
         retry_after_s = math.ceil(delay_ms / 1_000) if delay_ms is not None else None
-        facts = {}
-        if verdict.last_durable_sequence is not None:
-            facts["lastDurableSequence"] = verdict.last_durable_sequence
-        return self._refuse(verdict.reason.value, verdict.message, verdict.retry, retry_after_s, **facts)
+        return self._refuse(verdict.reason.value, verdict.message, retry=verdict.retry, retry_after_s=retry_after_s)
 
-    def _refuse(
-        self, reason: str, message: str, retry: bool, retry_after_s: int | None = None, **facts: int
-    ) -> web.Response:
+    def _refuse(self, reason: str, message: str, *, retry: bool, retry_after_s: int | None = None) -> web.Response:
         """Count a refused request, and return the response."""
         self._metrics.counts.nacks[reason] += 1
-        document = {"success": False, "reason": reason, "error": message, "shouldRetry": retry, **facts}
+        document = {"success": False, "reason": reason, "error": message, "shouldRetry": retry}
         response = json_response(document, STATUS_OF_REASON.get(reason, 400))
         if retry_after_s is not None:
             response.headers["Retry-After"] = str(retry_after_s)

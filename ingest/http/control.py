@@ -26,7 +26,6 @@ from lakefeed.ingest.protocol.offers import NackReason
 from lakefeed.ingest.websocket.client import ClientConnection
 from lakefeed.ingest.websocket.server import DataPlane
 from lakefeed.writer.commit.sources import ConsumerWatch
-from lakefeed.writer.commit.watch import CatalogWatch
 from lakefeed.writer.tables.feed import Feed
 
 # A flush that takes longer continues; only the caller stops waiting.
@@ -58,7 +57,6 @@ class Parts:
     debezium: DebeziumIntake
     auth: Auth
     consumers: ConsumerWatch
-    catalog: CatalogWatch
 
 
 PARTS: web.AppKey[Parts] = web.AppKey("parts", Parts)
@@ -95,12 +93,7 @@ async def _ready(request: web.Request) -> web.Response:
     parts = request.app[PARTS]
     now, stalled_after_s = time.monotonic(), parts.config.stalled_after_s
     problems = _problems(parts)
-    if (
-        parts.intake.problems(now=now)
-        or parts.feed.status.is_stalled(now=now, stalled_after_s=stalled_after_s)
-        or parts.catalog.down_s(now=now) > stalled_after_s
-        or (parts.catalog.is_down and not parts.intake.sources())  # no source can be accepted
-    ):
+    if parts.intake.problems(now=now) or parts.feed.status.is_stalled(now=now, stalled_after_s=stalled_after_s):
         return json_response({"status": "not ready", "problems": problems}, 503)
     # One bad table must not take the whole service out of a load balancer.
     return json_response({"status": "degraded" if problems else "ready", "problems": problems})
@@ -109,11 +102,7 @@ async def _ready(request: web.Request) -> web.Response:
 def _problems(parts: Parts) -> list[str]:
     """Return what keeps the service from accepting changes or committing them."""
     now, stalled_after_s = time.monotonic(), parts.config.stalled_after_s  # the event loop's time too
-    return [
-        *parts.intake.problems(now=now),
-        *parts.catalog.problems(now=now),
-        *parts.feed.status.problems(now=now, stalled_after_s=stalled_after_s),
-    ]
+    return parts.intake.problems(now=now) + parts.feed.status.problems(now=now, stalled_after_s=stalled_after_s)
 
 
 async def _metrics(request: web.Request) -> web.Response:
@@ -132,9 +121,9 @@ async def _flush(request: web.Request) -> web.Response:
         error = "not committed in time; the flush continues"
         return json_response({"success": False, "error": error, "problems": problems}, 504)
     # After the flush, because a new table's first changes may have been durable and not yet read from the log.
-    if table is not None and report.outage is None and not parts.feed.status.knows(table):
+    if table is not None and not parts.feed.status.knows(table):
         return json_response({"success": False, "error": f"no such table here: table={table}"}, 404)
-    return json_response(report.to_json(), 503 if report.error else 200)
+    return json_response(report.to_json(), 503 if report.problems else 200)
 
 
 async def _explain_flush(request: web.Request) -> web.Response:

@@ -2,8 +2,6 @@
 
 A change is new if its position is above its source's mark. `decide` changes nothing: a mark moves in `record`, which
 the intake calls only after the log is synced. A batch that failed to become durable is still new when it returns.
-A batch that begins at or below the mark must be a resend (accepted.py). Then its old changes are skipped, otherwise it
-is refused.
 
 A refused batch blocks its source. Later changes would lift the mark over it, and its return would look like a
 duplicate. The refused range is the span of its new changes, `first` to `last`, in one epoch. While the mark is below
@@ -25,7 +23,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lakefeed.contract.changes import Position, SourceId
-from lakefeed.ingest.intake.accepted import AcceptedSequences, Stretches, extended, first_contradiction, up_to
 from lakefeed.ingest.protocol.offers import BEFORE_ALL, Duplicate, Fresh, NackReason, Offer, Refused
 
 # Per source: more than a connection has in flight.
@@ -123,7 +120,6 @@ class _Ahead:
 
     marks_bytes: int
     marks: dict[SourceId, Position] = field(default_factory=dict)
-    accepted: dict[SourceId, Stretches] = field(default_factory=dict)
     refused: RefusedRanges = field(default_factory=RefusedRanges)
 
 
@@ -134,7 +130,6 @@ class Dedup:
     marks_max_bytes: int = MARKS_MAX_BYTES
     _marks_bytes: int = 0
     _marks: dict[SourceId, Position] = field(default_factory=dict)
-    _accepted: AcceptedSequences = field(default_factory=AcceptedSequences)
     _refused: RefusedRanges = field(default_factory=RefusedRanges)
 
     def mark(self, source: SourceId) -> Position | None:
@@ -163,11 +158,6 @@ class Dedup:
         after = mark.sequence if mark.epoch == offer.epoch else BEFORE_ALL
         if not offer.sequences:
             return Fresh(offer, after)
-        accepted = up_to(after, ahead.accepted.get(offer.source) or self._accepted.of(offer.source))
-        if offer.first_sequence <= after:
-            difference = first_contradiction(offer.sequences, accepted)
-            if difference is not None:
-                return _refuse_other_changes(difference, offer, after)
         if offer.last_sequence <= after:
             return Duplicate(after)
         overtaken = self._refused.first_overtaken(offer, after) or ahead.refused.first_overtaken(offer, after)
@@ -176,18 +166,13 @@ class Dedup:
             return _refuse_to_overtake(overtaken, offer, after)
         ahead.marks[offer.source] = Position(offer.epoch, offer.last_sequence)
         ahead.marks_bytes += added_bytes
-        ahead.accepted[offer.source] = extended(accepted, offer.sequences_after(after))
         return Fresh(offer, after)
 
     def record(self, fresh: Iterable[Fresh]) -> None:
         """Lift the marks to offers that are now durable, and close the ranges that they reach."""
         for item in fresh:
-            source, after = item.offer.source, item.after_sequence
-            if item.offer.sequences:
-                known = up_to(after, self._accepted.of(source))
-                self._accepted.record(source, extended(known, item.offer.sequences_after(after)))
-            self._set_mark(source, item.position)
-            self._refused.close(source, item.position)
+            self._set_mark(item.offer.source, item.position)
+            self._refused.close(item.offer.source, item.position)
 
     def block(self, refused: Iterable[Offer], *, ahead: Position | None = None) -> list[Offer]:
         """Block the sources of refused offers until these return; return the offers for which there is no room.
@@ -229,18 +214,6 @@ class Dedup:
 def _mark_max_bytes(source: SourceId) -> int:
     """Return an upper bound of a mark's bytes at the head of a segment, whatever its position."""
     return _NAME_CHAR_MAX_BYTES * len(source) + _POSITION_MAX_BYTES
-
-
-def _refuse_other_changes(sequence: int, offer: Offer, after_sequence: int) -> Refused:
-    return Refused(
-        NackReason.INVALID_SEQUENCE,
-        "the batch has old sequences but does not repeat what was accepted, so its changes would be lost: send tables"
-        " that share the sequences of a source in one batch or bundle, and begin a higher epoch to start over:"
-        f" sequence={sequence} first_sequence={offer.first_sequence} last_sequence={offer.last_sequence}"
-        f" lastDurableSequence={after_sequence}",
-        retry=False,
-        last_durable_sequence=after_sequence,
-    )
 
 
 def _refuse_to_overtake(overtaken: RefusedRange, offer: Offer, after_sequence: int) -> Refused:

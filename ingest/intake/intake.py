@@ -21,7 +21,7 @@ from lakefeed.ingest.metrics import IngestMetrics
 from lakefeed.ingest.protocol.batch import open_transaction
 from lakefeed.ingest.protocol.offers import BEFORE_ALL, Duplicate, Durable, Fresh, NackReason, Offer, Refused, Verdict
 from lakefeed.writer.tables.memory import TableLimit
-from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
+from lakefeed.writer.wal.payload import Frame, encode_frame
 from lakefeed.writer.wal.protocol import Log
 
 # One write and sync. Larger groups do not sync faster per byte (measured flat from 4 MiB) but make acks wait longer.
@@ -225,9 +225,6 @@ class Intake:
             sizes = {"max_size": max_bytes, "actual_size": size_bytes}
             return Refused(NackReason.PAYLOAD_TOO_LARGE, message, retry=False, **sizes)
         limit = self._table_limit
-        if limit is not None and offer.encoding is Encoding.ARROW_BUNDLE and limit.has_aliases(offer.tables):
-            message = "lakefeed.table: expected each table once in a bundle; two of the names mean one table"
-            return Refused(NackReason.INVALID_FORMAT, message, retry=False)
         if limit is not None and (table := limit.take(offer.tables)) is not None:
             self.block_behind(offer)  # a higher limit will let it in
             message = (

@@ -93,7 +93,7 @@ def check_changes(batch: AnyBatch, body: bytes, *, event_max_bytes: int) -> Chec
 
 
 def _check_arrow(frame: ArrowFrame, event_max_bytes: int) -> CheckedChanges:
-    if not all(map(_is_table_name, frame.tables)):
+    if not _is_table_name(frame.head.table):
         raise invalid(f"lakefeed.table: {_NAME_RULE}")
     try:
         batch = frame.read(row_max_bytes=event_max_bytes)
@@ -103,8 +103,9 @@ def _check_arrow(frame: ArrowFrame, event_max_bytes: int) -> CheckedChanges:
         ) from None
     except BatchMalformed as error:
         raise invalid(str(error)) from None
-    encoding = Encoding.ARROW_STREAM if len(frame.streams) == 1 else Encoding.ARROW_BUNDLE
-    return CheckedChanges(encoding, batch.sequences, frozenset(frame.tables), expanded_bytes=batch.expanded_bytes)
+    return CheckedChanges(
+        Encoding.ARROW_STREAM, batch.sequences, frozenset((frame.head.table,)), expanded_bytes=batch.expanded_bytes
+    )
 
 
 def _check_events(batch: BatchHead, tables: frozenset[str]) -> list[int]:
@@ -207,7 +208,7 @@ def open_transaction(offer: Offer) -> str:
     """Return the id of the transaction that continues after an offer; empty if none does."""
     if offer.adapter_state:
         return offer.open_transaction
-    if offer.encoding is not Encoding.JSON_BATCH:
+    if offer.encoding is Encoding.ARROW_STREAM:
         with open_stream(offer.body) as reader:
             name: bytes = (reader.schema.metadata or {}).get(ARROW_TRANSACTION, b"")
         return name.decode(errors="replace")[:TRANSACTION_ID_MAX_CHARS]

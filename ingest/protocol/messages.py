@@ -187,7 +187,6 @@ class Nack(msgspec.Struct, rename="camel", tag_field="type", tag="nack", omit_de
     """The message was refused and changed nothing. Sizes in bytes, where one was the reason; both names are in use.
 
     `epoch` is that of the source, where the reason is that the message has an earlier one.
-    `last_durable_sequence` is where the source resumes, if its sequences were the reason.
     """
 
     timestamp: int
@@ -200,7 +199,6 @@ class Nack(msgspec.Struct, rename="camel", tag_field="type", tag="nack", omit_de
     actual_size: int | None = None
     received_size: int | None = None
     epoch: int | None = None
-    last_durable_sequence: int | None = None
     correlation_id: str | None = None
     rate_limit: RateLimit | None = None
 

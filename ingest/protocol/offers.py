@@ -83,12 +83,6 @@ class Offer:
         """Return the sequence of the last change."""
         return self.sequences[-1]
 
-    def sequences_after(self, sequence: int) -> Sequence[int]:
-        """Return the sequences above another one."""
-        if self.first_sequence > sequence:
-            return self.sequences
-        return self.sequences[bisect.bisect_right(self.sequences, sequence) :]
-
     def changes_after(self, sequence: int) -> int:
         """Count the changes above a sequence."""
         return len(self.sequences) - bisect.bisect_right(self.sequences, sequence)
@@ -116,10 +110,7 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Nothing of the batch was accepted. `max_size` and `actual_size` are bytes, where a size was the reason.
-
-    `last_durable_sequence` is where the source resumes, if its sequences were the reason.
-    """
+    """Nothing of the batch was accepted. `max_size` and `actual_size` are bytes, where a size was the reason."""
 
     reason: NackReason
     message: str
@@ -127,7 +118,6 @@ class Refused:
     retry_delay_ms: int | None = None
     max_size: int | None = None
     actual_size: int | None = None
-    last_durable_sequence: int | None = None
 
 
 Verdict: TypeAlias = Durable | Duplicate | Refused

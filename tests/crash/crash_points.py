@@ -105,7 +105,7 @@ CRASH_POINTS: dict[str, dict[str, CrashPoint]] = {
         "segment renamed to a spare": _after(
             "lakefeed.writer.wal.directory:Filesystem.rename", only=_to(".spare"), calls_max=2
         ),
-        "segment retired": _after("lakefeed.writer.wal.directory:LogDirectory.retire", calls_max=2),
+        "segment retired": _after("lakefeed.writer.wal.log:FileLog._retire_oldest", calls_max=2),
     },
     "flush": {
         "namespace created": _after("lakefeed.writer.commit.rest_catalog:CatalogClient.ensure_namespace", calls_max=1),

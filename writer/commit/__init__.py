@@ -6,7 +6,6 @@
 
     state.py    a table between two commits          fencing.py   one service per node id
     expiry.py   old snapshots and their files        sources.py   resume positions and consumers of all tables
-    watch.py    whether the catalog answers
 
 In: a TableState and a Flush. Out: the next TableState. Imported by files/, tables/, quarantine/ and the service.
 """

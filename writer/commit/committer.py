@@ -172,11 +172,6 @@ class Committer:
         """Return whether the catalog can commit to several tables atomically."""
         return self._catalog.has_transactions
 
-    @property
-    def outage(self) -> str | None:
-        """Why the catalog cannot be used at present, or None."""
-        return self._catalog.outage
-
     async def commit_all(
         self,
         flushes: Sequence[tuple[TableState, Flush]],
@@ -217,8 +212,6 @@ class Committer:
             }
             _log.warning("commit_retried", extra={"reason": str(failure), **facts})
             on_retry(str(failure))
-            if self.outage is not None:  # the table is retried as soon as the catalog is back
-                break
         assert failure is not None
         raise failure
 

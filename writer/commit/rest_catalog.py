@@ -216,8 +216,6 @@ class CatalogClient:
     def __init__(
         self, session: aiohttp.ClientSession, uri: str, *, credentials: Credentials, warehouse: str, timeout_s: float
     ) -> None:
-        # Why the catalog cannot be used at present, kept by `CatalogWatch`; None while it answers.
-        self.outage: str | None = None
         self._session = session
         self._credentials = credentials
         self._base = _versioned(uri)

@@ -68,8 +68,6 @@ async def load_resume_positions(catalog: CatalogClient) -> dict[SourceId, Positi
 
     Raises: CatalogUnavailable.
     """
-    if catalog.outage is not None:
-        raise CatalogUnavailable(catalog.outage)
     started = time.monotonic()
     names = await _list_tables(catalog, at_once=PARALLEL_REQUESTS)
     logger.info("table_marks_loading", extra={"tables": len(names)})
@@ -132,7 +130,7 @@ class ConsumerWatch:
     async def describe(self) -> list[dict[str, Any]]:
         """Describe all consumers, by table and name; an error of the catalog is only logged."""
         async with self._lock:
-            if self._catalog.outage is None and self._clock() - self._loaded_at >= LOAD_EVERY_S:
+            if self._clock() - self._loaded_at >= LOAD_EVERY_S:
                 await self._load()
         now = self._clock()
         return [

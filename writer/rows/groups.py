@@ -11,8 +11,8 @@ these once per run of changes:
 There is one class of groups per encoding of frames:
 
     JSON_BATCH     JsonGroup    rows stay JSON text; json_strict.py decodes them, else json_exact.py fits them
-    ARROW_STREAM,  ArrowGroup   rows stay in the frames' own bytes; arrow.py fits them. Frames that follow each other
-    ARROW_BUNDLE                with the same schema are one group. A bundle has several streams, one per table
+    ARROW_STREAM   ArrowGroup   rows stay in the frames' own bytes; arrow.py fits them. Frames that follow each other
+                                with the same schema are one group
 
 A record that cannot be read becomes an `UnreadableRecord`: one change, which no table takes, with the whole record as
 its row. Admission has decoded every frame before it was logged, so only a defect of ours leads here. The record goes to
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Self, TypeAlias
@@ -51,7 +51,6 @@ from lakefeed.writer.rows.json_strict import decode_rows
 from lakefeed.writer.rows.values import Image, Misfit, text_of
 from lakefeed.writer.wal.payload import Encoding, Frame
 from lakefeed.writer.wire.arrow_frame import CHANGE_COLUMNS, TABLE_KEY, open_stream
-from lakefeed.writer.wire.arrow_ipc import split_streams
 from lakefeed.writer.wire.arrow_types import json_values, plain_rows
 from lakefeed.writer.wire.json_batch import BatchMalformed, Event, decode_batch
 
@@ -78,7 +77,7 @@ NameOf: TypeAlias = Callable[[str], str]
 # A frame with its offset in the log.
 NumberedFrame: TypeAlias = tuple[int, Frame]
 
-_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_declared = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class RecordIncomplete(WriterError):
@@ -257,8 +256,7 @@ class Group(ABC):
                 case names.INGESTED_AT:
                     column = _timestamps(self._received_at_us())
                 case names.RESCUED if rescued is not None:
-                    brought = self._brought_column(names.RESCUED)
-                    column = pa.array(rescued if brought is None else _joined(brought, rescued), pa.string())
+                    column = pa.array(rescued, pa.string())
                 case name if not name.startswith(names.RESERVED_PREFIX):
                     continue
                 case name if name in CHANGE_COLUMNS and (keep_before or name != names.BEFORE):
@@ -295,19 +293,6 @@ def _arrow_schema(columns: StructType) -> pa.Schema:
     return to_arrow_schema(Schema(0, columns))
 
 
-def _joined(brought: _Column, rescued: Sequence[str | None]) -> Iterator[str | None]:
-    """Join what sources rescued with what did not fit here. What is not a JSON object is kept under its own name."""
-    for theirs, ours in zip(brought.to_pylist(), rescued, strict=True):
-        if theirs is None or ours is None:
-            yield theirs if ours is None else ours
-            continue
-        try:
-            members = _decode_members(theirs)
-        except (msgspec.MsgspecError, RecursionError):
-            members = {names.RESCUED: msgspec.Raw(to_json(theirs))}
-        yield to_json(members | _decode_members(ours)).decode()
-
-
 def _timestamps(times_us: npt.NDArray[np.int64]) -> pa.Array:
     """Return microseconds as timestamps, which mean the same whatever unit a table's column has."""
     return pa.array(times_us, pa.int64()).cast(_MOMENT)
@@ -326,21 +311,21 @@ def group_frames(frames: Sequence[NumberedFrame], *, name_of: NameOf = str) -> l
     Raises: BatchMalformed for a body that admission cannot have let through.
     """
     groups: list[Group] = []
-    for group_all in dict.fromkeys(GROUPERS.values()):
-        if own := [each for each in frames if GROUPERS[each[1].encoding] is group_all]:
+    for encoding, group_all in GROUPERS.items():
+        if own := [each for each in frames if each[1].encoding is encoding]:
             groups += group_all(own, name_of=name_of)
     if len({(group.table, group.encoding) for group in groups}) == len({group.table for group in groups}):
         return groups
     # A table has several encodings: cut the frames wherever the encoding changes. Sources rarely change theirs.
-    stretches = itertools.groupby(frames, key=lambda each: GROUPERS[each[1].encoding])
-    return [group for group_all, own in stretches for group in group_all(list(own), name_of=name_of)]
+    stretches = itertools.groupby(frames, key=lambda each: each[1].encoding)
+    return [group for encoding, own in stretches for group in GROUPERS[encoding](list(own), name_of=name_of)]
 
 
 def _declared_of(frame: Frame, table: str, name_of: NameOf) -> tuple[str, ...]:
     """Return what a frame declares about a table, under any of the names that mean it."""
     if not frame.declared:
         return ()
-    every = _decode_members(frame.declared)
+    every = _decode_declared(frame.declared)
     return tuple(bytes(each).decode() for name, each in every.items() if name_of(name) == table)
 
 
@@ -461,17 +446,13 @@ class ArrowGroup(Group):
 
     def json_rows(self) -> list[str]:
         """Return the rows as JSON texts."""
-        brought = [name for name in self.rows.column_names if name not in CHANGE_COLUMNS or name == names.RESCUED]
+        brought = [name for name in self.rows.column_names if name not in CHANGE_COLUMNS]
         if not brought:
             return ["{}"] * self.rows.num_rows
         texts: list[str] = []
         for batch in self.rows.select(brought).to_batches():
             columns = [json_values(column) for column in batch.columns]
-            for values in zip(*columns, strict=True):
-                row = dict(zip(brought, values, strict=True))
-                if row.get(names.RESCUED, ...) is None:
-                    del row[names.RESCUED]
-                texts.append(to_json(row).decode())
+            texts += [to_json(dict(zip(brought, row, strict=True))).decode() for row in zip(*columns, strict=True)]
         return texts
 
     def strict(self, expected: Expected) -> pa.Table | None:
@@ -520,21 +501,19 @@ def group_arrow(frames: Sequence[NumberedFrame], *, name_of: NameOf = str) -> li
     open_groups: dict[str, list[ArrowGroup]] = {}
     done: list[Group] = []
     for offset, frame in frames:
-        streams = split_streams(frame.body) if frame.encoding is Encoding.ARROW_BUNDLE else (frame.body,)
-        for stream in streams:
-            group = _arrow_group(frame, stream, offset, name_of)
-            if not len(group):
-                continue
-            gathered = open_groups.setdefault(group.table, [])
-            if gathered and not gathered[0].rows.schema.equals(group.rows.schema, check_metadata=True):
-                done.append(_join(gathered))
-                gathered.clear()
-            gathered.append(group)
+        group = _arrow_group(frame, offset, name_of)
+        if not len(group):
+            continue
+        gathered = open_groups.setdefault(group.table, [])
+        if gathered and not gathered[0].rows.schema.equals(group.rows.schema, check_metadata=True):
+            done.append(_join(gathered))
+            gathered.clear()
+        gathered.append(group)
     return done + [_join(gathered) for gathered in open_groups.values()]
 
 
-def _arrow_group(frame: Frame, stream: bytes | memoryview, offset: int, name_of: NameOf) -> ArrowGroup:
-    with open_stream(stream) as reader:
+def _arrow_group(frame: Frame, offset: int, name_of: NameOf) -> ArrowGroup:
+    with open_stream(frame.body) as reader:
         table = name_of(reader.schema.metadata[TABLE_KEY].decode())
         rows = plain_rows(reader.read_all())
     sequences: npt.NDArray[np.int64] = rows.column(names.SEQUENCE).to_numpy()
@@ -545,7 +524,7 @@ def _arrow_group(frame: Frame, stream: bytes | memoryview, offset: int, name_of:
         rows=rows.slice(start),
         sequences=sequences[start:],
         runs=(run,) if run.stop else (),
-        held_bytes=max(len(stream), rows.nbytes),
+        held_bytes=max(len(frame.body), rows.nbytes),
         declared=_declared_of(frame, table, name_of),
     )
 
@@ -571,7 +550,6 @@ def _join(groups: list[ArrowGroup]) -> ArrowGroup:
 GROUPERS: Mapping[Encoding, Callable[..., list[Group]]] = {
     Encoding.JSON_BATCH: group_json,
     Encoding.ARROW_STREAM: group_arrow,
-    Encoding.ARROW_BUNDLE: group_arrow,
 }
 
 

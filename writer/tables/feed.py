@@ -25,6 +25,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 from lakefeed.contract.changes import Position, SourceId, TableName, table_name_of
+from lakefeed.contract.errors import WalFailed
 from lakefeed.contract.properties import is_quarantine
 from lakefeed.writer.config import WriterConfig
 from lakefeed.writer.rows.runs import (
@@ -115,7 +116,6 @@ class Feed:
         """Read runs behind the log's end and start decoding them. Cancelling it loses nothing: the log has it all."""
         loop = asyncio.get_running_loop()
         max_bytes = run_max_bytes(self._config)
-        self.applier.moved_at = self._clock()
         while True:
             await self._log.wait_beyond(self._tail.offset)
             await self._wait_for_memory()
@@ -216,8 +216,19 @@ class Feed:
                 table.maybe_flush()
             self._memory.evict()
             self._memory.drain_log()
-            await self._log.trim(self._memory.trim_point)
+            await self._trim()
             self.status.set_gauges()
+
+    async def _trim(self) -> None:
+        """Trim the log below what is committed. If the disk refuses, report it; the timer tries again."""
+        problem = None
+        try:
+            await self._log.trim(self._memory.trim_point)
+        except WalFailed as error:
+            problem = str(error)
+        if problem is not None and self.status.trim_problem is None:
+            logger.warning("log_not_trimmed", extra={"reason": problem})
+        self.status.trim_problem = problem
 
     def stop(self) -> None:
         """Cancel the tables' tasks; what they have not committed stays in the log."""
@@ -253,11 +264,9 @@ class Feed:
     async def flush(self, table: str | None = None, *, reason: FlushReason = FlushReason.REQUEST) -> FlushReport:
         """Commit everything that is durable now, of one table or all; returns after the commits.
 
-        A paused table is not waited for: the report has its reason, as it has that of an outage of the catalog. Nor is
-        the end of a transaction: what is open stays in the log. Cancelling stops the waiting only.
+        A paused table is not waited for: the report has its reason. Nor is the end of a transaction: what is open
+        stays in the log. Cancelling stops the waiting only.
         """
-        if (outage := self._context.committer.outage) is not None:
-            return FlushReport({}, 0.0, outage)
         started = self._clock()
         target = self._log.durable_end
         async with self.applier.held:
@@ -267,7 +276,7 @@ class Feed:
             str(each.name): self._flush_table(each, reason=reason, until=target) for each in chosen if each is not None
         }
         results = dict(zip(waits, await asyncio.gather(*waits.values()), strict=True))
-        await self._log.trim(self._memory.trim_point)
+        await self._trim()
         return FlushReport(results, self._clock() - started)
 
     async def _flush_table(self, table: TableWriter, *, reason: FlushReason, until: int) -> Flushed:
@@ -280,12 +289,6 @@ class Feed:
                 return await answer
         except TimeoutError:
             return Flushed(table.columns.snapshot_id).refused(table.problem)
-
-    def retry_now(self) -> None:
-        """Retry all failing tables without waiting for their delays."""
-        for table in self.tables.values():
-            table.retry_now()
-        self._signals.changed.notify()
 
     async def wait_for_commit(self, seen: int) -> int:
         """Wait for a commit after the first `seen` ones; return how many there are. Cancelling it changes nothing."""

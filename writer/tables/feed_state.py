@@ -13,7 +13,6 @@ commit therefore records, next to its own marks, the watermark that holds once i
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping, Sequence
 
 from lakefeed.contract.changes import Position, SourceId, Span
@@ -26,13 +25,12 @@ from lakefeed.writer.wal.protocol import Log
 class Applier:
     """How far the applier has come, which offers each table its changes in log order."""
 
-    def __init__(self, offset: int) -> None:
+    def __init__(self, offset: int, *, now: float) -> None:
         # Everything below was offered to its table.
         self.offset = offset
         # Everything below was offered, or is held back because a transaction is open.
         self.met_offset = offset
-        # When it last moved, or reading the log started.
-        self.moved_at = math.inf
+        self.moved_at = now
         # Holding it keeps the applier still; it is notified whenever the applier has moved.
         self.held = asyncio.Condition()
 
@@ -44,7 +42,7 @@ class FeedState:
         self.log = log
         self.context = context
         self.tables: dict[str, TableWriter] = {}
-        self.applier = Applier(log.first_offset)
+        self.applier = Applier(log.first_offset, now=context.clock())
         self.signals = FeedSignals()
         self._marks_at_start = marks_at_start
         self._delivered: dict[SourceId, Position] = {}

@@ -202,10 +202,6 @@ class TableLimit:
         """Add a table that exists, whatever the limit."""
         self._tables.add(table)
 
-    def has_aliases(self, source_names: Collection[str]) -> bool:
-        """Return whether several of these names mean one table."""
-        return len({table_name_of(name, self._default_namespace) for name in source_names}) < len(source_names)
-
     def take(self, source_names: Collection[str]) -> str | None:
         """Add the tables of a batch, all of them; beyond the limit none, and return the first name in excess."""
         unknown = [name for name in source_names if name not in self._source_names]

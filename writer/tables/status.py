@@ -33,24 +33,23 @@ class PendingTotals:
 
 @dataclass(frozen=True, slots=True)
 class FlushReport:
-    """What one flush of several tables committed. `outage` is why no table was asked, if so."""
+    """What one flush of several tables committed."""
 
     tables: Mapping[str, Flushed]
     duration_s: float
-    outage: str | None = None
 
     @property
-    def error(self) -> str:
-        """Why not everything is committed; empty if everything is."""
-        problems = (f"{name}: {item.problem}" for name, item in self.tables.items() if item.problem is not None)
-        return self.outage or "; ".join(problems)
+    def problems(self) -> dict[str, str]:
+        """The tables that did not commit everything, and why."""
+        return {name: item.problem for name, item in self.tables.items() if item.problem is not None}
 
     def to_json(self) -> dict[str, Any]:
         """Render as /flush and flush_response send it."""
-        flushed, error = self.tables.values(), self.error
+        flushed, problems = self.tables.values(), self.problems
+        failure = {"error": "; ".join(f"{name}: {problem}" for name, problem in problems.items())} if problems else {}
         return {
-            "success": not error,
-            **({"error": error} if error else {}),
+            "success": not problems,
+            **failure,
             "batchesFlushed": sum(item.files for item in flushed),
             "eventsFlushed": sum(item.rows for item in flushed),
             "bytesWritten": sum(item.bytes for item in flushed),
@@ -77,6 +76,8 @@ class FeedStatus:
         self._applier = feed.applier
         self._feed = feed
         self._memory = memory
+        # Not the log's failure: changes are still accepted and committed, as long as the log has space.
+        self.trim_problem: str | None = None
         self._start_end = feed.log.durable_end
 
     # -- single tables
@@ -175,9 +176,9 @@ class FeedStatus:
 
     def problems(self, *, now: float, stalled_after_s: float) -> list[str]:
         """List what is wrong with the log or with single tables."""
-        return self._log_problems(now=now, stalled_after_s=stalled_after_s) + [
-            text for _, text in self._table_problems(now=now, stalled_after_s=stalled_after_s)
-        ]
+        trim = [self.trim_problem] if self.trim_problem is not None and not self._log.failed else []
+        tables = [text for _, text in self._table_problems(now=now, stalled_after_s=stalled_after_s)]
+        return self._log_problems(now=now, stalled_after_s=stalled_after_s) + trim + tables
 
     def is_stalled(self, *, now: float, stalled_after_s: float) -> bool:
         """Return whether the service as a whole makes no progress; a bad table beside others that commit is not it."""

@@ -207,15 +207,10 @@ class TableWriter:
         self._settle()
         if not answer.done():
             self.request_flush(reason)
-            self.retry_now()
+            self._intake_attempts.retry_now()
+            if self.flush_attempts is not None:
+                self.flush_attempts.retry_now()
         return answer
-
-    def retry_now(self) -> None:
-        """Make the next attempt without waiting for its delay."""
-        self.retry.retry_at = min(self.retry.retry_at, self._clock())
-        self._intake_attempts.retry_now()
-        if self.flush_attempts is not None:
-            self.flush_attempts.retry_now()
 
     def _flush_if_due(self) -> None:
         """Flush what is due, what a caller waits for, or what shows whether a failing table works again."""

@@ -303,17 +303,19 @@ class LogDirectory:
         return Newest(header.number, segment, header.head, descriptor, marked=True)
 
     def sync_names(self) -> None:
-        """Make renames durable: step 5."""
+        """Make renames durable: steps 5 and 7."""
         self.files.sync_directory(self.path)
 
     def retire(self, segment: Segment, *, keep: bool) -> Path | None:
-        """Turn the oldest segment into a spare, or remove it: steps 6 and 7."""
+        """Turn the oldest segment into a spare, or remove it: step 6. Call `sync_names` before the spare is used.
+
+        If this raises, the segment is still there.
+        """
         spare = self.path / spare_name(next(self._spare_numbers)) if keep else None
         if spare is None:
             self.files.unlink(segment.path)
         else:
             self.files.rename(segment.path, spare)
-        self.files.sync_directory(self.path)
         return spare
 
     def _make(self, path: Path) -> None:

@@ -299,7 +299,7 @@ class FileLog:
 
         A failed log is left unchanged. Cancellation takes effect between two segments.
 
-        Raises: WalFailed if the directory could not be changed.
+        Raises: WalFailed if a segment could not be freed: it is still there, unless the log has `failed`.
         """
         async with self._trimming:
             while self._older and self._older[0].end_offset <= offset and self.failed is None and not self._closed:
@@ -412,7 +412,11 @@ class FileLog:
         segment = self._older[0]
         spares = len(self._spares) + (self._preparing is not None)
         keep = spares < SPARES_MAX and segment.file_bytes == self._segment_bytes
-        spare = await self._run(self._files_thread, self._directory.retire, segment, keep=keep)
+        try:
+            spare = await self._call(self._files_thread, self._directory.retire, segment, keep=keep)
+        except OSError as error:
+            raise WalFailed(f"log cannot be trimmed, it is tried again: {error}") from error
+        await self._run(self._files_thread, self._directory.sync_names)
         self._older = self._older[1:]
         self._older_bytes -= segment.file_bytes
         if spare is not None:

@@ -27,7 +27,6 @@ class Encoding(enum.IntEnum):
 
     JSON_BATCH = 1
     ARROW_STREAM = 2
-    ARROW_BUNDLE = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,10 @@ class Log(Protocol):
         """Wait until the record at `offset` is durable."""
 
     async def trim(self, offset: int) -> None:
-        """Free the space of records below `offset`, as far as that is possible."""
+        """Free the space of records below `offset`, as far as that is possible.
+
+        Raises: WalFailed if it is not possible now. Try again later.
+        """
 
     async def close(self) -> None:
         """Finish writing and release the log."""

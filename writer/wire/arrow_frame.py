@@ -1,10 +1,6 @@
-"""Arrow frame: changes as Arrow IPC streams, one per table, and its checks at admission.
+"""Arrow frame: changes of one table as an Arrow IPC stream, and its checks at admission.
 
-A frame of several streams, one behind the other, is a bundle: one batch whose sequences rise over all of its tables.
-
-    orders  1 3 5  |  items  2 4 6     is the batch 1 2 3 4 5 6
-
-Beside the rows' own columns each stream has these columns:
+Beside the rows' own columns the stream has these columns:
 
     _cdc_sequence   int64, not null, rising through all batches            needed
     _cdc_operation  text (or dictionary): INSERT, UPDATE or DELETE         default INSERT
@@ -13,7 +9,6 @@ Beside the rows' own columns each stream has these columns:
     _cdc_before     text: the row before the change, as JSON               default null
     _cdc_unchanged  list of text: columns that the source did not send     default null
     _cdc_metadata   text: JSON with other facts about the change           default null
-    _cdc_rescued    text: JSON object of values that have no column        default null
 
 and this metadata in its schema:
 
@@ -21,9 +16,6 @@ and this metadata in its schema:
     lakefeed.source           as sourceDoId of a JSON batch                default: that of the connection
     lakefeed.sequence-number, lakefeed.first-sequence, lakefeed.last-sequence, lakefeed.correlation-id
                               as sequenceNumber, firstEventSequence, lastEventSequence and correlationId there
-
-In a bundle the first stream's metadata is that of the batch. The table and its first and last sequence are each
-stream's own.
 
 A frame that passes can be written, whatever its values; the writer does not check it again. Its expanded size is that
 of the same changes as JSON: the decompressed buffers, and for each value its column's name and one byte. That size is
@@ -49,12 +41,14 @@ import pyarrow.types as pt
 
 from lakefeed.contract import changes as names
 from lakefeed.contract.changes import INT64_MAX, NAME_MAX_CHARS, TIMESTAMP_MAX_MS, TIMESTAMP_MIN_MS, Operation
-from lakefeed.writer.wire.arrow_ipc import CONTINUATION, BatchContents, check_expanded, scan_stream, split_streams
+from lakefeed.writer.wire.arrow_ipc import CONTINUATION, BatchContents, check_expanded, scan_stream
 from lakefeed.writer.wire.arrow_types import child_types, find_unsupported, in_common_years, is_list, is_text
 from lakefeed.writer.wire.json_batch import BatchMalformed
 
-# The columns of a change beside its row. Others with this prefix are rescued.
-CHANGE_COLUMNS = frozenset(names.ALL) - {names.SOURCE, names.INGESTED_AT, names.EPOCH}
+# The columns of a change beside its row. Clients may not send other columns with this prefix.
+CHANGE_COLUMNS = frozenset(
+    (names.SEQUENCE, names.TIMESTAMP, names.OPERATION, names.ROW_ID, names.BEFORE, names.UNCHANGED, names.METADATA)
+)
 
 _NS_PER_US = 1000
 _OPERATIONS = pa.array([operation.value for operation in Operation])
@@ -113,8 +107,8 @@ def is_arrow_frame(frame: bytes) -> bool:
     return frame.startswith(CONTINUATION)
 
 
-def open_stream(body: bytes | memoryview) -> pa.RecordBatchStreamReader:
-    """Open an admitted stream, of a bundle the first one; the caller closes it."""
+def open_stream(body: bytes) -> pa.RecordBatchStreamReader:
+    """Open an admitted stream; the caller closes it."""
     return pa.ipc.open_stream(body, options=_READ_OPTIONS)
 
 
@@ -130,72 +124,29 @@ def _plan(schema: pa.Schema) -> tuple[Sequence[int], Sequence[str]]:
 class ArrowFrame:
     """A frame during admission: its head is known, the rest is not checked yet."""
 
-    streams: Sequence[_Stream]
-    max_bytes: int
-
-    @classmethod
-    def open(cls, body: bytes, *, expanded_max_bytes: int) -> Self:
-        """Read the heads of a frame's streams, or raise BatchMalformed."""
-        streams = [_Stream.open(each, expanded_max_bytes) for each in split_streams(body)]
-        if any(each.head.source_do_id not in ("", streams[0].head.source_do_id) for each in streams):
-            raise BatchMalformed(f"{SOURCE_KEY.decode()}: expected that of the first stream in the bundle")
-        frame = cls(streams, expanded_max_bytes)
-        if len(set(frame.tables)) < len(streams):
-            raise BatchMalformed(f"{TABLE_KEY.decode()}: expected each table once in a bundle")
-        return frame
-
-    @property
-    def head(self) -> ArrowHead:
-        """The metadata of the batch."""
-        return self.streams[0].head
-
-    @property
-    def tables(self) -> Sequence[str]:
-        """The table of each stream."""
-        return [each.head.table for each in self.streams]
-
-    def read(self, *, row_max_bytes: int) -> ArrowBatch:
-        """Check the whole frame.
-
-        Raises: BatchMalformed or RowTooLarge; the message names the column and the rule.
-        """
-        expanded_bytes, parts = 0, []
-        for stream in self.streams:
-            sequences, stream_bytes = stream.read(row_max_bytes=row_max_bytes)
-            expanded_bytes += stream_bytes
-            check_expanded(expanded_bytes, self.max_bytes)
-            parts.append(sequences)
-        sequences = parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts))
-        is_repeated = sequences[1:] == sequences[:-1]
-        if is_repeated.any():
-            repeated = int(sequences[is_repeated.argmax()])
-            raise BatchMalformed(f"{names.SEQUENCE}: expected each number once in a bundle: sequence={repeated}")
-        return ArrowBatch(_compact(sequences), expanded_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Stream:
-    """A stream during admission: the changes of one table."""
-
     head: ArrowHead
     schema: pa.Schema
-    body: memoryview
+    body: bytes
     contents: Sequence[BatchContents]
     max_bytes: int
 
     @classmethod
-    def open(cls, body: memoryview, max_bytes: int) -> Self:
-        contents = scan_stream(body, inflated_max_bytes=max_bytes)
+    def open(cls, body: bytes, *, expanded_max_bytes: int) -> Self:
+        """Read a frame's head, or raise BatchMalformed."""
+        contents = scan_stream(body, inflated_max_bytes=expanded_max_bytes)
         try:
             with open_stream(body) as reader:
                 schema = reader.schema
                 head = _head_of(schema.metadata or {})
         except _ARROW_ERRORS as error:
             raise BatchMalformed("not a valid Arrow stream: its schema cannot be read") from error
-        return cls(head, schema, body, contents, max_bytes)
+        return cls(head, schema, body, contents, expanded_max_bytes)
 
-    def read(self, *, row_max_bytes: int) -> tuple[Numbers, int]:
-        """Check the stream; return its sequences and its expanded size."""
+    def read(self, *, row_max_bytes: int) -> ArrowBatch:
+        """Check the whole frame.
+
+        Raises: BatchMalformed or RowTooLarge; the message names the column and the rule.
+        """
         try:
             costs, expanding = _plan(self.schema.remove_metadata())
             expanded = self._expanded_bytes(costs)
@@ -212,7 +163,7 @@ class _Stream:
             _check_rows(batches, row_max_bytes)
         for batch in batches:
             check_changes(batch)
-        return _check_sequences(batches, self.head), expanded
+        return ArrowBatch(_compact(_check_sequences(batches, self.head)), expanded)
 
     def _expanded_bytes(self, costs: Sequence[int]) -> int:
         total = 0
@@ -333,7 +284,7 @@ def _check_change_type(name: str, type_: pa.DataType) -> None:
             fits, expected = pt.is_timestamp(type_) or pt.is_int64(type_) or pt.is_null(type_), "a timestamp, or int64"
         case names.OPERATION:
             fits, expected = _is_text(type_), "text"
-        case names.ROW_ID | names.BEFORE | names.METADATA | names.RESCUED:
+        case names.ROW_ID | names.BEFORE | names.METADATA:
             fits, expected = _is_text(type_) or pt.is_null(type_), "text"
         case names.UNCHANGED:
             fits, expected = pt.is_null(type_) or (is_list(type_) and is_text(type_.value_type)), "a list of text"

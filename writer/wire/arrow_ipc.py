@@ -1,7 +1,6 @@
 """Arrow IPC framing: bounds the memory that a stream may claim, before Arrow reads it.
 
-    frame:    stream*  (several are a bundle)
-    stream:   message*  [end]  (only the last one of a frame may lack its end)
+    stream:   message*  [end]
     message:  0xFFFFFFFF | length: i32 | metadata: flatbuffer bytes[length] | body: bytes[bodyLength in the metadata]
     end:      0xFFFFFFFF | 0: i32
     order:    schema, then dictionary and record batches
@@ -14,7 +13,6 @@ Formats: arrow/format/Message.fbs and Schema.fbs, metadata version 5 (and 4, whi
 
 from __future__ import annotations
 
-import itertools
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,9 +26,8 @@ from lakefeed.writer.wire.json_batch import BatchMalformed
 
 CONTINUATION = b"\xff\xff\xff\xff"
 
-# Each batch and each stream costs time beside its rows. Clients with more batches join them, or send more frames.
+# Each batch costs time beside its rows. Clients with more batches join them, or send more frames.
 BATCHES_MAX = 256
-STREAMS_MAX = 256
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
@@ -50,30 +47,7 @@ class BatchContents:
     buffer_bytes: int
 
 
-def split_streams(frame: bytes) -> list[memoryview]:
-    """Return the streams of a frame, without copying them.
-
-    Raises: BatchMalformed.
-    """
-    view = memoryview(frame)
-    starts, messages, position = [0], 0, 0
-    try:
-        while position < len(view):
-            table, _, position = _message_at(view, position)
-            if table is not None:
-                messages += 1
-            elif position < len(view):
-                starts.append(position)
-            if len(starts) > STREAMS_MAX:
-                raise BatchMalformed(f"expected at most {STREAMS_MAX} Arrow streams in one bundle")
-            if messages > BATCHES_MAX + len(starts):
-                raise BatchMalformed(f"expected at most {BATCHES_MAX} batches in one Arrow frame")
-    except (struct.error, IndexError) as error:
-        raise BatchMalformed("not a valid Arrow stream: it points outside of itself") from error
-    return [view[start:stop] for start, stop in itertools.pairwise([*starts, len(view)])]
-
-
-def scan_stream(stream: bytes | memoryview, *, inflated_max_bytes: int) -> list[BatchContents]:
+def scan_stream(stream: bytes, *, inflated_max_bytes: int) -> list[BatchContents]:
     """Return what a stream's messages hold, without decompressing or copying anything.
 
     Raises: BatchMalformed for a stream that is not well formed or claims more than its limit.
@@ -93,6 +67,8 @@ def check_expanded(expanded_bytes: int, max_bytes: int) -> None:
 def _scan(stream: memoryview, inflated_max_bytes: int) -> Iterator[BatchContents]:
     inflated_bytes = 0
     for number, (kind, header, body) in enumerate(_messages(stream)):
+        if number > BATCHES_MAX:
+            raise BatchMalformed(f"expected at most {BATCHES_MAX} batches in one Arrow stream")
         if (number == 0) != (kind == _SCHEMA):
             raise BatchMalformed("not a valid Arrow stream: expected one schema, and that first")
         if kind == _SCHEMA:
@@ -108,30 +84,24 @@ def _messages(stream: memoryview) -> Iterator[tuple[int, _Table, memoryview]]:
     """Yield the kind, header and body of each message."""
     position = 0
     while position < len(stream):
-        table, body, position = _message_at(stream, position)
-        if table is None:
+        mark, length = _PREFIX.unpack_from(stream, position)
+        if mark != CONTINUATION or length < 0:
+            raise BatchMalformed("not a valid Arrow stream: expected a message")
+        position += _PREFIX.size
+        if length == 0:
             break
-        _Tally(text_bytes=len(table.data)).take_key_values(table, 4)
+        metadata = _part(stream, position, length)
+        table = _Table(metadata, _U32.unpack_from(metadata, 0)[0])
+        body_length = table.number(_I64, 3)
+        _Tally(text_bytes=length).take_key_values(table, 4)
+        position += length
         header = table.table(2)
         if header is None:
             raise BatchMalformed("not a valid Arrow stream: a message is empty")
-        yield table.number(_U8, 1), header, body
+        yield table.number(_U8, 1), header, _part(stream, position, body_length)
+        position += body_length
     if position != len(stream):
         raise BatchMalformed("not a valid Arrow stream: bytes follow its end")
-
-
-def _message_at(stream: memoryview, position: int) -> tuple[_Table | None, memoryview, int]:
-    """Return the metadata of a message, its body, and the position behind it. An end has no metadata."""
-    mark, length = _PREFIX.unpack_from(stream, position)
-    if mark != CONTINUATION or length < 0:
-        raise BatchMalformed("not a valid Arrow stream: expected a message")
-    position += _PREFIX.size
-    metadata = _part(stream, position, length)
-    if length == 0:
-        return None, metadata, position
-    table = _Table(metadata, _U32.unpack_from(metadata, 0)[0])
-    body = _part(stream, position + length, table.number(_I64, 3))
-    return table, body, position + length + len(body)
 
 
 def _part(stream: memoryview, start: int, length: int) -> memoryview:

@@ -75,26 +75,6 @@ async def test_batch_that_comes_again_is_taken_once(tmp_path):
         assert client.sequences() == [1, 2]
 
 
-async def test_batch_with_old_numbers_that_is_no_resend_is_refused_with_the_resume_point(tmp_path):
-    async with serving_routes(tmp_path) as client:
-        await client.batch(1, 3, 5)
-        for other in ((2, 4, 6), (2, 4), (1, 2, 3), (1, 5, 6)):
-            status, document = await client.batch(*other)
-            assert (status, document["reason"], document["shouldRetry"]) == (409, "invalid_sequence", False)
-            assert document["lastDurableSequence"] == 5
-        assert (await client.rows({"id": 1}, {"id": 2}, {"id": 3}, sequence=4)).status == 409
-        assert client.sequences() == [1, 3, 5]
-
-
-async def test_resend_may_be_cut_differently(tmp_path):
-    async with serving_routes(tmp_path) as client:
-        for batch in ((1, 3), (5, 8, 9), (12,)):
-            await client.batch(*batch)
-        assert (await client.batch(3, 5, 8)).document["isDuplicate"]
-        assert (await client.batch(8, 9, 12, 13)).document["eventsAccepted"] == 1
-        assert client.sequences() == [1, 3, 5, 8, 9, 12, 13]
-
-
 async def test_of_a_batch_that_overlaps_the_new_changes_are_taken(tmp_path):
     async with serving_routes(tmp_path) as client:
         await client.batch(1, 2, 3)

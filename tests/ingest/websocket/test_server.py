@@ -105,18 +105,6 @@ async def test_acks_keep_the_order_of_their_batches_with_a_hundred_in_flight(ser
     assert {ack["status"] for ack in acks} == {"ok"}
 
 
-async def test_resend_after_a_reconnect_may_be_cut_differently(service):
-    async with connected(service.ws_url) as client:
-        for batch in ((1, 3), (5, 8, 9), (12,)):
-            assert (await client.batch(*batch))["status"] == "ok"
-    async with connected(service.ws_url) as client:
-        assert (await client.batch(3, 5, 8))["status"] == "duplicate"
-        ack = await client.batch(9, 12, 13)
-        assert (ack["status"], ack["details"]["eventsProcessed"]) == ("ok", 1)
-        refusal = await client.batch(9, 11, 13)
-        assert (refusal["reason"], refusal["lastDurableSequence"]) == ("invalid_sequence", 13)
-
-
 async def test_batch_sent_again_is_a_duplicate_and_a_batch_that_overlaps_is_trimmed(service):
     async with connected(service.ws_url) as client:
         await client.batch(1, 2, sequenceNumber=1)

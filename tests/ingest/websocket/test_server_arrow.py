@@ -19,7 +19,7 @@ from lakefeed.writer.wal.payload import Encoding
 from tests.clients import open_duckdb
 from tests.ingest.conftest import small_config
 from tests.ingest.ws_client import WsClient, connected
-from tests.writer.wire.arrow_batches import bundle_of, changes, numbered, stream_of
+from tests.writer.wire.arrow_batches import changes, stream_of
 
 FRAME_MAX_BYTES = 1024 * 1024
 
@@ -119,35 +119,6 @@ async def test_both_encodings_go_to_one_table_each_change_once(service: Addresse
     assert rows == [*expected, (5, "UPDATE", 5, "e")]
 
 
-async def test_interleaved_frames_are_refused_and_a_bundle_of_them_is_one_batch(service: Addresses):
-    async with connected(service.ws_url) as client:
-        assert (await send(client, numbered(1, 3, 5), table="orders", sequence_number=0))["status"] == "ok"
-        refusal = await send(client, numbered(2, 4, 6), table="users", sequence_number=1)
-        assert (refusal["type"], refusal["reason"], refusal["shouldRetry"]) == ("nack", "invalid_sequence", False)
-        assert refusal["lastDurableSequence"] == 5
-        counts = []
-        for bundle in (
-            bundle_of(orders=[7, 9], users=[8, 10]),
-            bundle_of(users=[8, 10, 12], orders=[7, 9, 11], notes=[]),
-            bundle_of(users=[10, 12], orders=[11]),
-        ):
-            await client.socket.send(bundle)
-            ack = await client.receive()
-            counts.append((ack["status"], ack.get("details", {}).get("eventsProcessed")))
-        assert counts == [("ok", 4), ("ok", 2), ("duplicate", None)]
-        await client.request("flush_request")
-    assert await users(service, "id") == [(8, 8), (10, 10), (12, 12)]
-
-
-async def test_bundle_that_names_one_table_twice_is_refused(service: Addresses):
-    async with connected(service.ws_url) as client:
-        streams = [stream_of(numbered(n), table=table) for n, table in ((1, "users"), (2, "default.users"))]
-        await client.socket.send(b"".join(streams))
-        refusal = await client.receive()
-        assert (refusal["reason"], refusal["shouldRetry"]) == ("invalid_format", False)
-        assert "two of the names mean one table" in refusal["errorMessage"]
-
-
 async def test_bytes_that_only_begin_like_arrow_are_refused_and_affect_no_other_client(service: Addresses):
     rng = random.Random(1)
     async with connected(service.ws_url) as client:
@@ -165,9 +136,7 @@ async def test_frames_in_the_log_are_written_after_a_restart(tmp_path: Path):
         for first in (1, 11, 21):
             rows = changes({"id": list(range(first, first + 10))}, first=first)
             assert (await send(client, rows, batch_rows=3, compression="lz4"))["status"] == "ok"
-        await client.socket.send(bundle_of(users=[31, 33], items=[32]))
-        assert (await client.receive())["status"] == "ok"
     async with serving(config) as service:
         async with connected(service.ws_url) as client:
             await client.request("flush_request")
-        assert await users(service, "id") == [(number, number) for number in (*range(1, 32), 33)]
+        assert await users(service, "id") == [(number, number) for number in range(1, 31)]

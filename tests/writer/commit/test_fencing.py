@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
+from aiohttp import web
 
 from lakefeed.backoff import Backoff
 from lakefeed.contract.changes import Position
-from lakefeed.contract.errors import CommitUnknown, Fenced
+from lakefeed.contract.errors import CatalogUnavailable, CommitUnknown, Fenced
 from lakefeed.contract.progress import Progress
 from lakefeed.writer.commit.committer import ATTEMPTS_MAX, Committer
-from lakefeed.writer.commit.fencing import Fence, check_fence
+from lakefeed.writer.commit.fencing import Fence, check_fence, join_catalog
 from lakefeed.writer.commit.rest_catalog import open_catalog
 from tests.fakes import CatalogFault
 from tests.writer.committing import SHOP, USERS, open_bench
@@ -20,6 +22,7 @@ NAMESPACE = ("default",)
 @pytest.fixture
 async def bench(local_lake, monkeypatch):
     monkeypatch.setattr("lakefeed.writer.commit.committer.BACKOFF", Backoff(0.01, 0.01))
+    monkeypatch.setattr("lakefeed.writer.commit.fencing.CHECK_INTERVAL_S", 0.01)
     async with open_bench(local_lake) as opened:
         yield opened
 
@@ -29,8 +32,7 @@ async def service(bench, *, node="n1", now=1000.0):
     """What a service is to the catalog: a claim on its node id, and a committer under it."""
     async with open_catalog(bench.lake.catalog_url) as catalog:
         fence = Fence(catalog, node=node, namespace=NAMESPACE, clock=lambda: now)
-        await catalog.load_config()
-        await fence.claim()
+        await join_catalog(catalog, fence)
         yield fence, Committer(catalog, bench.store, fence=fence)
 
 
@@ -85,6 +87,17 @@ async def test_services_of_different_nodes_do_not_fence_each_other_off(bench):
     assert set(state.progress.generations) == {"n1", "n2"}
 
 
+async def test_a_service_that_writes_nothing_notices_too(bench):
+    async with service(bench) as (earlier, _):
+        await earlier.check()
+        watch = asyncio.create_task(earlier.run())
+        async with service(bench) as (later, _):
+            async with asyncio.timeout(20):
+                with pytest.raises(Fenced):
+                    await watch
+            await later.check()
+
+
 async def test_a_later_start_has_a_higher_generation_even_if_its_clock_is_behind(bench):
     async with service(bench, now=5_000.0) as (earlier, _), service(bench, now=1.0) as (later, _):
         assert later.generation > earlier.generation
@@ -98,3 +111,47 @@ async def test_of_two_that_start_at_the_same_moment_the_higher_one_remains(bench
         with pytest.raises(Fenced):
             await low.check()
         await high.check()
+
+
+async def test_a_catalog_that_keeps_no_properties_leaves_the_fence_to_the_tables(caplog):
+    async def refuse(request: web.Request) -> web.Response:
+        if request.path.endswith("/config"):
+            return web.json_response({})
+        return web.json_response({"error": {"message": "not here"}}, status=406)
+
+    async with serve(refuse) as url, open_catalog(url) as catalog:
+        fence = Fence(catalog, node="n1", namespace=NAMESPACE, clock=lambda: 1000.0)
+        await join_catalog(catalog, fence)
+    assert fence.generation >= 1_000_000_000
+    assert "node_not_registered" in caplog.text
+
+
+async def test_a_start_waits_for_a_catalog_that_is_not_up_yet(monkeypatch):
+    monkeypatch.setattr("lakefeed.writer.commit.fencing.BACKOFF", Backoff(0.001, 1.0))
+    answers = []
+
+    async def slow_start(request: web.Request) -> web.Response:
+        answers.append(request.path)
+        return web.json_response({}, status=503 if len(answers) < 4 else 200)
+
+    async with serve(slow_start) as url, open_catalog(url) as catalog:
+        fence = Fence(catalog, node="n1", namespace=NAMESPACE)
+        await join_catalog(catalog, fence)
+        assert fence.generation > 0
+        monkeypatch.setattr("lakefeed.writer.commit.fencing.ATTEMPTS_MAX", 2)
+        answers[:] = answers[:0]
+        with pytest.raises(CatalogUnavailable):
+            await join_catalog(catalog, fence)
+
+
+@asynccontextmanager
+async def serve(handler):
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield "http://{}:{}".format(*runner.addresses[0][:2])
+    finally:
+        await runner.cleanup()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 import uuid
 from dataclasses import replace
 from decimal import Decimal
@@ -15,21 +14,13 @@ from lakefeed.contract.changes import Position, SourceId, Span
 from lakefeed.iceberg.types import Field, ListType, MapType, StructType
 from lakefeed.writer.rows.comments import JSON_DOC
 from lakefeed.writer.rows.evolution import initial_columns, own_fields
-from lakefeed.writer.rows.groups import Expected, JsonGroup, group_arrow, group_frames
+from lakefeed.writer.rows.groups import Expected, JsonGroup, group_arrow
 from lakefeed.writer.rows.runs import cut_run, decode_run, fit_or_bisect
 from lakefeed.writer.rows.values import Misfit, read_texts
 from lakefeed.writer.wal.payload import Frame, decode_frame, encode_frame
 from lakefeed.writer.wal.records import Record
 from tests.writer.sample_rows import RECEIVED_AT_US, declared, event, fit, frame, highest_id, json_groups, raw_group
-from tests.writer.wire.arrow_batches import (
-    arrow_frame,
-    arrow_group,
-    bundle_of,
-    changes,
-    fit_arrow,
-    rescued_texts,
-    stream_of,
-)
+from tests.writer.wire.arrow_batches import arrow_frame, arrow_group, changes, fit_arrow, rescued_texts, stream_of
 
 RECEIVED = dt.datetime.fromtimestamp(RECEIVED_AT_US / 1_000_000, dt.UTC)
 NOON = dt.datetime(2026, 11, 16, 12, tzinfo=dt.UTC)
@@ -318,7 +309,6 @@ def test_change_columns_are_taken_as_they_come_and_0_is_a_time(moments):
         before=pa.array(['{"id":0}', None, None], pa.large_string()),
         unchanged=pa.array([["photo"], None, []], pa.large_list(pa.large_string())),
         metadata=["{}", None, None],
-        rescued=pa.array([None, '{"a":1}', None], pa.large_string()),
     )
     table = fit_arrow(rows, initial_columns(keep_before=True)).table
     second = dt.datetime(1970, 1, 1, 0, 0, 1, 500_000, dt.UTC)
@@ -328,20 +318,6 @@ def test_change_columns_are_taken_as_they_come_and_0_is_a_time(moments):
     assert table["_cdc_before"].to_pylist() == ['{"id":0}', None, None]
     assert table["_cdc_unchanged"].to_pylist() == [["photo"], None, []]
     assert table["_cdc_metadata"].to_pylist() == ["{}", None, None]
-    assert table["_cdc_rescued"].to_pylist() == [None, '{"a":1}', None]
-
-
-def test_values_that_a_source_rescued_are_joined_with_those_that_do_not_fit():
-    columns = fit_arrow(changes({"id": [1]})).columns
-    rows = changes({"id": ["a", "b", "3", "c"]}, rescued=['{"x":{"y":1},"id":0}', None, '{"x":2}', "not JSON"])
-    own, none, theirs, both = rescued_texts(fit_arrow(rows, columns).table)
-    assert (own, none, theirs) == ({"x": {"y": 1}, "id": "a"}, {"id": "b"}, {"x": 2, "id": "3"})
-    assert both == {"_cdc_rescued": "not JSON", "id": "c"}
-
-
-def test_quarantined_row_keeps_what_its_source_rescued():
-    group = arrow_group(changes({"id": [1, 2]}, rescued=['{"x":2}', None]))
-    assert [json.loads(row) for row in group.json_rows()] == [{"id": 1, "_cdc_rescued": '{"x":2}'}, {"id": 2}]
 
 
 def test_rows_without_columns_of_their_own_are_rows():
@@ -479,15 +455,3 @@ def test_rows_with_a_new_column_fit_a_table_that_they_were_not_decoded_for_yet()
     assert (fitted.refused, fitted.changes) == ([], ["name string"])
     [(_, table)] = fitted.kept
     assert table.select(["id", "name"]).to_pylist() == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
-
-
-def test_bundle_becomes_one_group_per_table_in_log_order():
-    frames = [
-        (0, arrow_frame(bundle_of(users=[1]))),
-        (1, arrow_frame(bundle_of(users=[2, 4], items=[3, 5]), after_sequence=2)),
-        (2, arrow_frame(bundle_of(items=[6]))),
-    ]
-    groups = {group.table: group for group in group_frames(frames)}
-    assert {table: group.sequences.tolist() for table, group in groups.items()} == {"users": [1, 4], "items": [3, 5, 6]}
-    assert [run.offset for run in groups["items"].runs] == [1, 2]
-    assert fit_arrow(groups["users"]).table["id"].to_pylist() == [1, 4]

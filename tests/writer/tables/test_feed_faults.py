@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import time
 from pathlib import Path
 
@@ -12,10 +13,11 @@ import pytest
 
 from lakefeed.contract.changes import Position, SourceId
 from lakefeed.writer.tables.pending import FlushReason
+from lakefeed.writer.wal.log import FileLog
 from lakefeed.writer.wal.payload import Encoding, Frame, encode_frame
-from tests.fakes import CatalogFault, FlakyCatalog
+from tests.fakes import CatalogFault, FaultyFilesystem, FlakyCatalog
 from tests.writer.conftest import Lake
-from tests.writer.feeding import WAIT_S, read_columns, read_sequences, running_feed, shop, wait_for
+from tests.writer.feeding import LOG_CONFIG, WAIT_S, read_columns, read_sequences, running_feed, shop, wait_for
 
 
 async def test_everything_in_the_log_is_committed_on_request(tmp_path: Path, local_lake: Lake) -> None:
@@ -188,6 +190,30 @@ async def test_the_log_is_trimmed_behind_what_is_committed(tmp_path: Path, local
         await running.flush()
         assert running.log.first_offset > 0
         assert running.feed.status.log_status()["uncommittedRecords"] == 0
+
+
+async def test_failing_trim_is_reported_and_tried_again_while_changes_are_still_committed(
+    tmp_path: Path, local_lake: Lake
+) -> None:
+    files = FaultyFilesystem()
+    log = FileLog.open(tmp_path / "log", LOG_CONFIG, files=files)
+    async with running_feed(tmp_path, local_lake, log=log) as running:
+
+        def problems() -> list[str]:
+            return running.feed.status.problems(now=time.monotonic(), stalled_after_s=WAIT_S)
+
+        for start in range(0, 60_000, 2_000):
+            await running.append(range(start, start + 2_000))
+        files.fail("rename", errno.EROFS)
+        await running.flush()
+        assert "log cannot be trimmed" in problems()[0]
+        assert log.first_offset == 0
+        assert not running.feed.status.is_stalled(now=time.monotonic(), stalled_after_s=WAIT_S)
+        await running.append(range(60_000, 60_001))
+        await running.flush()
+        files.heal()
+        await wait_for(lambda: log.first_offset > 0 and not problems())
+    assert read_sequences(local_lake) == shop(*range(60_001))
 
 
 async def test_a_table_that_was_dropped_is_made_anew(tmp_path: Path, local_lake: Lake) -> None:

@@ -184,7 +184,7 @@ async def test_flush_of_a_paused_table_answers_with_its_reason_and_shutdown_does
         again = await running.flush("bad")
         assert "store is down" in again["tables"]["default.bad"]["error"]
         report = await running.feed.flush(reason=FlushReason.SHUTDOWN)
-        assert report.error.startswith("default.bad: ")
+        assert list(report.problems) == ["default.bad"]
         running.store.broken = lambda _: False
         healed = await running.flush("bad")
         assert healed["success"], "a request tries a paused table at once"

@@ -108,12 +108,30 @@ async def test_failure_while_writing_a_group_ends_all_appends(tmp_path: Path, op
         assert read_all(log) in ([b"before"], [b"before", b"lost"])
 
 
-@pytest.mark.parametrize("operation", ["rename", "sync_directory"])
-async def test_failure_while_trimming_ends_all_appends(tmp_path: Path, operation: str):
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
+async def test_trim_that_changed_nothing_is_tried_again_and_appends_continue(tmp_path: Path, code: int):
+    files = FaultyFilesystem()
+    async with opened(tmp_path, files=files) as log:
+        before = await append_large(log, 3)
+        await wait_for_spare(log)
+        files.fail("rename", code)
+        for _ in range(3):
+            with pytest.raises(WalFailed, match="log cannot be trimmed"):
+                await log.trim(2)
+        assert (log.failed, log.first_offset, read_all(log)) == (None, 0, before)
+        assert await append(log, b"small") == 3
+        files.heal()
+        await log.trim(2)
+        assert log.first_offset == 2
+    async with opened(tmp_path) as log:
+        assert read_all(log, offset=2) == [large(2), b"small"]
+
+
+async def test_failed_directory_sync_while_trimming_ends_all_appends(tmp_path: Path):
     files = FaultyFilesystem()
     async with opened(tmp_path, files=files) as log:
         await append_large(log, 3)
-        files.fail(operation, errno.EIO)
+        files.fail("sync_directory", errno.EIO)
         with pytest.raises(WalFailed):
             await log.trim(2)
         files.heal()

@@ -14,7 +14,6 @@ from lakefeed.writer.rows.evolution import initial_columns
 from lakefeed.writer.rows.groups import ArrowGroup, Expected, Fitted, group_arrow
 from lakefeed.writer.wal.payload import Encoding, Frame
 from lakefeed.writer.wire.arrow_frame import ArrowBatch, ArrowFrame
-from lakefeed.writer.wire.arrow_ipc import split_streams
 from tests.writer.sample_rows import RECEIVED_AT_US, highest_id
 
 MANY_BYTES = 64 * 1024 * 1024
@@ -37,16 +36,6 @@ def stream_of(
     with pa.ipc.new_stream(sink, rows.schema.with_metadata(metadata), options=options) as writer:
         writer.write_table(rows.replace_schema_metadata(metadata), max_chunksize=batch_rows)
     return sink.getvalue()
-
-
-def bundle_of(**sequences: list[int]) -> bytes:
-    """Write a bundle: of each table the changes with these sequences, whose id is the sequence."""
-    return b"".join(stream_of(numbered(*own), table=table) for table, own in sequences.items())
-
-
-def numbered(*sequences: int) -> pa.Table:
-    column = pa.array(sequences, pa.int64())
-    return pa.table({"_cdc_sequence": column, "id": column})
 
 
 def changes(own: Mapping[str, object] | pa.Table | None = None, *, first: int = 1, rows: int | None = None, **cdc):
@@ -73,8 +62,7 @@ def admit(stream: bytes, *, expanded_max_bytes: int = MANY_BYTES, row_max_bytes:
 def arrow_frame(stream: bytes, *, source: str = "shop-1", epoch: int = 0, after_sequence: int = 0) -> Frame:
     batch = admit(stream)
     last = batch.sequences[-1] if len(batch.sequences) else -1
-    encoding = Encoding.ARROW_STREAM if len(split_streams(stream)) == 1 else Encoding.ARROW_BUNDLE
-    return Frame(SourceId(source), epoch, after_sequence, last, RECEIVED_AT_US, encoding, stream)
+    return Frame(SourceId(source), epoch, after_sequence, last, RECEIVED_AT_US, Encoding.ARROW_STREAM, stream)
 
 
 def arrow_group(rows: pa.Table, **options) -> ArrowGroup:

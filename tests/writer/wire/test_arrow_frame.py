@@ -9,7 +9,7 @@ import pytest
 
 from lakefeed.writer.wire.arrow_frame import ArrowFrame, RowTooLarge, is_arrow_frame
 from lakefeed.writer.wire.json_batch import BatchMalformed
-from tests.writer.wire.arrow_batches import admit, bundle_of, changes, numbered, stream_of
+from tests.writer.wire.arrow_batches import admit, changes, stream_of
 
 SECRET = "a value that no message may repeat"
 US = pa.timestamp("us", "UTC")
@@ -104,7 +104,6 @@ def test_wrong_metadata_is_refused(metadata, message):
         (changes(rows=1, timestamp=pa.array([1001]).view(pa.timestamp("ns"))), "_cdc_timestamp: expected whole micro"),
         (changes(rows=1, row_id=[5]), "_cdc_row_id: expected text, got int64"),
         (changes(rows=1, before=[5]), "_cdc_before: expected text, got int64"),
-        (changes(rows=1, rescued=[5]), "_cdc_rescued: expected text, got int64"),
         (changes(rows=1, unchanged=["x"]), "_cdc_unchanged: expected a list of text, got string"),
     ],
 )
@@ -237,45 +236,3 @@ def test_narrow_columns_count_with_their_names():
     assert len(stream) < 100_000
     assert "once expanded" in refusal(stream, expanded_max_bytes=2_000_000)
     assert admit(stream, expanded_max_bytes=3_000_000).expanded_bytes > 2_000_000
-
-
-# -- bundles
-
-
-def test_sequences_of_a_bundle_are_those_of_all_its_streams():
-    batch = admit(bundle_of(orders=[1, 3, 5], items=[2, 4, 6]))
-    assert batch.sequences == range(1, 7)
-    assert batch.expanded_bytes == sum(admit(bundle_of(**{name: [1, 3, 5]})).expanded_bytes for name in "ab")
-    assert list(admit(bundle_of(orders=[1, 30], items=[], notes=[2, 4])).sequences) == [1, 2, 4, 30]
-
-
-def test_head_of_a_bundle_is_that_of_its_first_stream():
-    first = stream_of(numbered(2), table="orders", source="shop", sequence_number=3, correlation_id="c")
-    second = stream_of(numbered(1), table="items", source="shop", sequence_number=9, first_sequence=1)
-    frame = ArrowFrame.open(first + second, expanded_max_bytes=10_000)
-    assert (frame.head.source_do_id, frame.head.sequence_number, frame.head.correlation_id) == ("shop", 3, "c")
-    assert frame.tables == ["orders", "items"]
-
-
-@pytest.mark.parametrize(
-    ("bundle", "message"),
-    [
-        (bundle_of(a=[1, 3], b=[2, 3]), "_cdc_sequence: expected each number once in a bundle: sequence=3"),
-        (bundle_of(a=[1]) + bundle_of(a=[2]), "lakefeed.table: expected each table once in a bundle"),
-        (
-            stream_of(numbered(1), table="a") + stream_of(numbered(2), table="b", source="x"),
-            "lakefeed.source: expected that of the first stream in the bundle",
-        ),
-        (bundle_of(a=[1]) + stream_of(numbered(2), table=None), "lakefeed.table: expected in the schema's metadata"),
-        (bundle_of(a=[1], b=[2])[:-20], "a message is cut off"),
-    ],
-)
-def test_wrong_bundles_are_refused(bundle, message):
-    assert message in refusal(bundle)
-
-
-def test_limit_on_the_expanded_size_holds_for_the_whole_bundle():
-    streams = [stream_of(changes({"t": ["x" * 1_000] * 10}, first=10 * n), table=f"t{n}") for n in range(3)]
-    size_bytes = admit(streams[0]).expanded_bytes
-    assert admit(b"".join(streams), expanded_max_bytes=3 * size_bytes)
-    assert "once expanded" in refusal(b"".join(streams), expanded_max_bytes=3 * size_bytes - 1)
