@@ -336,10 +336,12 @@ def decode_header(data: bytes, *, path: str, number: int) -> Header:
     if zlib.crc32(memoryview(data)[_CHECKED_FROM:]) != crc:
         raise WalCorrupt("checksum mismatch in the header", segment=path, position=0)
     if version != _VERSION:
-        raise WalVersionUnknown(
-            f"log is of another version, start the Lakefeed that wrote it: segment={path} version={version}"
-            f" known={_VERSION}"
+        what_to_do = (
+            "a newer lakefeed, update lakefeed"
+            if version > _VERSION
+            else "an older lakefeed, commit it with that one before the update"
         )
+        raise WalVersionUnknown(f"log was written by {what_to_do}: segment={path} version={version} known={_VERSION}")
     found_number, base_offset, file_bytes, salt, head_length = _FIELDS.unpack_from(data, _START.size)
     if found_number != number:
         raise WalCorrupt("header belongs to another segment", segment=path, found=segment_name(found_number))

@@ -31,11 +31,18 @@ def test_layout_of_a_header_is_the_one_on_disk_since_version_2():
     )
 
 
-def test_whole_header_of_another_version_is_not_taken_for_damage():
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (1, "log was written by a newer lakefeed, update lakefeed: .*version=3 known=2"),
+        (-1, "log was written by an older lakefeed, .*version=1 known=2"),
+    ],
+)
+def test_whole_header_of_another_version_is_not_taken_for_damage(step, words):
     data = bytearray(encode_header(HEADER))
-    data[12] += 1
+    data[12] += step
     data[8:12] = zlib.crc32(data[12:]).to_bytes(4, "little")
-    with pytest.raises(WalVersionUnknown, match="version=3 known=2"):
+    with pytest.raises(WalVersionUnknown, match=words):
         decode_header(bytes(data), path="data/log/0000000042.wal", number=42)
 
 
