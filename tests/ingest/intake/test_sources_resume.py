@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from lakefeed.contract.changes import Position, SourceId
@@ -105,6 +106,16 @@ async def test_epoch_that_is_over_in_the_tables_is_refused_also_of_a_source_that
         (refused,) = await running.verdicts(offer_of(41, epoch=2))
         assert refused == Refused(NackReason.INVALID_SEQUENCE, "epoch is over: epoch=2 known=3", retry=False)
         assert isinstance(*await running.verdicts(offer_of(1, epoch=3)), Durable)
+
+
+@pytest.mark.xfail(strict=True, reason="a source that the log knows is not looked up in the tables")
+async def test_epoch_that_another_node_ended_is_refused_also_of_a_source_that_this_node_knows(tmp_path):
+    tables = Tables({})
+    async with Node(tmp_path, tables) as running:
+        assert isinstance(*await running.verdicts(offer_of(1)), Durable)
+        tables.marks, tables.now = {SHOP: Position(1, 5)}, RESUME_MAX_AGE_S + 1
+        (refused,) = await running.verdicts(offer_of(2))
+        assert isinstance(refused, Refused)
 
 
 async def test_while_the_tables_cannot_be_asked_a_new_source_waits_and_nothing_overtakes_its_batch(tmp_path):

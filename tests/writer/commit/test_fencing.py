@@ -8,7 +8,7 @@ from aiohttp import web
 
 from lakefeed.backoff import Backoff
 from lakefeed.contract.changes import Position
-from lakefeed.contract.errors import CatalogUnavailable, CommitUnknown, Fenced
+from lakefeed.contract.errors import CatalogError, CatalogUnavailable, CommitUnknown, Fenced
 from lakefeed.contract.progress import Progress
 from lakefeed.writer.commit.committer import ATTEMPTS_MAX, Committer
 from lakefeed.writer.commit.fencing import Fence, check_fence, join_catalog
@@ -124,6 +124,21 @@ async def test_a_catalog_that_keeps_no_properties_leaves_the_fence_to_the_tables
         await join_catalog(catalog, fence)
     assert fence.generation >= 1_000_000_000
     assert "node_not_registered" in caplog.text
+
+
+@pytest.mark.xfail(raises=Fenced, strict=True, reason="the generation is taken from the clock alone")
+async def test_clock_set_back_does_not_fence_a_restart_off_where_the_catalog_keeps_no_properties(bench, monkeypatch):
+    async def refuse(*_: object) -> None:
+        raise CatalogError("not here")
+
+    for name in ("load_properties", "set_properties"):
+        monkeypatch.setattr(f"lakefeed.writer.commit.rest_catalog.CatalogClient.{name}", refuse)
+    state = await bench.create()
+    async with service(bench, now=5_000.0) as (_, earlier):
+        await earlier.commit(state, await bench.make_flush(state, 1, 5))
+    async with service(bench, now=1_000.0) as (_, restarted):
+        fresh = await restarted.load(USERS)
+        await restarted.commit(fresh, await bench.make_flush(fresh, 6, 10))
 
 
 async def test_a_start_waits_for_a_catalog_that_is_not_up_yet(monkeypatch):
