@@ -99,6 +99,13 @@ class Files:
         if not await self._run(location, self._store.exists):
             raise _missing(location)
 
+    async def list_names(self, directory: str) -> list[str]:
+        """Return the names of the files in a directory; none if it does not exist.
+
+        Raises: StorageError.
+        """
+        return await self._run(directory, self._store.list_names)
+
     async def make_directory(self, location: str) -> None:
         """Create a directory and its parents, where storage has directories.
 

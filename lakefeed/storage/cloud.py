@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import posixpath
 import re
 from collections.abc import Awaitable
 from datetime import timedelta
@@ -68,6 +69,13 @@ class CloudStore(ObjectStore):
         except FileMissing:
             return False
         return True
+
+    async def list_names(self, directory: str) -> list[str]:
+        """Return the names of the objects below a prefix; see ObjectStore."""
+        container, key = self._locate(directory)
+        listing = obstore.list_with_delimiter_async(container, key.rstrip("/"))
+        found = await self._request(listing, verb="list", location=directory)
+        return [posixpath.basename(item["path"]) for item in found["objects"]]
 
     async def delete(self, location: str) -> None:
         """Delete an object; see ObjectStore."""

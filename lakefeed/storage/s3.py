@@ -148,6 +148,20 @@ class S3Store(ObjectStore):
             return False
         return True
 
+    async def list_names(self, directory: str) -> list[str]:
+        """Return the names of the objects below a prefix, page by page; see ObjectStore."""
+        target = _bucket_and_key(directory)
+        prefix = target["Key"].rstrip("/") + "/"
+        page = {"Bucket": target["Bucket"], "Prefix": prefix, "Delimiter": "/"}
+        names: list[str] = []
+        with _storage_errors("list", directory):
+            while True:
+                found = await self._request(lambda: self._client.list_objects_v2(**page))
+                names += [item["Key"].removeprefix(prefix) for item in found.get("Contents", ())]
+                if not found.get("IsTruncated"):
+                    return [name for name in names if name]  # the directory itself may be an empty object
+                page["ContinuationToken"] = found["NextContinuationToken"]
+
     async def delete(self, location: str) -> None:
         """Delete an object; see ObjectStore."""
         target = _bucket_and_key(location)

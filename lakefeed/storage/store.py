@@ -54,6 +54,10 @@ class ObjectStore(ABC):
         """Return whether an object exists."""
 
     @abstractmethod
+    async def list_names(self, directory: str) -> list[str]:
+        """Return the names of the objects directly in a directory, in any order; none if it does not exist."""
+
+    @abstractmethod
     async def delete(self, location: str) -> None:
         """Delete an object. It is no error if the object does not exist."""
 

@@ -346,7 +346,8 @@ async def test_empty_store_is_filled_from_an_export(make_postgres, tmp_path: Pat
     ("text", "words"),
     [
         (b"", "lakefeed-catalog-backup"),
-        (b'{"lakefeed-catalog-backup":2}', "unknown version"),
+        (b'{"lakefeed-catalog-backup":3}', "unknown version"),
+        (b'{"lakefeed-catalog-backup":2}', "incomplete"),
         (b'{"lakefeed-catalog-backup":1}\n{"namespace":[]}', "line=2"),
         (b'{"lakefeed-catalog-backup":1}\n{"kind":"Table","namespace":["a"],"name":"t"}', "does not come before"),
     ],

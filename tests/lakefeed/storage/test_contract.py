@@ -54,6 +54,14 @@ async def test_exists_is_true_for_objects_only(store, place):
     assert not await store.exists(f"{place.root}/d/y")
 
 
+async def test_names_of_a_directory_are_those_of_its_objects_and_of_no_others(store, place):
+    for name in ("d/x", "d/b=c%3Ad y", "d/e/x", "de", "x"):
+        await store.write(f"{place.root}/{name}", b"")
+    for directory in ("d", "d/"):
+        assert sorted(await store.list_names(f"{place.root}/{directory}")) == ["b=c%3Ad y", "x"]
+    assert await store.list_names(f"{place.root}/nowhere") == []
+
+
 async def test_an_object_below_a_new_directory_can_be_written(store, place):
     await store.make_directory(f"{place.root}/d/e")
     await store.write(f"{place.root}/d/e/x", b"abc")
@@ -78,7 +86,7 @@ async def test_delete_removes_an_object_and_accepts_a_missing_one(store, place):
 
 
 async def test_a_location_of_another_store_is_refused(store):
-    for use in (store.read, store.exists, store.delete, lambda location: store.write(location, b"")):
+    for use in (store.read, store.exists, store.delete, store.list_names, lambda location: store.write(location, b"")):
         with pytest.raises(StorageError, match="location=hdfs://b/k"):
             await use("hdfs://b/k")
 
