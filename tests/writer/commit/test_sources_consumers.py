@@ -50,19 +50,20 @@ async def test_consumers_of_every_table_are_seen_again_only_after_some_seconds(b
 
 
 async def test_a_catalog_that_fails_or_is_silent_leaves_what_was_seen_last(bench, monkeypatch):
-    monkeypatch.setattr("lakefeed.writer.commit.sources.LOAD_MAX_S", 0.2)
     clock = Clock()
     state = await commit(bench, await bench.create(), 1)
     tag(bench, "report", state.snapshot_id)
     async with FlakyCatalog(bench.lake.catalog_url) as flaky, open_catalog(flaky.url) as catalog:
+        monkeypatch.setattr("lakefeed.writer.commit.sources.LOAD_MAX_S", 60.0)
         watch = ConsumerWatch(catalog, clock=clock)
         assert facts(await watch.describe()) == [("default.users", "report", 0)]
+        monkeypatch.setattr("lakefeed.writer.commit.sources.LOAD_MAX_S", 0.2)
         for fault in (CatalogFault.ERROR_BEFORE, CatalogFault.SILENCE_AFTER):
             flaky.load_faults.append(fault)
-            clock.now += LOAD_EVERY_S
-            [seen] = await watch.describe()
-            assert seen["seenSecondsAgo"] >= LOAD_EVERY_S
-            assert not flaky.load_faults
+            while flaky.load_faults:  # on a busy machine, the time may be over before the request is sent
+                clock.now += LOAD_EVERY_S
+                [seen] = await watch.describe()
+                assert seen["seenSecondsAgo"] >= LOAD_EVERY_S
 
 
 async def test_tables_beyond_one_look_are_seen_by_the_next(bench, monkeypatch):
