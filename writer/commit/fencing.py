@@ -13,6 +13,9 @@ What both committed until then is in the tables once: the sources' marks prevent
 The property has no compare-and-swap. Two that start at the same moment both write; a service that finds a lower number
 than its own writes again, one that finds a higher number stops, and so the highest remains.
 
+Generations are times, so that a start is above all former ones by itself. A clock that was set back is corrected by the
+property. Where a catalog keeps no properties, it is corrected by the tables' markers, which are then all read.
+
 A service that cannot reach its catalog at startup accepts nothing: it does not know what its sources have committed,
 nor whether another service runs under its node id. Later outages only make the log longer.
 """
@@ -29,6 +32,7 @@ from lakefeed.backoff import Backoff
 from lakefeed.contract.errors import CatalogError, CatalogUnavailable, CommitUnknown, Fenced, TableMissing
 from lakefeed.contract.progress import Progress
 from lakefeed.writer.commit.rest_catalog import CatalogClient
+from lakefeed.writer.commit.sources import load_progress
 
 _log = logging.getLogger(__name__)
 
@@ -86,8 +90,8 @@ class Fence:
         except (CatalogUnavailable, CommitUnknown):
             raise
         except CatalogError as error:
-            self.generation = self.generation or self._next(0)
             _log.warning("node_not_registered", extra={"node": self.node, "reason": str(error)})
+            self.generation = max(self.generation, self._next(await self._committed()))
         _log.info("node_claimed", extra={"node": self.node, "generation": self.generation})
 
     async def run(self) -> None:
@@ -115,6 +119,16 @@ class Fence:
     async def _registered(self) -> int:
         text = (await self._catalog.load_properties(self._namespace)).get(self._property, "")
         return int(text) if text.isascii() and text.isdecimal() else 0
+
+    async def _committed(self) -> int:
+        """Return the highest generation of this node in the tables' markers; 0 if the tables cannot be listed."""
+        try:
+            tables = await load_progress(self._catalog)
+        except CatalogUnavailable:
+            raise
+        except CatalogError:
+            return 0
+        return max((progress.generations.get(self.node, 0) for progress in tables), default=0)
 
     async def _register(self) -> None:
         await self._catalog.set_properties(self._namespace, {self._property: str(self.generation)})

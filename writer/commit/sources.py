@@ -63,16 +63,15 @@ async def _list_tables(catalog: CatalogClient, *, at_once: int) -> list[TableNam
     return [name for names in listed for name in names]
 
 
-async def load_resume_positions(catalog: CatalogClient) -> dict[SourceId, Position]:
-    """Load the progress of all tables of a catalog and join it. Cancelling it changes nothing.
+async def load_progress(catalog: CatalogClient) -> list[Progress]:
+    """Load the progress of all tables of a catalog; it is empty for a table whose marker cannot be read.
 
-    Raises: CatalogUnavailable.
+    Raises: CatalogUnavailable; CatalogError if it refuses to list tables.
     """
-    started = time.monotonic()
     names = await _list_tables(catalog, at_once=PARALLEL_REQUESTS)
     logger.info("table_marks_loading", extra={"tables": len(names)})
 
-    async def load_progress(name: TableName) -> Progress:
+    async def load(name: TableName) -> Progress:
         try:
             properties = (await catalog.load_refs(name)).get("properties") or {}
             return progress_from_text(properties.get(PROGRESS_PROPERTY))
@@ -84,10 +83,19 @@ async def load_resume_positions(catalog: CatalogClient) -> dict[SourceId, Positi
             logger.warning("table_marks_unreadable", extra={"table": str(name), "error": str(error)})
             return Progress()
 
-    found = await map_parallel(load_progress, names, at_once=PARALLEL_REQUESTS)
+    return await map_parallel(load, names, at_once=PARALLEL_REQUESTS)
+
+
+async def load_resume_positions(catalog: CatalogClient) -> dict[SourceId, Position]:
+    """Load the progress of all tables of a catalog and join it. Cancelling it changes nothing.
+
+    Raises: CatalogUnavailable.
+    """
+    started = time.monotonic()
+    found = await load_progress(catalog)
     positions = resume_positions(found)
     facts = {
-        "tables": len(names),
+        "tables": len(found),
         "with_marks": sum(bool(progress.sources) for progress in found),
         "sources": len(positions),
         "seconds": round(time.monotonic() - started, 3),

@@ -126,7 +126,6 @@ async def test_a_catalog_that_keeps_no_properties_leaves_the_fence_to_the_tables
     assert "node_not_registered" in caplog.text
 
 
-@pytest.mark.xfail(raises=Fenced, strict=True, reason="the generation is taken from the clock alone")
 async def test_clock_set_back_does_not_fence_a_restart_off_where_the_catalog_keeps_no_properties(bench, monkeypatch):
     async def refuse(*_: object) -> None:
         raise CatalogError("not here")
