@@ -10,7 +10,8 @@
     generations    the generation of the service that last committed under a node id: the fencing token
     complete       low watermark of a source over all tables: every change up to it is committed, in whichever table
 
-The property is the total, the summary is the part of one flush. A watermark that held once always holds, so of
+The property is the total, the summary is the part of one flush: if another client has removed the property, the
+summaries of the snapshots that remain say the same. A watermark that held once always holds, so of
 several tables the highest counts, and a source may resume from it on any node. Tables that earlier versions committed
 last have neither `generations` nor `complete`.
 """
@@ -18,7 +19,7 @@ last have neither `generations` nor `complete`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,6 +120,27 @@ def _from_pairs(value: Any) -> dict[SourceId, Position]:
             raise ValueError(f"expected epoch and sequence: mark={mark}")
         positions[SourceId(source)] = Position(as_number(mark[0]), as_number(mark[1]))
     return positions
+
+
+def progress_from_summaries(summaries: Iterable[Mapping[str, str]]) -> Progress:
+    """Rebuild a marker from the summaries of a table's snapshots; those of other writers say nothing.
+
+    It has no watermarks: sources without them send their epoch again, and the table drops what it has.
+
+    Raises: ProgressUnreadable if a summary is damaged.
+    """
+    progress = Progress()
+    for summary in summaries:
+        if SOURCES_KEY not in summary:
+            continue
+        try:
+            spans = decode_object(summary[SOURCES_KEY])
+            last = _from_pairs({source: [span[0], span[-1]] for source, span in spans.items()})
+            log_to = int(summary.get(LOG_TO_KEY, 0))
+        except (ValueError, LookupError, TypeError) as error:
+            raise ProgressUnreadable(f"snapshot summary is damaged: {error}") from error
+        progress = progress.advance(node=summary.get(NODE_KEY, ""), log_to=log_to, sources=last)
+    return progress
 
 
 def spans_to_text(spans: Mapping[SourceId, Span]) -> str:

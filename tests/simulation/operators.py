@@ -15,7 +15,7 @@ import orjson
 from yarl import URL
 
 from lakefeed.contract.changes import TableName
-from lakefeed.contract.progress import PROGRESS_PROPERTY
+from lakefeed.contract.progress import PROGRESS_PROPERTY, ProgressUnreadable
 from lakefeed.iceberg.manifests import (
     DataFile,
     ListHeader,
@@ -26,12 +26,14 @@ from lakefeed.iceberg.manifests import (
     encode_manifest_list,
     list_manifests,
 )
-from lakefeed.writer.commit.state import table_state_from
+from lakefeed.writer.commit.state import progress_of, table_state_from
 from tests.simulation.lake import live_files
 from tests.simulation.network import HttpRequest, HttpResponse, Network, Process
 from tests.simulation.storage import Objects
 
 TIMEOUT_S = 10.0
+
+_ANY = TableName(("any",), "any")
 
 
 class Operator:
@@ -56,15 +58,24 @@ class Operator:
         return f"drop {table}: {_status(response)}"
 
     async def remove_marker(self) -> str:
-        """Remove the property that holds the progress marker."""
-        return await self._commit({"action": "remove-properties", "removals": [PROGRESS_PROPERTY]})
+        """Remove the property that holds the progress marker, if the snapshots can replace it."""
+        table, document = await self._load()
+        document["properties"] = {**document.get("properties", {})}
+        document["properties"].pop(PROGRESS_PROPERTY, None)
+        try:
+            progress_of(_ANY, document)
+        except ProgressUnreadable:  # the table would stop until an operator puts it back
+            table = None
+        if table is None:
+            return "remove marker: nothing"
+        return await self._commit({"action": "remove-properties", "removals": [PROGRESS_PROPERTY]}, table=table)
 
     async def expire(self) -> str:
         """Remove all snapshots but the current one."""
         table, document = await self._load()
         current = document.get("current-snapshot-id")
         old = [each["snapshot-id"] for each in document.get("snapshots") or () if each["snapshot-id"] != current]
-        if table is None or not old:
+        if table is None or not old or PROGRESS_PROPERTY not in document["properties"]:
             return "expire: nothing"
         return await self._commit({"action": "remove-snapshots", "snapshot-ids": old}, table=table)
 
@@ -85,7 +96,7 @@ class Operator:
     async def compact(self) -> str:
         """Replace all data files by one with the same rows, as `rewrite_data_files` does."""
         table, document = await self._load()
-        state = table_state_from(TableName(("any",), "any"), document) if table is not None else None
+        state = table_state_from(_ANY, document) if table is not None else None
         if table is None or state is None or state.manifest_list is None:
             return "compact: nothing"
         held, base = self._objects.held, f"{document['location']}/compacted-{self._chance.getrandbits(64)}"

@@ -30,9 +30,10 @@ from lakefeed.aio import map_parallel
 from lakefeed.contract.changes import Position, SourceId, TableName
 from lakefeed.contract.consumers import describe_consumers
 from lakefeed.contract.errors import CatalogError, CatalogUnavailable, TableMissing
-from lakefeed.contract.progress import PROGRESS_PROPERTY, Progress, ProgressUnreadable, progress_from_text
+from lakefeed.contract.progress import PROGRESS_PROPERTY, Progress, ProgressUnreadable
 from lakefeed.contract.properties import is_own_mark
 from lakefeed.writer.commit.rest_catalog import CatalogClient
+from lakefeed.writer.commit.state import progress_of
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +74,10 @@ async def load_progress(catalog: CatalogClient) -> list[Progress]:
 
     async def load(name: TableName) -> Progress:
         try:
-            properties = (await catalog.load_refs(name)).get("properties") or {}
-            return progress_from_text(properties.get(PROGRESS_PROPERTY))
+            document = await catalog.load_refs(name)
+            if PROGRESS_PROPERTY not in (document.get("properties") or {}):
+                document = await catalog.load_table(name)  # with all snapshots
+            return progress_of(name, document)
         except TableMissing:  # dropped meanwhile
             return Progress()
         except CatalogUnavailable:

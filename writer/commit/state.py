@@ -12,7 +12,14 @@ from typing import Any
 
 from lakefeed.contract.changes import TableName
 from lakefeed.contract.errors import CatalogError
-from lakefeed.contract.progress import PROGRESS_PROPERTY, Progress, progress_from_text
+from lakefeed.contract.ledger import TOTALS_PROPERTY, LedgerUnreadable, totals_from_text
+from lakefeed.contract.progress import (
+    PROGRESS_PROPERTY,
+    Progress,
+    ProgressUnreadable,
+    progress_from_summaries,
+    progress_from_text,
+)
 from lakefeed.contract.properties import MAIN_BRANCH
 from lakefeed.iceberg.avro import FORMAT_WITH_ROW_IDS
 from lakefeed.iceberg.layout import (
@@ -67,7 +74,7 @@ def table_state_from(name: TableName, document: Mapping[str, Any]) -> TableState
 
     Raises:
         CatalogError: the table has a format version that is not supported.
-        ProgressUnreadable: its progress marker is damaged.
+        ProgressUnreadable: its progress marker is damaged, or lost with the snapshots that could replace it.
     """
     format_version = document["format-version"]
     if not OLDEST_FORMAT <= format_version <= FORMAT_WITH_ROW_IDS:
@@ -91,7 +98,7 @@ def table_state_from(name: TableName, document: Mapping[str, Any]) -> TableState
         last_updated_ms=document["last-updated-ms"],
         next_row_id=document.get("next-row-id") or 0,
         properties=properties,
-        progress=progress_from_text(properties.get(PROGRESS_PROPERTY)),
+        progress=progress_of(name, document),
         snapshot_id=snapshot_id,
         manifest_list=snapshot["manifest-list"] if snapshot else None,
         summary=snapshot.get("summary", {}) if snapshot else {},
@@ -101,6 +108,29 @@ def table_state_from(name: TableName, document: Mapping[str, Any]) -> TableState
         sort_order=order,
         specs=tuple(spec_from_json(each) for each in document["partition-specs"]),
     )
+
+
+def progress_of(name: TableName, document: Mapping[str, Any]) -> Progress:
+    """Read a table's progress marker. If another client has removed it, rebuild it from the snapshots.
+
+    Raises: ProgressUnreadable if it is damaged, or removed and a source's last snapshot has expired.
+    """
+    properties = document.get("properties") or {}
+    text = properties.get(PROGRESS_PROPERTY)
+    if text is not None:
+        return progress_from_text(text)
+    progress = progress_from_summaries(each.get("summary") or {} for each in document.get("snapshots") or ())
+    try:
+        totals = totals_from_text(properties.get(TOTALS_PROPERTY))
+    except LedgerUnreadable:
+        totals = None
+    committed = {source for source, total in totals.sources.items() if total.epoch is not None} if totals else set()
+    if lost := sorted(committed - set(progress.sources)):
+        raise ProgressUnreadable(
+            f"property {PROGRESS_PROPERTY} is missing, and no snapshot has the last position of {len(lost)} sources: "
+            f"set the property to its former value from an earlier metadata file: table={name} source={lost[0]}"
+        )
+    return progress
 
 
 def _by_id(documents: list[dict[str, Any]], key: str, wanted: int) -> dict[str, Any]:
