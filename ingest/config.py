@@ -301,6 +301,10 @@ def _declared_keys(tables: TableSections, writer: WriterConfig) -> Callable[[str
     return find
 
 
+# What a commit has for a source at most, twice: nodes may exceed the limit together (TableLimit).
+SOURCE_ROOM_BYTES = 2048
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """All sections of the service."""
@@ -321,6 +325,10 @@ class Config:
         check(
             self.log.segment_max_bytes >= 4 * self.ingest.frame_max_bytes,
             "log.segment_max_bytes must be at least four times ingest.frame_max_bytes",
+        )
+        check(
+            bool(self.iceberg.uri) or self.catalog.request_max_bytes >= SOURCE_ROOM_BYTES * self.writer.sources_max,
+            f"catalog.request_max_bytes must be at least {SOURCE_ROOM_BYTES} times writer.sources_max",
         )
 
 

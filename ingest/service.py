@@ -62,7 +62,7 @@ from lakefeed.writer.metrics import WriterMetrics
 from lakefeed.writer.rows.evolution import initial_columns
 from lakefeed.writer.tables.context import TableContext
 from lakefeed.writer.tables.feed import Feed
-from lakefeed.writer.tables.memory import TableLimit
+from lakefeed.writer.tables.limit import TableLimit
 from lakefeed.writer.tables.pending import FlushReason
 from lakefeed.writer.wal.log import FileLog
 
@@ -149,6 +149,11 @@ async def serving(config: Config) -> AsyncIterator[Addresses]:
         ):
             node = config.server.node_id or load_node_id(data_dir)
             fence = Fence(catalog_client, node=node, namespace=(config.writer.default_namespace,))
+            table_limit = TableLimit(
+                tables_max=config.writer.tables_max,
+                sources_max=config.writer.sources_max,
+                default_namespace=config.writer.default_namespace,
+            )
             context = TableContext(
                 node=node,
                 config=config.writer,
@@ -159,8 +164,10 @@ async def serving(config: Config) -> AsyncIterator[Addresses]:
                 metrics=WriterMetrics(registry),
                 clock=time.monotonic,
                 tables=config.tables,
+                limit=table_limit,
             )
-            resume = ResumePositions(functools.partial(load_resume_positions, catalog_client), clock=time.monotonic)
+            load = functools.partial(load_resume_positions, catalog_client, note_sources=table_limit.note_sources)
+            resume = ResumePositions(load, clock=time.monotonic)
             consumers = ConsumerWatch(catalog_client, clock=time.time)
             parts = _build_parts(
                 config,
@@ -231,14 +238,13 @@ def _build_parts(
     metrics.http_requests_waiting.set_function(lambda: gate.slots.waiting)
     for route in ROUTES:
         metrics.http_requests_in_flight.labels(route).set_function(functools.partial(gate.in_flight.__getitem__, route))
-    table_limit = TableLimit(tables_max=config.writer.tables_max, default_namespace=config.writer.default_namespace)
     intake = Intake(
         log,
         config=config.ingest,
         metrics=metrics,
         resume_positions=resume,
         tracks_transactions=config.writer.transactions,
-        table_limit=table_limit,
+        table_limit=context.limit,
     )
     feed = Feed(
         log,
@@ -246,7 +252,6 @@ def _build_parts(
         tasks=tasks,
         marks_at_start=intake.sources(),
         table_max_share=config.log.table_max_share,
-        limit=table_limit,
     )
     registry.register(
         SourceCollector(

@@ -110,6 +110,12 @@ class WriterConfig(Settings):
         " create tables without bound.",
         minimum=1,
     )
+    sources_max: int = setting(
+        2_000,
+        "Maximum number of sources of one table; a name above 58 bytes counts several times. New sources beyond it are"
+        " rejected, because each commit of a table has up to 1 KiB for each source.",
+        minimum=1,
+    )
     decode_threads: int = setting(2, "Number of threads that decode batches to Arrow columns.", minimum=1)
     default_namespace: str = setting("default", "Namespace of source tables whose name has no dot.")
     partition: str = setting(

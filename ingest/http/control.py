@@ -102,7 +102,8 @@ async def _ready(request: web.Request) -> web.Response:
 def _problems(parts: Parts) -> list[str]:
     """Return what keeps the service from accepting changes or committing them."""
     now, stalled_after_s = time.monotonic(), parts.config.stalled_after_s  # the event loop's time too
-    return parts.intake.problems(now=now) + parts.feed.status.problems(now=now, stalled_after_s=stalled_after_s)
+    feed = parts.feed.status.problems(now=now, stalled_after_s=stalled_after_s)
+    return [*parts.intake.problems(now=now), *feed, *parts.intake.source_problems()]
 
 
 async def _metrics(request: web.Request) -> web.Response:

@@ -20,7 +20,7 @@ from lakefeed.ingest.intake.sources import ResumePositions, encode_head, load_so
 from lakefeed.ingest.metrics import IngestMetrics
 from lakefeed.ingest.protocol.batch import open_transaction
 from lakefeed.ingest.protocol.offers import BEFORE_ALL, Duplicate, Durable, Fresh, NackReason, Offer, Refused, Verdict
-from lakefeed.writer.tables.memory import TableLimit
+from lakefeed.writer.tables.limit import SOURCES_ADVICE, TableLimit
 from lakefeed.writer.wal.payload import Frame, encode_frame
 from lakefeed.writer.wal.protocol import Log
 
@@ -178,6 +178,10 @@ class Intake:
             return []
         return [f"batches are refused: {self._full[1]}"]
 
+    def source_problems(self) -> list[str]:
+        """Return why new sources are refused, if they are; known ones are not affected."""
+        return self._table_limit.problems() if self._table_limit is not None else []
+
     async def wait_for_room(self) -> None:
         """Wait until an offer can be queued at once; another may still come first."""
         while not self._room.is_set():
@@ -225,7 +229,9 @@ class Intake:
             sizes = {"max_size": max_bytes, "actual_size": size_bytes}
             return Refused(NackReason.PAYLOAD_TOO_LARGE, message, retry=False, **sizes)
         limit = self._table_limit
-        if limit is not None and (table := limit.take(offer.tables)) is not None:
+        if limit is None:
+            return None
+        if (table := limit.take(offer.tables)) is not None:
             self.block_behind(offer)  # a higher limit will let it in
             message = (
                 "table: no room for another table; if its name has an id in it, put that into a column, else raise"
@@ -233,6 +239,13 @@ class Intake:
             )
             # Not `buffer_full`, which HTTP clients wait out: this stays until an operator acts.
             return Refused(NackReason.INVALID_FORMAT, message, retry=True, retry_delay_ms=FULL_RETRY_DELAY_MS)
+        if (table := limit.take_source(offer.source, offer.tables)) is not None:
+            self.block_behind(offer)
+            message = (
+                f"source: the table has no room for another source; {SOURCES_ADVICE}:"
+                f" table={table} sources_max={limit.sources_max}"
+            )
+            return Refused(NackReason.INVALID_FORMAT, message, retry=False)
         return None
 
     async def run(self) -> None:

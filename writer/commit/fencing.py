@@ -128,7 +128,7 @@ class Fence:
             raise
         except CatalogError:
             return 0
-        return max((progress.generations.get(self.node, 0) for progress in tables), default=0)
+        return max((progress.generations.get(self.node, 0) for progress in tables.values()), default=0)
 
     async def _register(self) -> None:
         await self._catalog.set_properties(self._namespace, {self._property: str(self.generation)})

@@ -64,7 +64,7 @@ async def _list_tables(catalog: CatalogClient, *, at_once: int) -> list[TableNam
     return [name for names in listed for name in names]
 
 
-async def load_progress(catalog: CatalogClient) -> list[Progress]:
+async def load_progress(catalog: CatalogClient) -> dict[TableName, Progress]:
     """Load the progress of all tables of a catalog; it is empty for a table whose marker cannot be read.
 
     Raises: CatalogUnavailable; CatalogError if it refuses to list tables.
@@ -86,20 +86,26 @@ async def load_progress(catalog: CatalogClient) -> list[Progress]:
             logger.warning("table_marks_unreadable", extra={"table": str(name), "error": str(error)})
             return Progress()
 
-    return await map_parallel(load, names, at_once=PARALLEL_REQUESTS)
+    return dict(zip(names, await map_parallel(load, names, at_once=PARALLEL_REQUESTS), strict=True))
 
 
-async def load_resume_positions(catalog: CatalogClient) -> dict[SourceId, Position]:
+async def load_resume_positions(
+    catalog: CatalogClient, *, note_sources: Callable[[TableName, Iterable[SourceId]], None] = lambda *_: None
+) -> dict[SourceId, Position]:
     """Load the progress of all tables of a catalog and join it. Cancelling it changes nothing.
+
+    `note_sources` gets the sources of each table.
 
     Raises: CatalogUnavailable.
     """
     started = time.monotonic()
     found = await load_progress(catalog)
-    positions = resume_positions(found)
+    for name, progress in found.items():
+        note_sources(name, progress.sources)
+    positions = resume_positions(found.values())
     facts = {
         "tables": len(found),
-        "with_marks": sum(bool(progress.sources) for progress in found),
+        "with_marks": sum(bool(progress.sources) for progress in found.values()),
         "sources": len(positions),
         "seconds": round(time.monotonic() - started, 3),
     }

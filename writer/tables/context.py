@@ -18,6 +18,7 @@ from lakefeed.writer.commit.committer import Committer
 from lakefeed.writer.config import WriterConfig
 from lakefeed.writer.metrics import WriterMetrics
 from lakefeed.writer.rows.table_settings import TableSections, TableSettings
+from lakefeed.writer.tables.limit import TableLimit
 from lakefeed.writer.tables.pending import FlushReason
 
 
@@ -34,6 +35,7 @@ class TableContext:
     metrics: WriterMetrics
     clock: Callable[[], float]
     tables: TableSections = field(default_factory=TableSections)
+    limit: TableLimit | None = None
 
     @property
     def commits_together(self) -> bool:

@@ -40,7 +40,7 @@ from lakefeed.writer.rows.runs import (
 )
 from lakefeed.writer.tables.context import Flushed, TableContext
 from lakefeed.writer.tables.feed_state import FeedState
-from lakefeed.writer.tables.memory import STUCK_MAX_SHARE, MemoryPressure, TableLimit
+from lakefeed.writer.tables.memory import STUCK_MAX_SHARE, MemoryPressure
 from lakefeed.writer.tables.pending import CatchUpRange, FlushReason, plan_catch_up
 from lakefeed.writer.tables.quarantine import QuarantineSink
 from lakefeed.writer.tables.rounds import FlushRounds
@@ -76,7 +76,6 @@ class Feed:
         tasks: asyncio.TaskGroup,
         marks_at_start: Mapping[SourceId, Position],
         table_max_share: float,
-        limit: TableLimit | None = None,
     ) -> None:
         config = context.config
         self._state = FeedState(log, context, marks_at_start=marks_at_start)
@@ -87,7 +86,6 @@ class Feed:
         self._config = config
         self._clock = context.clock
         self._signals = self._state.signals
-        self._limit = limit
         self._tasks = tasks
         self._table_tasks: list[asyncio.Task[None]] = []
         self._tail = log.tail(log.first_offset)
@@ -242,9 +240,9 @@ class Feed:
 
     def _table_of(self, name: TableName) -> TableWriter:
         if str(name) not in self.tables:
-            self.tables[str(name)] = self._start_table(name)
-            if self._limit is not None and not is_quarantine(name):
-                self._limit.note(name)
+            table = self.tables[str(name)] = self._start_table(name)
+            if self._context.limit is not None and not is_quarantine(name):
+                self._context.limit.note(name, marks=lambda: table.columns.marks)
         return self.tables[str(name)]
 
     def _start_table(self, name: TableName) -> TableWriter:

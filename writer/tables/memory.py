@@ -1,4 +1,4 @@
-"""Memory and log pressure: which tables are evicted, which drain to quarantine, and how many tables there may be. Pure.
+"""Memory and log pressure: which tables are evicted, and which drain to quarantine. Pure.
 
     memory full          rows of stuck tables are evicted beyond their share; else the largest buffer is flushed
     log share exceeded   the paused table furthest behind drains its oldest rows to quarantine
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from lakefeed.contract.changes import TableName, table_name_of
 from lakefeed.contract.properties import is_quarantine
 from lakefeed.writer.tables.feed_state import FeedState
 from lakefeed.writer.tables.pending import FlushReason, Pending
@@ -176,42 +175,3 @@ class MemoryPressure:
 
     def _log_bytes_between(self, start: int, end: int) -> int:
         return max(0, self._log.bytes_below(end) - self._log.bytes_below(start))
-
-
-class TableLimit:
-    """The tables that are known, and how many there may be.
-
-    Each table has a writer, tasks, metrics and catalog metadata for as long as the service runs. A client that puts an
-    id into a table's name would create tables without bound, so further names are rejected before their changes become
-    durable. What is in the log is written anyway: the limit may have been lowered since.
-    """
-
-    def __init__(self, *, tables_max: int, default_namespace: str) -> None:
-        self.tables_max = tables_max
-        self._default_namespace = default_namespace
-        self._tables: set[TableName] = set()
-        # By the sources' names, so that nearly every batch is looked up in one step.
-        self._source_names: set[str] = set()
-
-    @property
-    def count(self) -> int:
-        """The number of known tables."""
-        return len(self._tables)
-
-    def note(self, table: TableName) -> None:
-        """Add a table that exists, whatever the limit."""
-        self._tables.add(table)
-
-    def take(self, source_names: Collection[str]) -> str | None:
-        """Add the tables of a batch, all of them; beyond the limit none, and return the first name in excess."""
-        unknown = [name for name in source_names if name not in self._source_names]
-        if not unknown:
-            return None
-        tables = {table_name_of(name, self._default_namespace): name for name in sorted(unknown)}
-        added = [name for table, name in tables.items() if table not in self._tables]
-        room = max(0, self.tables_max - len(self._tables))
-        if len(added) > room:
-            return added[room]
-        self._tables.update(tables)
-        self._source_names.update(unknown)
-        return None

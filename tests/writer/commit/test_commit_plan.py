@@ -7,12 +7,14 @@ import pytest
 
 from lakefeed.contract.changes import Position, SourceId, Span, TableName
 from lakefeed.contract.errors import CatalogError, ColumnsChanged, TableReplaced
+from lakefeed.contract.ledger import Ledger, RowFacts
 from lakefeed.contract.progress import Progress, ProgressUnreadable
 from lakefeed.iceberg.layout import parse_partition, spec_to_json
 from lakefeed.iceberg.manifests import DataFile, ManifestList, describe_manifest
 from lakefeed.iceberg.types import schema_to_json
 from lakefeed.writer.commit.plan import Flush, Outcome, find_flush, plan_append, plan_schema, read_outcome
 from lakefeed.writer.commit.state import data_location, metadata_location, table_state_from
+from lakefeed.writer.tables.limit import places_of
 from tests.writer.examples import NESTED
 
 USERS = TableName(("default",), "users")
@@ -130,6 +132,26 @@ def test_rows_of_format_3_get_ids_from_the_tables_next_one():
 def test_a_request_is_plain_json():
     plan = make_plan(table_state_from(USERS, with_snapshot()), make_flush())
     assert orjson.loads(orjson.dumps(plan.request.updates))[0]["action"] == "add-snapshot"
+
+
+@pytest.mark.parametrize(
+    "name", ["device-%05d", "%058d", '"' * 14 + "%05d", '"' * 250 + "%05d", "\U0001f600" * 250 + "%05d"]
+)
+def test_a_commit_with_ten_thousand_sources_has_at_most_a_kibibyte_for_each_place_that_they_take(name):
+    most = (1 << 63) - 1
+    sources, position = [SourceId(name % number) for number in range(10_000)], Position(most, most)
+    operations = dict.fromkeys(("INSERT", "UPDATE", "DELETE", "TRUNCATE"), most // 4)
+    flush = replace(
+        make_flush(),
+        spans=dict.fromkeys(sources, Span(position, position)),
+        complete=dict.fromkeys(sources, position),
+        ledger=Ledger(
+            dict.fromkeys(sources, RowFacts(most, most, most, operations, (1 << 64) - 1)), dict.fromkeys(sources, most)
+        ),
+    )
+    request = make_plan(table_state_from(USERS, make_document()), flush).request
+    size = len(orjson.dumps({"requirements": request.requirements, "updates": request.updates}))
+    assert size <= 1024 * sum(map(places_of, sources)) + 4096
 
 
 def test_a_schema_requires_that_no_column_came_in_between():
