@@ -325,20 +325,26 @@ def _refused(nack: dict[str, Any]) -> PushError:
 def _batches(request: PushRequest, file: BinaryIO, report: PushReport) -> Iterator[_Batch]:
     events: list[msgspec.Raw] = []
     input_bytes = batch_number = 0
+    previous: int | None = None  # the last change before the batch
+    last: int | None = None
 
     def batch() -> _Batch:
         kind = {"type": "cdc_batch", "timestamp": _now_ms(), "sourceDoId": report.source}
-        return _Batch(len(events), input_bytes, _encode({**kind, "sequenceNumber": batch_number, "events": events}))
+        numbers = {"sequenceNumber": batch_number, "previousSequence": previous}
+        return _Batch(len(events), input_bytes, _encode({**kind, **numbers, "events": events}))
 
     for number, sequence, line in request.numbered(file):
         input_bytes += len(line)
         if number <= report.resumed or not line.strip():
             report.skipped += 1
+            if line.strip():
+                previous = sequence
             continue
+        last = sequence
         events.append(read_change(line, number, sequence, table=request.table, key=request.key))
         if len(events) >= BATCH_MAX_CHANGES or input_bytes >= BATCH_MAX_BYTES:
             yield batch()
-            batch_number, events, input_bytes = batch_number + 1, [], 0
+            batch_number, previous, events, input_bytes = batch_number + 1, last, [], 0
     if events:
         yield batch()
 

@@ -60,6 +60,7 @@ _NUMBER_MAX_DIGITS = len(str(INT64_MAX))
 STATUS_OF_REASON: Mapping[str, int] = {
     TIMEOUT: 408,
     NackReason.INVALID_SEQUENCE.value: 409,
+    NackReason.MISSING_CHANGES.value: 409,
     NackReason.PAYLOAD_TOO_LARGE.value: 413,
     NackReason.EVENT_TOO_LARGE.value: 413,
     NackReason.RATE_LIMITED.value: 429,
@@ -165,8 +166,11 @@ class HttpIngest:
             body=body,
             key=request.query.get("key", DEFAULT_KEY),
             epoch=_whole_number(request, "epoch"),
+            previous_sequence=_whole_number(request, "previousSequence"),
         )
         first = _whole_number(request, "sequence")
+        if first is None and rows.previous_sequence is not None:
+            raise invalid("previousSequence: expected only together with sequence")
         if not has_rows(body):
             return accepted_response(0, accepted=0, is_duplicate=False)
         if wait_s := self._gate.rates.admit(rows.source, len(body), time.time()):
@@ -227,12 +231,28 @@ class HttpIngest:
     def _refuse_verdict(self, verdict: Refused) -> web.Response:
         delay_ms = verdict.retry_delay_ms
         retry_after_s = math.ceil(delay_ms / 1_000) if delay_ms is not None else None
-        return self._refuse(verdict.reason.value, verdict.message, retry=verdict.retry, retry_after_s=retry_after_s)
+        return self._refuse(
+            verdict.reason.value,
+            verdict.message,
+            retry=verdict.retry,
+            retry_after_s=retry_after_s,
+            last_durable_sequence=verdict.last_durable_sequence,
+        )
 
-    def _refuse(self, reason: str, message: str, *, retry: bool, retry_after_s: int | None = None) -> web.Response:
+    def _refuse(
+        self,
+        reason: str,
+        message: str,
+        *,
+        retry: bool,
+        retry_after_s: int | None = None,
+        last_durable_sequence: int | None = None,
+    ) -> web.Response:
         """Count a refused request, and return the response."""
         self._metrics.counts.nacks[reason] += 1
-        document = {"success": False, "reason": reason, "error": message, "shouldRetry": retry}
+        document: dict[str, Any] = {"success": False, "reason": reason, "error": message, "shouldRetry": retry}
+        if last_durable_sequence is not None:
+            document["lastDurableSequence"] = last_durable_sequence
         response = json_response(document, STATUS_OF_REASON.get(reason, 400))
         if retry_after_s is not None:
             response.headers["Retry-After"] = str(retry_after_s)

@@ -11,6 +11,10 @@ duplicate. The refused range is the span of its new changes, `first` to `last`, 
     numbers are missing in the span        `first`: the number after the mark is unknown, so the batch has to return
                                            from where it began; only its changes above the mark are accepted
 
+A batch that names the change before it (`previous_sequence`) is new only if that change is known: at or below the mark,
+or committed in the tables, by whichever node. Its source says that nothing lies between the two, so it overtakes
+nothing, and refused ranges do not block it.
+
 A range is closed once the mark has reached `last`, and forgotten when its source connects anew, because the source then
 learns where to resume. Ranges are bounded in total and per source. If a source has too many, its last two become one:
 more has to return at once than was refused, but still nothing is overtaken. If there is no room for a source at all,
@@ -160,13 +164,21 @@ class Dedup:
             return Fresh(offer, after)
         if offer.last_sequence <= after:
             return Duplicate(after)
-        overtaken = self._refused.first_overtaken(offer, after) or ahead.refused.first_overtaken(offer, after)
-        if overtaken is not None:
+        refused = self._find_gap(offer, after, ahead)
+        if refused is not None:
             ahead.refused.open(offer, after)
-            return _refuse_to_overtake(overtaken, offer, after)
+            return refused
         ahead.marks[offer.source] = Position(offer.epoch, offer.last_sequence)
         ahead.marks_bytes += added_bytes
         return Fresh(offer, after)
+
+    def _find_gap(self, offer: Offer, after: int, ahead: _Ahead) -> Refused | None:
+        """Return a refusal if changes before an offer are missing."""
+        if offer.previous_sequence is not None:
+            known = max(after, offer.committed_sequence)
+            return _refuse_gap(offer.previous_sequence, known) if offer.previous_sequence > known else None
+        overtaken = self._refused.first_overtaken(offer, after) or ahead.refused.first_overtaken(offer, after)
+        return _refuse_to_overtake(overtaken, offer, after) if overtaken is not None else None
 
     def record(self, fresh: Iterable[Fresh]) -> None:
         """Lift the marks to offers that are now durable, and close the ranges that they reach."""
@@ -223,4 +235,16 @@ def _refuse_to_overtake(overtaken: RefusedRange, offer: Offer, after_sequence: i
         f" expected_sequence={overtaken.expected(after_sequence)} refused_to={overtaken.last}"
         f" first_sequence={offer.first_sequence}",
         retry=True,
+    )
+
+
+def _refuse_gap(previous_sequence: int, known_sequence: int) -> Refused:
+    resume_after = known_sequence if known_sequence > BEFORE_ALL else None
+    resume = f"everything after {resume_after}" if resume_after is not None else "the epoch from its beginning"
+    return Refused(
+        NackReason.MISSING_CHANGES,
+        f"changes before this batch are neither committed nor in the log of this node: send {resume} again:"
+        f" previous_sequence={previous_sequence}",
+        retry=True,
+        last_durable_sequence=resume_after,
     )

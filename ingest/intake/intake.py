@@ -84,6 +84,8 @@ class Intake:
         self._table_limit = table_limit
         self._dedup, self.adapter_states = load_source_state(log)
         self._queue: deque[_QueuedOffer] = deque()
+        # The highest position of each source's offers that are queued or being written.
+        self._pending_ends: dict[SourceId, Position] = {}
         self._queue_bytes = 0
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
@@ -114,11 +116,34 @@ class Intake:
         try:
             position = await self._resume_positions.find(source)
         except CatalogError as error:
-            message = f"the source is new here, and the tables cannot be asked where it stands: {error}"
-            return Refused(NackReason.INTERNAL_ERROR, message, retry=True, retry_delay_ms=LOOKUP_RETRY_DELAY_MS)
+            return _lookup_failure(f"the source is new here, and the tables cannot be asked where it stands: {error}")
         if position is not None:
             self._dedup.learn_epoch(source, position.epoch)
         return None
+
+    async def _look_up_previous(self, offer: Offer) -> Offer | Refused:
+        """Return an offer with what the tables have of its epoch; a refusal if they cannot be asked.
+
+        They are read again only if the change before the offer is not known here: another node may have committed it.
+        """
+        if self._resume_positions is None or offer.previous_sequence is None:
+            return offer
+        previous = Position(offer.epoch, offer.previous_sequence)
+        source, tables = offer.source, self._resume_positions
+        known = (self._dedup.mark(source), self._pending_ends.get(source), tables.last_known(source))
+        if not any(each is not None and each >= previous for each in known):
+            try:
+                await tables.refresh()
+            except CatalogError as error:
+                return _lookup_failure(
+                    "the change before this batch is not known here, and the tables cannot be asked for it:"
+                    f" previous_sequence={offer.previous_sequence} error={error}"
+                )
+        position = tables.last_known(source)
+        if position is None:
+            return offer
+        self._dedup.learn_epoch(source, position.epoch)
+        return offer if position.epoch != offer.epoch else replace(offer, committed_sequence=position.sequence)
 
     def _has_changes_of(self, source: SourceId) -> bool:
         mark = self._dedup.mark(source)
@@ -145,15 +170,7 @@ class Intake:
     def block_behind(self, refused: Offer) -> None:
         """Block a source behind an offer that was refused before it was queued."""
         if not refused.is_revoked:
-            self._revoke(self._dedup.block([refused], ahead=self._pending_position(refused.source)))
-
-    def _pending_position(self, source: SourceId) -> Position | None:
-        """Return the highest position of a source's offers without a verdict."""
-        pending = (queued.offer for queued in (*self._group, *self._queue))
-        ends = (
-            Position(each.epoch, each.last_sequence) for each in pending if each.source == source and each.sequences
-        )
-        return max(ends, default=None)
+            self._revoke(self._dedup.block([refused], ahead=self._pending_ends.get(refused.source)))
 
     def _revoke(self, forgotten: Sequence[Offer]) -> None:
         """Revoke the leases of refused offers for which dedup has no room, until their sources connect again.
@@ -195,6 +212,9 @@ class Intake:
         if self.tracks_transactions:
             offer = replace(offer, open_transaction=open_transaction(offer))
         lookup_failure = await self.look_up_source(offer.source)
+        if lookup_failure is None:
+            looked_up = await self._look_up_previous(offer)
+            offer, lookup_failure = (offer, looked_up) if isinstance(looked_up, Refused) else (looked_up, None)
         await self.wait_for_room()
         verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         refused = self._refuse_at_once(offer, lookup_failure)
@@ -202,6 +222,9 @@ class Intake:
             verdict.set_result(refused)
             return verdict
         self._queue.append(_QueuedOffer(offer, verdict))
+        if offer.sequences:
+            end = Position(offer.epoch, offer.last_sequence)
+            self._pending_ends[offer.source] = max(end, self._pending_ends.get(offer.source, end))
         self._queue_bytes += len(offer.body)
         if self._queue_bytes >= self._config.queue_max_bytes:
             self._room.clear()
@@ -333,6 +356,10 @@ class Intake:
 
     def _resolve(self, group: list[_QueuedOffer], verdicts: list[Verdict] | list[Refused]) -> None:
         for queued, verdict in zip(group, verdicts, strict=True):
+            offer = queued.offer
+            # Offers behind it that end at or below this position are resends, which the mark covers.
+            if offer.sequences and self._pending_ends.get(offer.source) == Position(offer.epoch, offer.last_sequence):
+                del self._pending_ends[offer.source]
             if queued.verdict.done():  # its client may be gone
                 continue
             queued.verdict.set_result(verdict)
@@ -361,6 +388,10 @@ def _frame_of(item: Fresh) -> Frame:
         declared=offer.declared,
         open_transaction=offer.open_transaction,
     )
+
+
+def _lookup_failure(message: str) -> Refused:
+    return Refused(NackReason.INTERNAL_ERROR, message, retry=True, retry_delay_ms=LOOKUP_RETRY_DELAY_MS)
 
 
 def _log_refusal(error: WalFull | WalFailed, log_max_bytes: int) -> Refused:

@@ -130,6 +130,7 @@ class Rows:
     body: bytes
     key: str
     epoch: int | None = None
+    previous_sequence: int | None = None
     count: int | None = None
     accepted: int = 0
 
@@ -200,7 +201,8 @@ class RowIntake:
 
     def _offer_of_first(self, rows: Rows, first: Position) -> Offer:
         session = Session(event_max_bytes=self._event_max_bytes, default_source=rows.source, epoch=first.epoch)
-        batch = BatchHead(events=[EventHead(sequence=first.sequence, operation="INSERT", table=rows.table)])
+        event = EventHead(sequence=first.sequence, operation="INSERT", table=rows.table)
+        batch = BatchHead(events=[event], previous_sequence=rows.previous_sequence)
         try:
             offer = session.on_batch(batch, b"", received_at_us=self._now_us())
         except ProtocolError as error:

@@ -133,14 +133,15 @@ class ResumePositions:
         return self._positions.get(source)
 
     async def refresh(self, *, max_age_s: float = 0.0) -> None:
-        """Read the tables, unless another caller did so within `max_age_s`. Cancelling it changes nothing.
+        """Read the tables, unless a read began since this call or `max_age_s` before it. Cancelling it changes nothing.
 
         Raises: CatalogError.
         """
+        asked_at = self._clock()
         async with self._loading:
-            began_at = self._clock()
-            if self._loaded_at is not None and began_at - self._loaded_at < max_age_s:
+            if self._loaded_at is not None and asked_at - self._loaded_at < max_age_s:
                 return
+            began_at = self._clock()
             self._positions = await self._load()
             self._loaded_at = began_at
 

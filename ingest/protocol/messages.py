@@ -186,7 +186,8 @@ class Ack(msgspec.Struct, rename="camel", tag_field="type", tag="ack", omit_defa
 class Nack(msgspec.Struct, rename="camel", tag_field="type", tag="nack", omit_defaults=True):
     """The message was refused and changed nothing. Sizes in bytes, where one was the reason; both names are in use.
 
-    `epoch` is that of the source, where the reason is that the message has an earlier one.
+    `epoch` is that of the source, where the reason is that the message has an earlier one. `last_durable_sequence` is
+    where to resume, where changes before the batch are missing.
     """
 
     timestamp: int
@@ -199,6 +200,7 @@ class Nack(msgspec.Struct, rename="camel", tag_field="type", tag="nack", omit_de
     actual_size: int | None = None
     received_size: int | None = None
     epoch: int | None = None
+    last_durable_sequence: int | None = None
     correlation_id: str | None = None
     rate_limit: RateLimit | None = None
 

@@ -26,6 +26,7 @@ class NackReason(enum.Enum):
     BUFFER_FULL = "buffer_full"
     INVALID_FORMAT = "invalid_format"
     INVALID_SEQUENCE = "invalid_sequence"
+    MISSING_CHANGES = "missing_changes"
     EVENT_TOO_LARGE = "event_too_large"
     PAYLOAD_TOO_LARGE = "payload_too_large"
     RATE_LIMITED = "rate_limited"
@@ -49,6 +50,8 @@ class SourceLease:
 class Offer:
     """One checked batch on its way to the log. `sequences` rise; `tables` are named as the source names them.
 
+    `previous_sequence` is the change before the batch, if its source names it; `committed_sequence` is up to where all
+    tables had the epoch when they were last asked.
     `adapter_state` is what the source's adapter has to find again once the batch is durable; an offer without changes
     only records that. `expanded_bytes` is what the body may take once decoded, where that is more. `declared` holds
     declarations of the batch's tables that are not durable yet. `open_transaction` is the source transaction that
@@ -66,6 +69,8 @@ class Offer:
     declared: str = ""
     open_transaction: str = ""
     tables: frozenset[str] = frozenset()
+    previous_sequence: int | None = None
+    committed_sequence: int = BEFORE_ALL
     lease: SourceLease | None = field(default=None, compare=False)
 
     @property
@@ -110,7 +115,10 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Nothing of the batch was accepted. `max_size` and `actual_size` are bytes, where a size was the reason."""
+    """Nothing of the batch was accepted. `max_size` and `actual_size` are bytes, where a size was the reason.
+
+    `last_durable_sequence` is where the source resumes, if changes before the batch are missing.
+    """
 
     reason: NackReason
     message: str
@@ -118,6 +126,7 @@ class Refused:
     retry_delay_ms: int | None = None
     max_size: int | None = None
     actual_size: int | None = None
+    last_durable_sequence: int | None = None
 
 
 Verdict: TypeAlias = Durable | Duplicate | Refused

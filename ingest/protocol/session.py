@@ -74,6 +74,10 @@ class Session:
         number = self._check_number(head)
         try:
             checked = check_changes(batch, body, event_max_bytes=self.event_max_bytes)
+            previous = head.previous_sequence
+            if previous is not None and checked.sequences and previous >= checked.sequences[0]:
+                name = "lakefeed.previous-sequence" if isinstance(head, ArrowHead) else "previousSequence"
+                raise invalid(f"{name}: expected less than the sequence of the batch's first change")
             self.bind(head.source_do_id)
         except ProtocolError as error:
             error.sequence_number = number
@@ -94,6 +98,7 @@ class Session:
             expanded_bytes=checked.expanded_bytes,
             declared=self.declarations.of_tables(checked.tables),
             tables=checked.tables,
+            previous_sequence=previous,
             lease=self.lease,
         )
 

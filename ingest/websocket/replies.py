@@ -160,6 +160,7 @@ def nack(refused: Refused, number: int, correlation_id: str | None, *, now: floa
         max_size=refused.max_size,
         actual_size=refused.actual_size,
         received_size=refused.actual_size,
+        last_durable_sequence=refused.last_durable_sequence,
         correlation_id=correlation_id,
     )
 

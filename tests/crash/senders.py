@@ -107,6 +107,7 @@ class _Batch:
                 "sequenceNumber": self.number,
                 "firstEventSequence": sequence_of(self.first),
                 "lastEventSequence": sequence_of(self.stop - 1),
+                "previousSequence": sequence_of(self.first - 1) if self.first else None,
                 "events": [_event(source, index) for index in range(self.first, self.stop)],
             }
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from lakefeed.contract.changes import SourceId
-from lakefeed.ingest.protocol.offers import Offer
+from lakefeed.ingest.protocol.offers import BEFORE_ALL, Offer
 from lakefeed.writer.wal.payload import Encoding
 
 
@@ -24,7 +24,15 @@ def body_of(sequences: list[int], *, table: str = "users", padding: int = 0) -> 
     return orjson.dumps({"type": "cdc_batch", "events": events})
 
 
-def offer_of(*sequences: int, source: str = "shop", epoch: int = 0, padding: int = 0, table: str = "users") -> Offer:
+def offer_of(
+    *sequences: int,
+    source: str = "shop",
+    epoch: int = 0,
+    padding: int = 0,
+    table: str = "users",
+    previous: int | None = None,
+    committed: int = BEFORE_ALL,
+) -> Offer:
     return Offer(
         source=SourceId(source),
         epoch=epoch,
@@ -33,4 +41,6 @@ def offer_of(*sequences: int, source: str = "shop", epoch: int = 0, padding: int
         encoding=Encoding.JSON_BATCH,
         body=body_of(list(sequences), table=table, padding=padding),
         tables=frozenset((table,)),
+        previous_sequence=previous,
+        committed_sequence=committed,
     )

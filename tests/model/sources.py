@@ -46,6 +46,7 @@ class Source:
 
     name: SourceId
     stride: int = 1
+    names_previous: bool = False
     epoch: int = 0
     next: int = 0
     number: int = 0
@@ -137,6 +138,7 @@ class Source:
                 if first < stop
                 else {}
             ),
+            **({"previousSequence": (first - 1) * self.stride} if self.names_previous and first else {}),
             "events": [
                 {"sequence": index * self.stride, "operation": "INSERT", "table": "t", "after": {"pad": "x" * padding}}
                 for index in range(first, stop)

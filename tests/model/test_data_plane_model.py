@@ -33,7 +33,11 @@ class Conversation:
     """Two sources and a service. Each step draws what it does, and says it."""
 
     def __init__(self) -> None:
-        self.sources = [Source(SourceId("a")), Source(SourceId("b"), stride=3)]
+        self.sources = [
+            Source(SourceId("a")),
+            Source(SourceId("b"), stride=3),
+            Source(SourceId("c"), stride=3, names_previous=True),
+        ]
         self.service = Service(self.sources)
         self.wires: list[Wire] = []
         self._start_over(random.Random(0))

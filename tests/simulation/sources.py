@@ -3,7 +3,9 @@
 Fake: the clients themselves, written to the rules of docs/protocol.md. A source keeps a book of what it was promised: a
 change is durable if it was acked, or if a status reply named a resume point at or above it.
 
-`keeps_all` says what a source can send again: everything, or (as the protocol asks for) only what was not acked.
+`keeps_all` says what a source can send again: everything, or only what was not acked. Each batch names the change
+before it. A node that lacks this change refuses the batch. The source then resumes where the node says, or goes to
+other nodes until it meets one that has the change.
 """
 
 from __future__ import annotations
@@ -113,7 +115,7 @@ class NumberedSource:
                     self.around.trace(f"{self.name}: {type(error).__name__} {error}")
                 await asyncio.sleep(self.around.chance.random() * self.pause_max_s)
             # A later epoch ends this one in the tables: a source that may go to another node must wait for its commits.
-            while self.moves and self.keeps_all and self.missing(self.around.lake):  # noqa: ASYNC110 - virtual time
+            while self.moves and self.missing(self.around.lake):  # noqa: ASYNC110 - virtual time
                 await asyncio.sleep(1.0)
 
     async def _converse(self, node: Node) -> None:
@@ -128,6 +130,14 @@ class NumberedSource:
     def _cut(self, start: int) -> int:
         """Return where the batch that begins here ends."""
         return min(len(self.changes), start + self.around.chance.randint(1, _most(self.changes)))
+
+    def _previous(self, start: int) -> int | None:
+        """Return the sequence of the change before the batch that begins here."""
+        return self.changes[start - 1].sequence if start else None
+
+    def _resume(self, message: dict[str, Any]) -> int:
+        """Return the first change after the resume point of a reply."""
+        return sum(change.sequence <= message.get("lastDurableSequence", -1) for change in self.changes)
 
     def _promise(self, end: int) -> None:
         self.promised[self.epoch] = max(self.promised[self.epoch], end)
@@ -191,8 +201,7 @@ class WebSocketSource(NumberedSource):
         status = await _reply(socket)
         if status["type"] != "status":
             raise Disconnected(f"connect refused: {status}")
-        durable = status.get("lastDurableSequence", -1)
-        resume = sum(change.sequence <= durable for change in self.changes)
+        resume = self._resume(status)
         self.around.trace(f"{self.name}: resumes at {resume} of {len(self.changes)}, promised {self.promised}")
         start = resume if self.keeps_all else max(resume, self.promised[self.epoch])
         self._promise(resume)
@@ -200,7 +209,8 @@ class WebSocketSource(NumberedSource):
 
     def _batch(self, number: int, first: int, end: int) -> bytes:
         events = [change.event() for change in self.changes[first:end]]
-        return orjson.dumps({"type": "cdc_batch", "sequenceNumber": number, "events": events})
+        numbers = {"sequenceNumber": number, "previousSequence": self._previous(first)}
+        return orjson.dumps({"type": "cdc_batch", **numbers, "events": events})
 
     def _on_ack(self, ack: dict[str, Any], in_flight: dict[int, int]) -> None:
         number = ack["sequenceNumber"]
@@ -227,26 +237,27 @@ async def _reply(socket: ClientSocket) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class HttpSource(NumberedSource):
-    """Posts one batch after the other and repeats what was not answered, perhaps cut differently.
-
-    HTTP has no resume point: a source that keeps everything sends all of it to each node that it goes to.
-    """
-
-    sent: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Posts one batch after the other and repeats what was not answered, perhaps cut differently."""
 
     async def _converse(self, node: Node) -> None:
         process = Process(self.name, copy_context())
-        here = (node.name, self.epoch)
-        start = self.sent.get(here, 0) if self.keeps_all and self.moves else self.promised[self.epoch]
+        start = self.promised[self.epoch]
         while start < len(self.changes):
             end = self._cut(start)
-            body = orjson.dumps({"type": "cdc_batch", "events": [c.event() for c in self.changes[start:end]]})
+            events = [change.event() for change in self.changes[start:end]]
+            body = orjson.dumps({"type": "cdc_batch", "previousSequence": self._previous(start), "events": events})
             url = URL("/cdc").with_query(source=self.name, epoch=str(self.epoch))
             response = await _post(self.around, process, node, url, body, {"Content-Type": "application/json"})
+            if response.status == 409 and self.keeps_all:
+                refusal = orjson.loads(response.body)
+                if refusal["reason"] == "missing_changes":
+                    self.around.trace(f"{self.name}: {refusal}")
+                    start = self._resume(refusal)
+                    continue
             if response.status != 200:
                 raise Disconnected(f"{response.status} {response.body[:200]!r}")
             self._promise(end)
-            self.sent[here] = start = end
+            start = end
             await asyncio.sleep(self.around.chance.random() * self.pause_max_s)
             if self.moves and self.around.chance.random() < MOVE_SHARE:
                 return

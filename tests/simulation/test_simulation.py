@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 
 from lakefeed.contract.progress import Progress
+from lakefeed.ingest.intake import dedup
 from lakefeed.writer.commit import state
 from lakefeed.writer.tables.columns import RowFitter
 from lakefeed.writer.tables.feed_state import FeedState
@@ -88,6 +89,11 @@ def test_rows_that_are_not_compared_with_the_tables_marks_are_found():
 def test_a_removed_progress_marker_that_is_not_rebuilt_is_found():
     with mock.patch.object(state, "progress_from_summaries", return_value=Progress()):
         assert _finds_problems({Fault.MARKER})
+
+
+def test_changes_that_overtake_those_of_another_node_are_found():
+    with mock.patch.object(dedup, "_refuse_gap", return_value=None):
+        assert _finds_problems({Fault.MOVES_UNACKED})
 
 
 def test_an_ack_for_changes_that_are_not_in_the_log_is_found():

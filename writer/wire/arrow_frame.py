@@ -14,8 +14,9 @@ and this metadata in its schema:
 
     lakefeed.table            the table's name                             needed
     lakefeed.source           as sourceDoId of a JSON batch                default: that of the connection
-    lakefeed.sequence-number, lakefeed.first-sequence, lakefeed.last-sequence, lakefeed.correlation-id
-                              as sequenceNumber, firstEventSequence, lastEventSequence and correlationId there
+    lakefeed.sequence-number, lakefeed.first-sequence, lakefeed.last-sequence, lakefeed.previous-sequence,
+    lakefeed.correlation-id   as sequenceNumber, firstEventSequence, lastEventSequence, previousSequence and
+                              correlationId there
 
 A frame that passes can be written, whatever its values; the writer does not check it again. Its expanded size is that
 of the same changes as JSON: the decompressed buffers, and for each value its column's name and one byte. That size is
@@ -58,6 +59,7 @@ SOURCE_KEY = b"lakefeed.source"
 NUMBER_KEY = b"lakefeed.sequence-number"
 FIRST_KEY = b"lakefeed.first-sequence"
 LAST_KEY = b"lakefeed.last-sequence"
+PREVIOUS_KEY = b"lakefeed.previous-sequence"
 CORRELATION_KEY = b"lakefeed.correlation-id"
 
 # Schemas whose checks are cached; one with a hundred columns takes about ten kilobytes.
@@ -91,6 +93,7 @@ class ArrowHead:
     sequence_number: int | None
     first_event_sequence: int | None
     last_event_sequence: int | None
+    previous_sequence: int | None
     correlation_id: str | None
 
 
@@ -188,6 +191,7 @@ def _head_of(metadata: Mapping[bytes, bytes]) -> ArrowHead:
         sequence_number=_number(metadata, NUMBER_KEY),
         first_event_sequence=_number(metadata, FIRST_KEY),
         last_event_sequence=_number(metadata, LAST_KEY),
+        previous_sequence=_number(metadata, PREVIOUS_KEY),
         correlation_id=_text(metadata, CORRELATION_KEY),
     )
 

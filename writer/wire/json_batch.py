@@ -71,6 +71,7 @@ class BatchHead(msgspec.Struct, rename="camel", tag_field="type", tag="cdc_batch
     sequence_number: Sequence | None = None
     first_event_sequence: Sequence | None = None
     last_event_sequence: Sequence | None = None
+    previous_sequence: Sequence | None = None
     timestamp: TimestampMs = 0
     correlation_id: str | None = None
     size_bytes: int = 0

@@ -15,6 +15,7 @@ from lakefeed.ingest.cli.push import (
     SEQUENCES_PER_LINE,
     PushReport,
     PushRequest,
+    _batches,
     push_file,
     read_change,
 )
@@ -170,6 +171,20 @@ def test_file_is_recognised_at_the_position_of_a_line_and_right_below_one():
     assert request.lines_up_to(sequences[4] + 1, file) is None
     assert request.lines_up_to(3, file) is None
     assert replace(request, key="name").lines_up_to(sequences[2], file) is None
+
+
+def test_each_batch_names_the_change_before_it():
+    request = PushRequest("ws://", source="file", table="users", key="id")
+    file = io.BytesIO(b"".join([*rows(3), b"\n", *rows(BATCH_MAX_CHANGES + 1)]))
+    sequences = [sequence for _, sequence, _ in request.numbered(file)]
+
+    def previous(resumed: int) -> list[int | None]:
+        found = _batches(request, file, PushReport("file", resumed=resumed))
+        return [json.loads(batch.frame)["previousSequence"] for batch in found]
+
+    assert previous(0) == [None, sequences[BATCH_MAX_CHANGES]], "an empty line is no change"
+    assert previous(3) == previous(4) == [sequences[2], sequences[BATCH_MAX_CHANGES + 3]]
+    assert previous(5) == [sequences[4]]
 
 
 # -- against the service

@@ -93,7 +93,7 @@ def test_statuses_shown_are_those_of_their_reasons():
     assert shown == refused | {(400, NackReason.INVALID_FORMAT.value)}
 
 
-@pytest.mark.parametrize("name", ["source", "table", "key", "sequence", "epoch"])
+@pytest.mark.parametrize("name", ["source", "table", "key", "sequence", "previousSequence", "epoch"])
 def test_query_parameters_shown_are_those_that_are_read(name):
     source = Path(changes.__file__).read_text(encoding="utf-8")
 

@@ -75,6 +75,47 @@ def test_sources_do_not_touch_each_other():
     assert dedup.marks() == {"a": Position(0, 3), "b": Position(0, 1)}
 
 
+def missing(decision: Fresh | Duplicate | Refused) -> int | None:
+    """The resume point of a batch that was refused because changes before it are missing."""
+    assert isinstance(decision, Refused)
+    assert (decision.reason, decision.retry) == (NackReason.MISSING_CHANGES, True)
+    return decision.last_durable_sequence
+
+
+def test_batch_is_refused_while_the_change_before_it_is_missing():
+    dedup = Dedup()
+    assert missing(*take(dedup, offer_of(11, 12, previous=10))) is None
+    assert missing(*take(dedup, offer_of(1, previous=0))) is None, "0 is a sequence like any other"
+    take(dedup, offer_of(1, 5))
+    assert missing(*take(dedup, offer_of(11, 12, previous=10))) == 5
+    (decision,) = take(dedup, offer_of(9, 11, 12, previous=5))
+    assert fresh_sequences(decision) == [9, 11, 12]
+    assert missing(*take(dedup, offer_of(1, epoch=1, previous=0))) is None, "each epoch counts for itself"
+
+
+def test_change_that_the_tables_have_may_come_before_a_batch():
+    dedup = Dedup()
+    take(dedup, offer_of(1))
+    assert missing(*take(dedup, offer_of(11, previous=10, committed=9))) == 9
+    (decision,) = take(dedup, offer_of(11, previous=10, committed=10))
+    assert fresh_sequences(decision) == [11]
+
+
+def test_batches_in_flight_behind_one_that_is_missing_changes_are_refused_too():
+    decisions = Dedup().decide([offer_of(11, previous=10), offer_of(12, previous=11), offer_of(13), offer_of(1, 11)])
+    assert [missing(decision) for decision in decisions[:2]] == [None, None]
+    assert isinstance(decisions[2], Refused), "also if it does not say what was before it"
+    assert isinstance(decisions[3], Fresh)
+
+
+def test_batch_that_follows_a_known_change_is_not_blocked_by_one_that_was_refused():
+    dedup = Dedup()
+    take(dedup, offer_of(1))
+    dedup.block([offer_of(5, 20)])
+    assert isinstance(*take(dedup, offer_of(5, 7, previous=1)), Fresh), "the source has divided it differently"
+    assert isinstance(*take(dedup, offer_of(20, 21, previous=7)), Fresh)
+
+
 def test_new_epoch_starts_its_sequences_over():
     dedup = Dedup()
     take(dedup, offer_of(100, 200))

@@ -130,3 +130,49 @@ async def test_while_the_tables_cannot_be_asked_a_new_source_waits_and_nothing_o
         tables.is_down = False
         assert isinstance(*await running.verdicts(offer_of(3)), Refused), "it would pass over the one that was refused"
         assert isinstance(*await running.verdicts(offer_of(1, 2)), Durable)
+
+
+async def test_tables_are_read_again_for_a_change_that_is_neither_in_the_log_nor_on_its_way_there(tmp_path):
+    tables = Tables({})
+    async with Node(tmp_path, tables) as running:
+        in_flight = [offer_of(1), *(offer_of(each + 1, previous=each) for each in range(1, 9))]
+        assert all(isinstance(each, Durable) for each in await running.verdicts(*in_flight))
+        assert tables.looks == 1, "only because the source was new"
+        tables.marks = {SHOP: Position(0, 12)}
+        (refused,) = await running.verdicts(offer_of(14, previous=13))
+        assert isinstance(refused, Refused)
+        assert (refused.reason, refused.last_durable_sequence, tables.looks) == (NackReason.MISSING_CHANGES, 12, 2)
+        assert isinstance(*await running.verdicts(offer_of(13, 14, previous=12)), Durable)
+        assert tables.looks == 2
+        tables.marks = {SHOP: Position(1, 3)}
+        (refused,) = await running.verdicts(offer_of(16, previous=15))
+        assert isinstance(refused, Refused)
+        assert refused.message == "epoch is over: epoch=0 known=1"
+
+
+async def test_while_the_tables_cannot_be_asked_for_the_change_before_a_batch_it_has_to_wait(tmp_path):
+    tables = Tables({})
+    async with Node(tmp_path, tables) as running:
+        assert isinstance(*await running.verdicts(offer_of(1)), Durable)
+        tables.marks, tables.is_down = {SHOP: Position(0, 10)}, True
+        assert isinstance(*await running.verdicts(offer_of(2, previous=1)), Durable)
+        (refused,) = await running.verdicts(offer_of(11, previous=10))
+        assert isinstance(refused, Refused)
+        assert (refused.reason, refused.retry) == (NackReason.INTERNAL_ERROR, True)
+        tables.is_down = False
+        assert isinstance(*await running.verdicts(offer_of(11, previous=10)), Durable)
+
+
+async def test_one_read_of_the_tables_serves_all_that_ask_before_it_begins():
+    tables = Tables({SHOP: Position(0, 5)})
+    positions = tables.positions()
+
+    async def ask(now: float) -> None:
+        tables.now = now
+        await positions.refresh()
+
+    async def tick() -> None:
+        tables.now = 5.0  # when the second read begins
+
+    await asyncio.gather(ask(1.0), ask(2.0), ask(3.0), tick())
+    assert tables.looks == 2
